@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-envoy test-k8s test-supply manifests lock sbom dist clean
+.PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-envoy test-k8s test-supply manifests lock sbom dist wheels clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -106,8 +106,8 @@ LOCK := .venv-supply/bin/uv pip compile --quiet --python-platform x86_64-manylin
 lock: $(VENV)/.dev  ## requirements/*.lock from pyproject.toml; ARGS=--upgrade takes the newest
 	$(BIN)/python -m tests.supply.install
 	$(LOCK) requirements/build.in -o requirements/build.lock
-	$(LOCK) requirements/native.in -c requirements/build.lock -o requirements/native.lock
 	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra tokenizers --extra tracing --extra demo -o requirements/demo.lock
+	$(LOCK) requirements/native.in -c requirements/build.lock -c requirements/demo.lock -o requirements/native.lock
 	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra tokenizers --extra tracing -c requirements/demo.lock -o requirements/image.lock
 	$(LOCK) pyproject.toml -c requirements/demo.lock -o requirements/runtime.lock
 
@@ -118,6 +118,10 @@ sbom: $(VENV)/.dev  ## dist/warmroute-*.cdx.json: what is in the image, as Cyclo
 dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are made
 	$(BIN)/python -m tests.supply.install
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
+
+wheels: $(VENV)/.dev  ## dist/: a native wheel for each Python here; ARGS="--python PATH ..." names more, --all misses none
+	$(BIN)/python -m tests.supply.install
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.wheels dist $(ARGS)
 
 clean:  ## remove .venv and everything else that targets made
 	rm -rf .compiled .compiled.part .venv-envoy .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals

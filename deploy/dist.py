@@ -19,7 +19,11 @@ import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
-FILES = ("pyproject.toml", "README.md", "LICENSE")
+# Those in folders are what the sdist needs to make its own wheel; MANIFEST.in puts them there.
+FILES = (
+    *("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "requirements/native.in"),
+    *("deploy/backend.py", "deploy/compiled.py", "deploy/compiled_sources.py", "deploy/native_wheel.py"),
+)
 PACKAGES = ("router", "loadtest")
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
 # A zip knows no time before 1980: https://docs.python.org/3/library/zipfile.html#zipfile.ZipInfo
@@ -29,6 +33,7 @@ EPOCH_MIN_S = 315_532_800
 def copy_sources(into: Path, epoch_s: int) -> None:
     """What the wheel is made of, and nothing else that lies in the clone, with one mode and one time."""
     for name in FILES:
+        (into / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(REPO / name, into / name)
     for name in PACKAGES:
         shutil.copytree(REPO / name, into / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))

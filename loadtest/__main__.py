@@ -13,6 +13,7 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line o
     "engine": ("loadtest.engine.command", "simulated replicas with vLLM's HTTP surface and KV events"),
     "evidence": ("loadtest.evidence.command", "all that measures time or rates, part by part, and one table of it"),
     "faults": ("loadtest.faults.command", "what becomes of requests when things go wrong: faults, overload, abuse"),
+    "kernels": ("loadtest.kernels.command", "the simulated engine's step times beside those of a GPU's kernels"),
     "overhead": ("loadtest.overhead.command", "what routers cost, side by side: CPU, added TTFT, memory"),
     "pages": ("loadtest.pages.command", "blocks of the documents that are rendered from code and figures"),
     "replay": ("loadtest.replay.command", "drive any OpenAI-compatible URL with a trace"),

@@ -254,7 +254,7 @@ def _replicas() -> Part:
     }
     breaker = {"state": one_of(*State), "why": text(), "for_s": number("Seconds until it is tried again.")}
     replica = {
-        **each(text(), "id name node instance why grade_why"),
+        **each(text(), "id name node instance version why grade_why"),
         "added": flag("Added at run time."),
         "warming": flag("Its cache is being filled."),
         "ready": flag("It may be sent requests."),
@@ -353,6 +353,7 @@ def _observatory() -> Part:
         "pages": rows(text("A path that the dashboard may ask for.")),
         "links": by_name(text()),
         **each(text(), "version no_advice"),
+        "build": text("Version, native code or pure Python, Python's version, and the commit where known."),
         "excerpts": flag(),
         "totals": record("Sums of all requests in the window.", totals),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from loadtest.common.processes import free_port
 from router import __version__
+from router.telemetry.build import build
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-rivals"
@@ -137,7 +138,12 @@ def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
 
 def ours_version() -> dict[str, str]:
     """The version of warmroute that `ours` starts, by name."""
-    return {OURS: f"{__version__} (native code)" if compiled() else f"{__version__} (pure Python)"}
+    return {OURS: f"{__version__} (native code)" if native() else f"{__version__} (pure Python)"}
+
+
+def native() -> bool:
+    """Whether the router that `ours` starts runs native code: that of `make compiled`, or what is installed here."""
+    return compiled() or build().native
 
 
 def compiled() -> bool:

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+MODEL = "cost"
 VOCABULARY = 32_768
 CORPUS_BYTES_MAX = 16_000_000
 TEXT_BYTES_MAX = 8_000_000
@@ -126,6 +127,12 @@ def _train(folder: Path, vocabulary: int, corpus_bytes_max: int) -> None:
 @cache
 def _lines() -> list[str]:
     return "".join(sources(TEXT_BYTES_MAX)).splitlines(keepends=True)
+
+
+def body_of(messages: list[dict[str, Any]], *, tools: bool) -> bytes:
+    """A chat request as an agent sends it."""
+    body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": 512}
+    return json.dumps(body | ({"tools": TOOLS} if tools else {}), ensure_ascii=False).encode()
 
 
 class Talks:

@@ -26,7 +26,8 @@ from itertools import pairwise
 import router.core.placement.router
 from loadtest.common.placers import warm_router
 from loadtest.common.report import Row
-from loadtest.cost.world import BLOCK_TOKENS, MODEL, CostError, batch, follow, stored, token_ids
+from loadtest.cost.conversations import MODEL
+from loadtest.cost.world import BLOCK_TOKENS, CostError, batch, follow, stored, token_ids
 from router.core.facts.placements import Ending, Grade, Outcome, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt

@@ -21,6 +21,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from loadtest.common.placers import asked, ignore, join, local_placer, warm_router
+from loadtest.cost.conversations import MODEL
 from router.core.cache.knowledge import Knowledge
 from router.core.dialects import PATHS
 from router.core.facts.placements import Ending, Grade, Outcome, Usage
@@ -36,7 +37,6 @@ from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import RUNS_MAX, Tokens
 
 CHAT = "/v1/chat/completions"
-MODEL = "cost"
 BLOCK_TOKENS = 16
 REPLICAS = 8
 ANSWER_TOKENS = 200

@@ -68,11 +68,13 @@ FULL = {
     "WARMROUTE_KILL_REQUESTS": "4500",
     "WARMROUTE_CORPUS_SEEDS": "26",
     "WARMROUTE_API_EXAMPLES": "100",
+    "WARMROUTE_CUTS": "100000",
 }
 """The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
 REPEATED = (
     *(
         "tests/admin/api/test_answers.py",
+        "tests/attack/test_cuts.py",
         "tests/edge/test_attempts.py",
         "tests/edge/test_endings.py",
         "tests/edge/test_leaving.py",
@@ -87,6 +89,7 @@ COMPILED = Command(("make", "compiled"), optional=True)
 
 PARTS = (
     Part("cost", 5, "CPU of decisions and of following KV events", (_loadtest("cost", "--check"),)),
+    Part("memory", 2, "bytes by what they are kept for, and the start", (_loadtest("cost", "--memory", "--check"),)),
     Part(
         "overhead",
         20,

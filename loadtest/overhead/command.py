@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     command = shlex.join(["overhead", *arguments])
     print_report(report_console(PAGE_WIDTH), rows)
-    kind = "with native code, as in the image" if rivals.compiled() else "pure Python: `make compiled` has not been run"
+    kind = "with native code, as in the image" if rivals.native() else "pure Python: `make compiled` has not been run"
     print(f"warmroute is measured {kind}")
     if options.json:
         write_json(options.json, command, rows, rivals.versions(options.rivals) | rivals.ours_version())

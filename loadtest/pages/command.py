@@ -41,7 +41,7 @@ from loadtest.pages.race import (
     write_pictures,
 )
 from loadtest.pages.settings import settings_table
-from loadtest.pages.sizing import sizing_block
+from loadtest.pages.sizing import memory_block, sizing_block
 from loadtest.pages.story import story_block
 from loadtest.replay.demo import verdicts
 
@@ -67,6 +67,7 @@ BLOCKS = {
     "agree": "docs/evidence/http.md",
     "http": "docs/evidence/http.md",
     "sizing": "docs/guide/sizing.md",
+    "memory": "docs/guide/sizing.md",
     "story": "docs/guide/misses.md",
     "demo-short": README,
     "costs-short": README,
@@ -92,6 +93,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "overhead": ("overhead", {"overhead": overhead_block}),
     "faults": ("faults", {"faults": faults_block}),
     "sizing": ("sizing", {"sizing": sizing_block}),
+    "memory": ("cost --memory", {"memory": memory_block}),
     "race": ("simulate --race", {"race": race_block, "cells": cells_block}),
     "peers": ("agree --peers", {"peers": peers_block}),
     "story": ("story --mend", {"story": story_block}),

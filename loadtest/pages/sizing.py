@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from loadtest.cost.memory import WORDS
 from loadtest.cost.sizing_report import HEADERS, SizingError, cells, rule_lines
 from loadtest.pages.markdown import PageError, rows_of, table, where
 
 COMMAND = "python -m loadtest sizing --json sizing.json"
+MEMORY_COMMAND = "python -m loadtest cost --memory --json memory.json"
 
 
 def sizing_block(document: dict[str, Any]) -> str:
@@ -28,3 +30,22 @@ def sizing_block(document: dict[str, Any]) -> str:
             *(f"- {line}." for line in rules),
         ]
     )
+
+
+def memory_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest cost --memory`. Raises PageError."""
+    rows = {row.case: row.got for row in rows_of(document)}
+    if missing := WORDS.keys() - rows.keys():
+        raise PageError(f"not the rows of a whole run: {min(missing)} is missing")
+    shown = [(words, _amount(rows[case] or 0.0)) for case, words in WORDS.items()]
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{MEMORY_COMMAND}` on {where(document)}.",
+            "",
+            table(("what", "bytes, unless it says otherwise"), shown),
+        ]
+    )
+
+
+def _amount(got: float) -> str:
+    return f"{got:,.0f}" if got >= 10 else f"{got:.2f}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from router import __version__
 from router.admin import dashboard, openapi, runbook
 from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, AdminTable, admin_refusal, got, refused
 from router.admin.guard import AdminGuard
@@ -20,6 +19,7 @@ from router.http.client_connection import ClientLeft
 from router.http.deadlines import ClientLimits
 from router.http.request import Refusal, Request, date_line
 from router.http.server import Server
+from router.telemetry.build import build
 
 BODY_BYTES_MAX = 4 << 20  # bytes of the longest body that any page takes
 BODIES_MAX = 4  # such bodies that all clients together may have under way
@@ -141,7 +141,7 @@ def _list_of(pages: Iterable[AdminRoute]) -> str:
     paths = sorted({page.path for page in pages if page.method == "GET"})
     paths = [path for path in paths if "." not in path or path == openapi.PATH]
     shown = "\n".join(f"  {path}" for path in paths if path == "/" or not path.endswith("/"))
-    return f"warmroute {__version__}, admin listener. Clients are served on the main port. Pages:\n\n{shown}\n"
+    return f"warmroute {build()}, admin listener. Clients are served on the main port. Pages:\n\n{shown}\n"
 
 
 async def _root(text: str, _: AdminCall) -> AdminAnswer:

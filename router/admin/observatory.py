@@ -24,6 +24,7 @@ from router.core.observatory.ledger.ledger import WINDOW_S, Ledger
 from router.core.observatory.ledger.timeline import STEP_S
 from router.core.placement.router import Router
 from router.settings.schema import ObservatorySettings
+from router.telemetry.build import build
 
 ADVICE_MAX = 50  # rows of the advice page
 TOP_ADVICE_MAX = 5  # rows of advice in the overview
@@ -62,6 +63,7 @@ class Observatory:
         `wall_clock`'s."""
         self._router = router
         self._excerpts = settings.excerpts
+        self._build = str(build())
         self._links = {"grafana": settings.grafana_url} if settings.grafana_url else {}
         self._clock, self._wall_clock = clock, wall_clock
         self._decisions = decisions
@@ -123,6 +125,7 @@ class Observatory:
             "pages": sorted(call.paths & LINKED),
             "links": self._links,
             "version": __version__,
+            "build": self._build,
             "uptime_s": round(now_s - self._began_s, 1),
             "excerpts": self._excerpts,
             "totals": {**ledger.totals_row(), **self._counted_row()},

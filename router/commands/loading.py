@@ -34,6 +34,7 @@ from router.telemetry.tracing import problems as tracing_problems
 
 HINTS_MAX = 50  # unknown names for which the nearest right one is looked for, which takes some 40 ms each
 ENV_PREFIX = "WARMROUTE_"
+ENV_OF_BUILD = "WARMROUTE_NATIVE"  # for pip (deploy/backend.py); who exported it there may start the router there, too
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
 TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings whose value YAML may read as a number
 SWITCHED_OFF = ("observatory.append_only",)  # settings whose value `off` YAML reads as false
@@ -111,7 +112,7 @@ def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str])
 def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
     for name in sorted(env.keys() - names.keys()):
-        if name.startswith(ENV_PREFIX) and not _SERVICE_LINK.fullmatch(name):
+        if name.startswith(ENV_PREFIX) and name != ENV_OF_BUILD and not _SERVICE_LINK.fullmatch(name):
             near = nearest(name, names, prefix=ENV_PREFIX)
             problems.append(f"unknown environment variable '{name}'{near}")
     return {names[name]: value for name, value in env.items() if name in names}

@@ -9,9 +9,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from router.commands.extras import missing
 from router.commands.loading import load
@@ -24,6 +23,10 @@ from router.settings.schema import Settings, SettingsError, field_keys
 from router.telemetry import logs
 from router.telemetry.build import build, tell_build
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+OWN_COMMANDS = frozenset(("serve", "check-config", "make-key", "audit", "top", "explain"))
 SERVE = "Run the router: each request goes to the replica that already holds most of its prompt."
 SERVE_NOTES = """\
 example:
@@ -51,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command `warmroute`. Returns the exit status."""
     _open_standard_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if arguments and (installed := entry_points(group="warmroute.commands", name=arguments[0])):
-        return _run_installed(next(iter(installed)), arguments[1:])
+    if arguments and (installed := _installed(arguments[0])) is not None:
+        return _run_installed(installed, arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "check-config":
         return _check(options)
@@ -86,6 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from router.loop import run
 
     return run(_serve(settings, read))
+
+
+def _installed(name: str) -> EntryPoint | None:
+    """The command of this name that is installed beside the router's own, such as `demo`."""
+    if name in OWN_COMMANDS:
+        return None  # to look at all distributions takes 30 ms
+    from importlib.metadata import entry_points
+
+    return next(iter(entry_points(group="warmroute.commands", name=name)), None)
 
 
 def _run_installed(command: EntryPoint, arguments: list[str]) -> int:
@@ -306,7 +318,7 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
             serving = True
             reloading = asyncio.create_task(reloader.watch())
             tell_build()
-            print(f"listening {app.url} admin {app.admin_url}", flush=True)
+            logs.say_listening(app.url, app.admin_url)
             first = await stop
             reloading.cancel()
             if first == signal.SIGTERM:

@@ -12,7 +12,8 @@ from router.http.body_budget import no_room
 from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, REQUESTS, Page, Placer
 from router.reading.answering import filtered, owner_of, refuse, request_id
-from router.reading.callers import METRICS, Callers, Met
+from router.reading.callers import METRICS, Callers
+from router.reading.charge import Met, charge
 from router.reading.paths import is_for_engines
 from router.settings.keys import ANYBODY, Caller
 from router.settings.schema import Settings
@@ -69,11 +70,14 @@ class Routes:
 
     def admit(self, request: Request) -> bool:
         """Whether the body of a request is wanted, of which only the head has come: no page of ours has one. It is held
-        in the name of its tenant. Raises Refusal for a client that shows no key."""
+        in the name of its tenant. Raises Refusal for a client without a key, and for a tenant that is over its rate."""
         caller = self._callers.meet(request)
         if caller.tenant is not None:
             request.holder = caller.tenant.name
-        return is_for_engines(request, self._inference)
+        wanted = is_for_engines(request, self._inference)
+        if wanted:
+            charge(self._placer, request, caller)
+        return wanted
 
     def _holds(self, request: Request, caller: Caller) -> bool:
         """Whether there is room for a body that is here. One that counts already stays with whose key it was then."""

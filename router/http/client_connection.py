@@ -19,6 +19,7 @@ from router.http.body_budget import BodyBudget, no_room
 from router.http.deadlines import ClientLimits, Patience, acknowledged
 from router.http.intake import Admit, Intake
 from router.http.outbox import Outbox
+from router.http.pace import Pace
 from router.http.receiver import BETWEEN
 from router.http.request import BodySender, Refusal, Request
 
@@ -54,6 +55,7 @@ class Owner(Protocol):
     limits: ClientLimits
     loop: asyncio.AbstractEventLoop
     outbox: Outbox
+    pace: Pace
     clients: set[ClientConnection]
     closing: bool
 
@@ -145,6 +147,8 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of requests came."""
         if self._refusal is not None or self._discarding:
+            if self._transport is not None:
+                self._server.pace.dropped(self._transport, len(data))
             return
         try:
             self._intake.feed(data)

@@ -1,11 +1,11 @@
 """One request to an engine and its answer, on one connection. What a streamed token costs is decided here.
 
 A token comes as one chunk of a chunked body, and the chunk holds one event (vLLM 0.32 and SGLang 0.5 write an event at
-a time). A piece that is one whole chunk and ends with an object and a blank line takes the shortcut: it is handed on as
-it came, framing included, without parser, copy, or a task that is woken. Everything else, also the short pieces at the
-end of a stream ([DONE], `message_stop`), goes through httptools, which is llhttp, and is handed on as bytes of a body.
-Skipping the parser is sound: it stands between two chunks before the piece and behind it, and the size line must be one
-that the parser has accepted before.
+a time). A read of whole chunks, each of which ends with an object and a blank line, takes the shortcut: it is handed on
+as it came, framing included, in one write, without parser, copy, or a task that is woken. Everything else, also the
+short pieces at the end of a stream ([DONE], `message_stop`), goes through httptools, which is llhttp, and is handed on
+as bytes of a body. Skipping the parser is sound: it stands between two chunks before the read and behind it, and each
+size line is one that it has accepted before (chunks.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Protocol, cast
 
 import httptools
 
+from router.http.chunks import CHUNK_END, NEWLINES_OF_TWO, learn, passable, sizes
 from router.http.failures import BrokeEarly, BrokeMidway, say
 from router.http.outbox import Outbox
 from router.http.request import ADDRESS_HEADERS, HOP_HEADERS, OWN_HEADERS
 
-SIZE_LINE_BYTES_MAX = 10
-SIZES_MAX = 4_096
-SHORTCUT_BYTES_MIN = 54  # shortest chunk for the shortcut; `event: message_stop` and its data have up to 53 bytes
+CR = 13
 HEAD_BYTES_MAX = 64 << 10
 LINES_MAX = 256  # header lines in a head
 FIRST_EVENT_BYTES_MAX = 64 << 10  # a stream counts as begun at its first event, or at so many bytes without one
@@ -33,8 +32,6 @@ NO_BODY = (204, 304)
 KEPT_BY_CONNECTION = frozenset((b"", b"close", b"keep-alive", b"content-type", b"content-encoding"))
 
 _EVENT_END = re.compile(rb"\n\r?\n")
-_SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
-_sizes: dict[bytes, int] = {}  # size line -> size; events have few sizes, which come again and again
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
@@ -297,23 +294,39 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes came. The hot path, one chunk that is one event, touches this object and the client's transport and no
-        other: with hundreds of streams each object is a cache miss."""
+        other: with hundreds of streams each object is a cache miss. Bytes are looked at without calls of methods, which
+        is what native code is fast at."""
         write = self._write
         if write is not None:
-            end, size = data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX), len(data)
-            mark = self._mark
-            if (
-                _sizes.get(data[:end]) == size - end - 4
-                and data.endswith(b"}\n\n\r\n")
-                and (not mark or mark not in data)
-            ):
-                write(data)
-                self.events += data.count(b"\n\n")
-                self.bytes += size
-                self._before_last, self._last = self._last, data
-                return
+            end, size, mark = 2, len(data), self._mark
+            if not mark or mark not in data:
+                while end < size and data[end] != CR:
+                    end += 1
+                if sizes.get(data[:end]) == size - end - 4 and data[-5:] == CHUNK_END:
+                    write(data)
+                    self.events += 1 if data.count(b"\n") < NEWLINES_OF_TWO else data.count(b"\n\n")
+                    self.bytes += size
+                    self._before_last, self._last = self._last, data
+                    return
+                data = self._pass_chunks(data, write)
+                if not data:
+                    return
             self.detour()
         self._parse(data)
+
+    def _pass_chunks(self, data: bytes, write: Callable[[bytes], None]) -> bytes:
+        """Write what may take the shortcut at the beginning of `data`, all at once. Returns what is left. Several
+        chunks come in one read when the engine or the router is behind, which is when each write counts most."""
+        before_last, last, end = passable(data)
+        if not end:
+            return data
+        passed = data[:end]
+        write(passed)
+        self.events += passed.count(b"\n\n")
+        self.bytes += end
+        self._before_last = passed[before_last:last] if last else self._last
+        self._last = passed[last:]
+        return data[end:]
 
     def _parse(self, data: bytes) -> None:
         answer = self._answer
@@ -335,7 +348,7 @@ class EngineConnection(asyncio.Protocol):
         if self._between and data.endswith(b"\r\n") and self._answer is not None and answer.sink is not None:
             self._write, self._mark = answer.sink.shortcut(), answer.sink.mark
             if self._write is not None:
-                _learn(data)
+                learn(data)
 
     # -- the parser's side ---------------------------------------------------------------------------------------
 
@@ -428,12 +441,3 @@ class EngineConnection(asyncio.Protocol):
             else:
                 transport.abort()  # an engine that has answered may never read the rest of the request
         answer.ended()
-
-
-def _learn(data: bytes) -> None:
-    """Remember the size line of the chunk that the parser has just taken, if it stands at the beginning of `data`."""
-    line = data[: data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)]
-    if line not in _sizes and _SIZE_LINE.match(line) and int(line, 16) >= SHORTCUT_BYTES_MIN:
-        if len(_sizes) >= SIZES_MAX:
-            _sizes.clear()
-        _sizes[line] = int(line, 16)

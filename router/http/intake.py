@@ -4,7 +4,8 @@ A read is parsed at once where at most one request can end within it, as nearly 
 so that no more requests are parsed than may wait for their turn; what is left of the read is kept as it came.
 
 A connection is not read while too many requests were sent ahead, while there is no room for the body that comes
-(body_budget.py), and for the rest of a turn of the loop that has parsed enough chunks.
+(body_budget.py), for the rest of a turn of the loop that has parsed enough chunks, and for a turn or more behind a read
+that filled its buffer (pace.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from router.http.body_budget import BodyBudget, no_room
 from router.http.deadlines import ClientLimits
+from router.http.pace import FULL_BYTES, Pace
 from router.http.receiver import BODY, Receiver
 from router.http.request import BodyShare, Connection, Refusal, Request
 
@@ -34,6 +36,7 @@ class Gate(Protocol):
     bodies: BodyBudget
     limits: ClientLimits
     loop: asyncio.AbstractEventLoop
+    pace: Pace
 
 
 class Reads(Protocol):
@@ -106,6 +109,10 @@ class Intake:
             receiver.feed(data)
         else:
             self._feed(data, 0)
+        if len(data) >= FULL_BYTES and not self._yields and self._transport is not None:
+            self._yields = True
+            self._pause()
+            self._gate.pace.later(self._next_turn)
 
     def _feed(self, data: bytes, at: int) -> None:
         """Parse in pieces, from `at` on; at most one request ends within a piece. Raises Refusal."""

@@ -22,6 +22,7 @@ from router.http.client_connection import NO_LINGER, ClientConnection, Handler, 
 from router.http.deadlines import ClientLimits
 from router.http.intake import Admit
 from router.http.outbox import Outbox
+from router.http.pace import Pace
 from router.settings.descriptors import shortage
 
 # Connections looked at, and closed, in one turn of the loop. To close one and say why takes some 50 us.
@@ -59,6 +60,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
         self.bodies = BodyBudget(self.loop, limits.bodies_bytes_max)
+        self.pace = Pace(self.loop)
         self.clients: set[ClientConnection] = set()
         self.closing = False  # each connection ends with its next answer
         self._draining = False  # idle connections are closed, too

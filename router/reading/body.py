@@ -14,6 +14,8 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
+from threading import Lock
 from typing import TypeVar
 
 from msgspec import Struct
@@ -24,9 +26,9 @@ from router.core.dialects.repairs import PATHS as REPAIRED_PATHS
 from router.core.dialects.repairs import Repairs
 from router.core.facts.requests import Ask
 from router.core.observatory.memory.templates import TOOLS
-from router.core.prompts.beginnings import Seen
+from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.blocks import Chain, chain_of
-from router.core.prompts.bodies import has_more_parts, nests_deeper
+from router.core.prompts.bodies import DEPTH, PARTS, excess
 from router.core.prompts.identity import with_fewer_tools
 from router.http.request import Refusal, Request
 from router.placer import Placer
@@ -35,6 +37,9 @@ from router.settings.keys import OFF, Tenant
 
 # Behind each step a thread rests for two milliseconds per MiB of the body beyond the first.
 REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
+
+# A long body is read on the event loop if so little of it is new, and it is no longer than that: half a millisecond.
+HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 
 _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
 
@@ -57,13 +62,37 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     seen: Seen
     repairs: Repairs
     thread: Executor | None  # thread that reads; None: the event loop's thread
+    lock: Lock  # held by whoever uses the memories of that thread
+    here: bool = False  # little of the body is new: it is read on the event loop, if the thread is idle
     relayed: bool = True  # the answer comes by here
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Call a function of this file here, or in the thread of long bodies."""
         if self.thread is None:
             return work(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work, *arguments)
+        if self.here and self.lock.acquire(blocking=False):
+            try:
+                return work(*arguments)
+            finally:
+                self.lock.release()
+        return await asyncio.get_running_loop().run_in_executor(self.thread, partial(self._alone, work, *arguments))
+
+    def _alone(self, work: Callable[..., _T], *arguments: object) -> _T:
+        with self.lock:  # a request that was cancelled leaves the thread at work, and gives up its turn
+            return work(*arguments)
+
+    def shorten(self, request: Request) -> None:
+        """Read a long body here if nearly all of it was read with an earlier one."""
+        dialect = self.dialect
+        name = dialect.seen_as[self.keep] if dialect is not None else b""
+        if not name or request.body_bytes > HERE_BYTES_MAX or not self.lock.acquire(blocking=False):
+            return
+        try:
+            self.seen.apart(self.salt(b"") if self.salt is not None else b"")
+            place = self.seen.look(request.body, name)
+        finally:
+            self.lock.release()
+        self.here = place is not None and len(place.rest) <= HERE_NEW_BYTES_MAX
 
     @property
     def told(self) -> str:
@@ -76,7 +105,7 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
 
     def rest(self, body_bytes: int) -> None:
         """Give the event loop a turn, unless this runs on it."""
-        if self.thread is not None:
+        if self.thread is not None and not self.here:
             time.sleep(max(0, body_bytes - REST_BYTES_MIN) / REST_BYTES_PER_S)
 
 
@@ -98,8 +127,9 @@ def parse(request: Request, how: Reading) -> Parsed:
         return Parsed(_parse_other(request, how), None)
     body = request.body
     how.rest(request.body_bytes)
-    _check_shape(body, how)
     how.seen.apart(salt(b"") if salt is not None else b"")
+    name = dialect.seen_as[how.keep]
+    _check_shape(body, how, how.seen.look(body, name) if name else None)
     ask = dialect.parse(request.path, body, keep=how.keep, seen=how.seen)
     if salt is not None:
         ask.salt = salt(ask.salt)
@@ -160,14 +190,17 @@ def not_allowed() -> Refusal:
     return Refusal(403, "model_not_allowed", "This API key is not for that model.", "model")
 
 
-def _check_shape(body: bytes, how: Reading) -> None:
+def _check_shape(body: bytes, how: Reading, place: Place | None = None) -> None:
     """Raises BadBody for JSON of so many parts that decoding it would take many times its size in memory, and hold the
-    event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on.
-    Parts come first: to measure the depth of millions of brackets takes seconds."""
-    if has_more_parts(body, how.parts_max):
+    event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on. What
+    was read before, up to a `place`, was checked then."""
+    found = excess(
+        body if place is None or not place.has_at_most(how.parts_max) else place.rest, how.depth_max, how.parts_max
+    )
+    if found == PARTS:
         said = f"The request body has more than {how.parts_max} objects and arrays (limits.json_parts_max)"
         raise BadBody("too_many_parts", f"{said}; send fewer messages, parts or tools.")
-    if nests_deeper(body, how.depth_max):
+    if found == DEPTH:
         said = f"The request body has more than {how.depth_max} levels of JSON within one another."
         raise BadBody("invalid_json", said)
 

@@ -12,21 +12,13 @@ Without a keys file a request may say whose it is and how urgent, and nobody che
 
 from __future__ import annotations
 
-from msgspec import Struct
-
 from router.core.facts.requests import Priority
 from router.http.request import Refusal, Request
+from router.reading.charge import Met
 from router.reading.reader import CREDENTIALS, PRIORITY, TENANT
 from router.settings.keys import ANYBODY, OPEN, Caller, Keys, is_admin, priority_of, sane_name
 
 METRICS = "/metrics"
-
-
-class Met(Struct, eq=False):
-    """Whom a request's key belonged to in this table of keys."""
-
-    keys: Keys
-    caller: Caller
 
 
 class Callers:
@@ -62,7 +54,7 @@ class Callers:
     def meet(self, request: Request) -> Caller:
         """`who`, remembered for the same request."""
         caller = self.who(request)
-        if self.keys is not None and caller.tenant is not None:
+        if self.keys is not None and caller.tenant is not None and not isinstance(request.met, Met):
             request.met = Met(self.keys, caller)
         return caller
 

@@ -26,7 +26,7 @@ from router.telemetry import logs
 from router.telemetry.process_counts import PROMPTS, SPANS_DROPPED, UNEXPLAINED
 from router.telemetry.record import RequestRecord
 from router.telemetry.tracing import Tracer
-from router.tokens.encoder import Prompts, make_prompts
+from router.tokens.encoder import Prompts, make_prompts, messages_bytes_max
 from router.tokens.request_tokens import Asker, Tokens
 
 
@@ -66,6 +66,7 @@ class Desk:
             self._tokens() if s.events.enabled else None,
             _reading_rules(s),
             secret=secrets.read(s.auth.secret, s.auth.secret_file),
+            messages_bytes_max=messages_bytes_max(s) if s.events.enabled else 0,
             observer=self._observer,
         )
         self._stack.callback(self.reader.close)

@@ -1,9 +1,9 @@
 """What a client asks: a request is parsed, and its prompt hashed, before anything is decided.
 
 Long bodies are parsed and hashed in one thread beside the event loop. Several threads would fight each other, and the
-loop, for the interpreter. Tenants take turns on it (turns.py), and one that is over its rate gets none: its request is
-charged before its body is read. The router passes on what it cannot read; it refuses only what no engine could take
-(not JSON, or compressed), what has more parts than may be decoded, and what no replica serves.
+loop, for the interpreter. Tenants take turns on it (turns.py), and one that is over its rate gets none (charge.py).
+The router passes on what it cannot read; it refuses only what no engine could take (not JSON, or compressed), what has
+more parts than may be decoded, and what no replica serves.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 from msgspec import Struct
 
 from router.core.dialects import PATHS, BadBody, spoken_on, tenancy
 from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
-from router.core.facts.placements import Shed
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.observatory.memory.suspect import Suspect
@@ -34,6 +34,7 @@ from router.placer import Placer
 from router.reading import answering
 from router.reading.answering import HISTORY_CHANGED, none_ready
 from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
+from router.reading.charge import charge
 from router.reading.observer import Observer
 from router.reading.question import STORED, Question
 from router.reading.turns import ReadingTurns
@@ -93,17 +94,22 @@ class Reader:
         rules: ReadingRules,
         *,
         secret: str = "",
+        messages_bytes_max: int = 0,
         observer: Observer | None = None,
     ) -> None:
         """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. Isolated tenants' salts
-        are made from the `secret`. The `observer` sees the texts of prompts, which are dropped behind it."""
+        are made from the `secret`. Of long bodies whose token ids are wanted, decoded messages of `messages_bytes_max`
+        bytes are kept besides, for the conversations' next turns. The `observer` sees the texts of prompts, which are
+        dropped behind it."""
         self._placer = placer
         self._tokens = tokens
         self._observer = observer
         self._secret = secret.encode()
         self._parse_thread = ThreadPoolExecutor(1, "parse")
         self.turns = ReadingTurns(clock=time.monotonic)
-        self._seen, self._seen_aside = (Seen(bytes_max=SEEN_BYTES_MAX, seed=secrets.randbits(64)) for _ in range(2))
+        sizes = (SEEN_BYTES_MAX, SEEN_BYTES_MAX + messages_bytes_max)
+        self._seen, self._seen_aside = (Seen(bytes_max=size, seed=secrets.randbits(64)) for size in sizes)
+        self._aside_lock = Lock()
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
         self.credentials(passed_on=True, api_key="")
@@ -132,26 +138,17 @@ class Reader:
         how = self._reading(request, caller)
         how.relayed = relayed
         id_ = request_id if caller.tenant is None else answering.engine_id(request, request_id)
-        charged = self._charge(caller)
+        charged = charge(self._placer, request, caller)
         if how.thread is None:
             read = await self._read(request, how, id_)
         else:
             await self.turns.take(caller.name, caller.priority, request.body_bytes)
             try:
+                how.shorten(request)
                 read = await self._read(request, how, id_)
             finally:
                 self.turns.give_back()
         return await self._asked(request, id_, caller, how, read, charged=charged)
-
-    def _charge(self, caller: Caller) -> bool:
-        """Whether the request was taken from its tenant's rate, before its body is read. Raises Refusal."""
-        tenant = caller.tenant
-        if tenant is None or not (tenant.requests_per_min or tenant.tokens_per_min):
-            return False
-        try:
-            return self._placer.charge(caller.name, caller.priority)
-        except Shed as shed:
-            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
 
     async def _read(self, request: Request, how: Reading, id_: str) -> _Read:
         """All that is read of a body, in the thread of long ones or here. Engines know the request as `id_`. Raises
@@ -198,7 +195,7 @@ class Reader:
         wanted = _wanted(request, body, ask, read.chain, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
         question = self._question(request, id_, body, how, wanted)
-        question.repairs, question.warning = read.repairs, read.warning
+        question.repairs, question.warning, ask.stream_options = read.repairs, read.warning, None
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
@@ -213,7 +210,7 @@ class Reader:
         how = self._reading(request, caller)
         ask = Ask(model)
         found = self._model(ask, how)
-        charged = self._charge(caller)
+        charged = charge(self._placer, request, caller)
         wanted = _wanted(request, b"", ask, None, caller)
         wanted.model, wanted.charged = found, charged
         wanted.ring_key = request.header(b"x-session-id") or request_id  # without a session they are spread
@@ -242,6 +239,7 @@ class Reader:
             self._seen_aside if aside else self._seen,
             self._repairs_aside if aside else self._repairs,
             self._parse_thread if aside else None,
+            self._aside_lock,
         )
 
     def _model(self, ask: Ask, how: Reading) -> str | None:
@@ -320,7 +318,7 @@ class Reader:
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
-            dialect.with_usage(body) if strip_usage and dialect else body,
+            dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
             dialect or spoken_on(request.path),
             wanted,
             strip_usage,

@@ -6,10 +6,6 @@ import errno
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
-
 
 class NotYaml(ValueError):
     """A text is no YAML, for the reason in the message; `line` counts from 1, and is 0 where it is not known."""
@@ -29,8 +25,11 @@ def expanded(file: str | Path) -> Path:
 
 def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text says
     """The value that a text of YAML says. Raises NotYaml."""
+    import yaml  # takes 10 ms, and many routers are told all by flags and the environment
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
     try:
-        return yaml.load(text, _LOADER)  # noqa: S506 - a safe loader
+        return yaml.load(text, loader)  # noqa: S506 - a safe loader
     # PyYAML raises YAMLError for what it knows to be wrong; for a value that is not what its tag says, such as
     # `!!timestamp x`, AttributeError, KeyError, IndexError and others; RecursionError for deep nesting.
     except Exception as error:

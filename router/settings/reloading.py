@@ -152,7 +152,7 @@ def _looks_of(files: tuple[str, ...]) -> tuple[Look, ...]:
     looks = list[Look]()
     for path in files:
         try:
-            found = Path(path).stat()  # of what links lead to: Kubernetes exchanges a link to a folder
+            found = Path(path).stat()  # follows links: Kubernetes replaces the link to a folder of mounted files
             looks.append((path, found.st_ino, found.st_mtime_ns, found.st_size))
         except OSError:
             looks.append((path, 0, 0, 0))

@@ -343,7 +343,8 @@ class TokenSettings:
     deadline_s: Seconds = 0.1
     """Seconds a prompt may take to become tokens; then it is placed by estimate."""
     cache_bytes_max: Positive = 128 << 20
-    """Bytes of token ids that are remembered, so that the next turn encodes only what is new."""
+    """Bytes of token ids, and of the messages they are made of, that are remembered: of the next turn only what is new
+    is read and encoded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,3 +234,10 @@ def _plain(value: object) -> str:
     if not _NEEDS_QUOTES.search(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def say_listening(url: str, admin_url: str) -> None:
+    """Say where both listeners are, on standard output, as programs that start the router read it. In one write: where
+    output is not buffered `print` writes the end of the line apart, and a line of the log may come between."""
+    sys.stdout.write(f"listening {url} admin {admin_url}\n")
+    sys.stdout.flush()

@@ -77,7 +77,7 @@ class Moments:
         self.tenant = ""  # the tenant that an API key proved; "" for none
         self.provider = ""  # the kind of engine that serves the model; "" where there are several, or none is known
         self.parsed_s: float | None = None
-        self.head = b""  # of an answer that is no error: all of it, or the first bytes of a stream; "" until it ended
+        self.head = b""  # the whole answer or the first bytes of a stream, once it ended; empty for an error
         self.tail: bytes | None = None  # last bytes of an answer that was relayed; None for one that was sent whole
         self.stored = False  # whether the answer was to be stored: it can then be read by its id
         self.attempts: list[Attempt] = []

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from xxhash import xxh3_128_digest
@@ -32,18 +32,31 @@ from router.settings.pairs import template_kwargs, tokenizers
 from router.settings.schema import Settings
 from router.tokens.ask_engine import ask_body
 from router.tokens.extra import MissingExtra
+from router.tokens.growing import Begun, growing
 from router.tokens.probes import PROMPTS, difference
 from router.tokens.sandbox import CannotRender
 from router.tokens.templates import SGLANG, ChatTemplate
 from router.tokens.tokenizers import CannotLoad, Encoder, Folder, Memory, fetched, load
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 # (path, body) -> the replica's answer, also that of a 4xx; raises if there is none.
 AskReplica = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
+# Messages that a template is rendered with on the event loop; more take over a millisecond.
+INLINE_MESSAGES_MAX = 128
 JOBS_MAX = 32  # prompts that wait for a thread; a further one counts as late at once
 REASONS_MAX = 1000  # reasons remembered, so that each is logged once
+
+
+@dataclass(slots=True)
+class Rendered:
+    """A prompt as text, and how it is to be encoded."""
+
+    begun: Begun
+    special: bool  # the tokenizer adds its own tokens around it
+    suffix: str = ""  # text that is encoded by itself and put behind
 
 
 class Model:
@@ -53,21 +66,34 @@ class Model:
         """`source` is a folder, a tokenizer.json or a name at the hub. Raises CannotLoad, CannotRender,
         MissingExtra."""
         folder = Folder(fetched(source))
-        self.encoder: Encoder = load(folder.tokenizer_json, cache_bytes_max)
+        whole: Encoder = load(folder.tokenizer_json, cache_bytes_max // 2)
         self._no_template = folder.own_renderer()
         templates = {} if self._no_template else folder.templates()
         self._template = ChatTemplate(templates, folder.special()) if templates else None
+        self.encoder = growing(whole, folder.tokenizer_json, templates.values(), cache_bytes_max // 2)
 
     def ids(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> bytes:
         """Token ids as uint32 little-endian. Raises CannotRender and Unfit."""
+        return self.encoded(self.rendered(given, engine, defaults))
+
+    def rendered(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> Rendered:
+        """The prompt's text, and what is known of its ids. Raises CannotRender and Unfit."""
         if given.text is not None:
-            return self.encoder.encode(given.text, special=given.add_special_tokens)
+            return self._begun(given.text, given.add_special_tokens)
         if self._template is None:
             raise Unfit(self._no_template or "the model has no chat template")
         fitted = self._template.fit(given, engine, defaults)
         special = given.add_special_tokens and engine != SGLANG  # SGLang has no such field for chats
-        ids = self.encoder.encode(self._template.render(fitted), special=special)
-        return ids + self._suffix(fitted.suffix) if fitted.suffix else ids
+        return self._begun(self._template.render(fitted), special, fitted.suffix)
+
+    def _begun(self, text: str, special: bool, suffix: str = "") -> Rendered:
+        return Rendered(Begun(text, [], []) if special else self.encoder.begin(text), special, suffix)
+
+    def encoded(self, rendered: Rendered) -> bytes:
+        """Token ids of a text as uint32 little-endian. Raises Unfit."""
+        begun = rendered.begun
+        ids = self.encoder.encode(begun.text, special=True) if rendered.special else self.encoder.finish(begun)
+        return ids + self._suffix(rendered.suffix) if rendered.suffix else ids
 
     def _suffix(self, text: str) -> bytes:
         """Ids of a message to be continued, as SGLang makes them: encoded by itself, without the BOS in front."""
@@ -109,12 +135,19 @@ class Prompts:
         self._logged: set[tuple[str, str]] = set()
 
     async def encode(
-        self, given: TemplateInput, model: str, engine: str, ask: AskReplica | None = None
+        self,
+        given: TemplateInput,
+        model: str,
+        engine: str,
+        ask: AskReplica | None = None,
+        *,
+        new_bytes: int | None = None,
     ) -> bytes | None:
         """Ids of the prompt as uint32 little-endian; None when they cannot be known, or not within the deadline.
 
         `engine` is "vllm" or "sglang"; `model` names the base model of an adapter. `ask` is used where the model
-        has no tokenizer here.
+        has no tokenizer here. `new_bytes`: of the request those that no earlier one began with, where that is known; a
+        prompt that goes on by little is made here, any longer one in a thread.
         """
         if given.ids is not None:
             return given.ids
@@ -128,12 +161,19 @@ class Prompts:
         loaded = await self._loaded(model, self._deadline_s)
         if loaded is None:
             return None
-        if not _longer(given, self._offload_bytes_min):
-            return self._ids(loaded, given, model, engine)
+        defaults = self._template_kwargs.get(model, {})
+        work: Callable[[], bytes] = partial(loaded.ids, given, engine, defaults)
+        if not self._long(given, new_bytes):
+            rendered = self._tried(model, partial(loaded.rendered, given, engine, defaults))
+            if rendered is None:
+                return None
+            work = partial(loaded.encoded, rendered)
+            if rendered.begun.unread <= self._offload_bytes_min:
+                return self._counted(model, work)
         if self._jobs >= JOBS_MAX:
             self._counts["late"] += 1
             return None
-        job = asyncio.get_running_loop().run_in_executor(self._threads, self._ids, loaded, given, model, engine)
+        job = asyncio.get_running_loop().run_in_executor(self._threads, self._counted, model, work)
         self._jobs += 1
         job.add_done_callback(self._job_done)
         done, _ = await asyncio.wait((job,), timeout=self._deadline_s)
@@ -168,7 +208,8 @@ class Prompts:
         for name, answer in zip(bodies, answers, strict=True):
             if isinstance(answer, BaseException):
                 return f"the replica does not answer /tokenize: {fetch.words(answer)}"
-            ours = self._ids(loaded, PROMPTS[name], model, engine, quiet=True)
+            defaults = self._template_kwargs.get(model, {})
+            ours = self._tried(model, partial(loaded.ids, PROMPTS[name], engine, defaults), quiet=True)
             if line := difference(name, ours, _tokens(answer)):
                 return line
             compared += ours is not None
@@ -222,19 +263,26 @@ class Prompts:
         )
         return made
 
-    def _ids(
-        self, loaded: Model, given: TemplateInput, model: str, engine: str, *, quiet: bool = False
-    ) -> bytes | None:
+    def _long(self, given: TemplateInput, new_bytes: int | None) -> bool:
+        """Whether a prompt takes too long to be made on the event loop."""
+        if new_bytes is None:
+            return _longer(given, self._offload_bytes_min)
+        return new_bytes > self._offload_bytes_min or len(given.messages or ()) > INLINE_MESSAGES_MAX
+
+    def _counted(self, model: str, work: Callable[[], bytes]) -> bytes | None:
         """Make ids; safe in any thread. Two threads that count at once may lose a count, which does not matter."""
+        ids = self._tried(model, work)
+        self._counts["encoded"] += ids is not None
+        return ids
+
+    def _tried(self, model: str, work: Callable[[], _T], *, quiet: bool = False) -> _T | None:
+        """What comes of a model's work; None where it fails, which is counted and logged unless `quiet`."""
         try:
-            ids = loaded.ids(given, engine, self._template_kwargs.get(model, {}))
+            return work()
         except (CannotRender, Unfit, UnicodeError) as error:
             reason = type(error).__name__ if isinstance(error, UnicodeError) else str(error)
         except Exception as error:  # a library's failure: its text may quote the prompt, so only the type is logged
             reason = f"bug: {type(error).__name__}"
-        else:
-            self._counts["encoded"] += not quiet
-            return ids
         if not quiet:
             self._failed(model, reason)
         return None
@@ -333,12 +381,18 @@ def _longer(given: TemplateInput, bytes_max: int) -> bool:
     return size > bytes_max
 
 
+def messages_bytes_max(settings: Settings) -> int:
+    """Bytes of `tokens.cache_bytes_max` for decoded messages, of which templates are rendered: about as many as a
+    conversation's ids take. 0 where no template is rendered here."""
+    return settings.tokens.cache_bytes_max * 3 // 8 if settings.tokens.sources else 0
+
+
 def make_prompts(settings: Settings) -> Prompts:
     """The encoder of the templates and tokenizers that the settings name."""
     s = settings.tokens
     return Prompts(
         tokenizers(s.sources),
         deadline_s=s.deadline_s,
-        cache_bytes_max=s.cache_bytes_max,
+        cache_bytes_max=s.cache_bytes_max - messages_bytes_max(settings),
         template_kwargs=template_kwargs(s.template_kwargs),
     )

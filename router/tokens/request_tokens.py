@@ -74,7 +74,8 @@ class Tokens:
         if given is None or (path == RESPONSES and Replica(view.replica).rank is not None):
             return None  # vLLM 0.32 ignores the header that names a rank on /v1/responses
         asked = self._asker.of(view.replica, model) if self._asker is not None and view.replica else None
-        ids = await self._prompts.encode(given, view.base, view.engine, asked)
+        new_bytes = ask.new_bytes or len(body)
+        ids = await self._prompts.encode(given, view.base, view.engine, asked, new_bytes=new_bytes)
         if not ids:
             return None
         prompt = TokenPrompt(ids, view.adapter, ask.salt)

@@ -14,6 +14,11 @@ from typing import Any
 
 from router.tokens.extra import library
 
+# What templates ask a loop for: properties without side effects on anything but the loop itself.
+_OF_LOOPS = frozenset(
+    ("depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0")
+)
+
 
 class CannotRender(Exception):
     """The template refuses or fails, as it does in the engine."""
@@ -29,7 +34,7 @@ def _sandbox() -> type[Any]:
     """The sandbox with shortcuts for nearly all look-ups: a dict's item, a string's method, a namespace's variable.
     Jinja asks a dict for an attribute first, and checks each anew, which takes most of the time of a long chat."""
     base: type[Any] = library("jinja2.sandbox").ImmutableSandboxedEnvironment
-    namespace = library("jinja2.utils").Namespace
+    namespace, loop = library("jinja2.utils").Namespace, library("jinja2.runtime").LoopContext
     of_dicts = frozenset(dir(dict))
     # `format` and `format_map` can reach attributes of their arguments: the sandbox has its own versions.
     of_strings = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
@@ -43,6 +48,8 @@ def _sandbox() -> type[Any]:
             elif kind is str:
                 if attribute in of_strings:
                     return getattr(obj, attribute)
+            elif kind is loop and attribute in _OF_LOOPS:
+                return getattr(obj, attribute)
             elif kind is namespace and not attribute.startswith("_"):
                 try:
                     return getattr(obj, attribute)
@@ -72,6 +79,9 @@ def compiled(source: str) -> Any:  # noqa: ANN401 (Jinja's)
         raise CannotRender(f"{type(error).__name__}: {error}") from error
 
 
+_PLAIN = json.JSONEncoder(ensure_ascii=False)  # as `json.dumps` makes one for each call
+
+
 def _tojson(
     value: object,
     ensure_ascii: bool = False,
@@ -79,6 +89,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if not (ensure_ascii or sort_keys) and indent is None and separators is None:
+        return _PLAIN.encode(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

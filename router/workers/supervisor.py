@@ -86,7 +86,7 @@ class _Supervisor:
             try:
                 if await self._all_ready():
                     tell_build()
-                    print(f"listening {url} admin {admin_url}", flush=True)
+                    logs.say_listening(url, admin_url)
                     reloading = asyncio.create_task(self._reloader.watch())
                     await self._stop.wait()
                     reloading.cancel()

@@ -10,6 +10,7 @@ from aiohttp import ClientSession
 
 from deploy.runbook import PAGE, SOURCE, rendered
 from router.admin import runbook
+from router.telemetry.build import build
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import ADMIN, Keyring
 
@@ -40,10 +41,14 @@ def test_the_runbook_is_that_of_the_documents() -> None:
 
 
 async def test_both_ports_say_where_one_is(client: ClientSession, engine: FakeEngine) -> None:
-    """Every page that the admin listener lists is there, and the main port names the other."""
+    """Every page that the admin listener lists is there, and the main port names the other. Which build runs stands
+    first, and is in what the dashboard shows."""
     async with running(engine) as app:
         async with client.get(app.admin_url + "/") as response:
             said = await response.text()
+        assert said.startswith(f"warmroute {build()}, admin listener.")
+        async with client.get(app.admin_url + "/admin/observatory") as response:
+            assert (await response.json())["build"] == str(build())
         listed = re.findall(r"^  (/\S*)$", said, re.MULTILINE)
         assert {"/dashboard", "/runbook", "/metrics", "/admin/replicas"} <= set(listed)
         for path in listed:

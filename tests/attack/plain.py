@@ -123,12 +123,25 @@ def refused(message: Message, body_bytes_max: int) -> bool:
     lengths = message.values(b"content-length")
     return (
         message.version not in ("1.0", "1.1")
+        or not _plain_target(message.target)
         or len(hosts) > 1
         or (message.version == "1.1" and not hosts)
         or any(not _HOST.fullmatch(host) for host in hosts)
         or (bool(codings) and (message.version == "1.0" or codings[0].lower() != b"chunked"))
         or any(int(length) > body_bytes_max for length in lengths[:1])
     )
+
+
+def _plain_target(target: bytes) -> bool:
+    """Whether a target is a path, the asterisk of OPTIONS, or a URL of http or https without user and fragment."""
+    if target.startswith(b"/") or target == b"*":
+        return True
+    try:
+        url = httptools.parse_url(target)
+    except httptools.HttpParserInvalidURLError:
+        return False
+    schema = (url.schema or b"").lower()
+    return schema in (b"http", b"https") and bool(url.host) and url.userinfo is None and url.fragment is None
 
 
 def _too_large(message: Message) -> bool:

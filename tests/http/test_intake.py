@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.http.body_budget import BodyBudget
 from router.http.client_connection import WAITING_MAX
 from router.http.intake import PIECE_BYTES_MAX, TURN_BYTES_MAX, Intake
+from router.http.pace import Pace
 from router.http.receiver import TINY_PIECES_MAX
 from router.http.request import Connection, Refusal, Request
 from tests.http.clients import LIMITS, LINE, play
@@ -35,6 +36,7 @@ class Side:
         self.later: list[Callable[[], None]] = []
         self.limits = LIMITS
         self.loop = self  # calls of `call_soon` are kept for the next turn
+        self.pace = Pace(cast("asyncio.AbstractEventLoop", self))
         self.bodies = BodyBudget(cast("asyncio.AbstractEventLoop", self), 64 << 20)
         self.intake = Intake(cast("Connection", self), self, self)  # type: ignore[arg-type]  # its own loop
         self.intake.open(cast("asyncio.Transport", self), "a")

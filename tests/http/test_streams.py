@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from router.app import App
-from router.edge.relay import PARTIAL_BYTES_MAX
+from router.edge.relay import PARTIAL_BYTES_MAX, Relay
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied
 from tests.support.recorded import LONG, RECORDED, SSE, Recorded, chunked, words
 
@@ -133,6 +133,32 @@ async def test_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
             places = [place + (rng.randint(1, 9) if rng.random() < odd else 0) for place in ends]
             kept = [each for each in places if rng.random() >= odd / 2]
             await check(cut(raw, *kept))
+
+
+@pytest.mark.inside
+@on_uvloop
+async def test_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream whose chunks come many in one read, as from an engine that was waited for, is the same stream, whatever
+    part of a chunk the reads end with; what is whole is passed at once."""
+    rng, player = random.Random(4), Player(RECORDED["chat"])
+    looked: list[bytes] = []
+    seen = Relay.body
+
+    def counted(relay: Relay, data: bytes) -> None:
+        looked.append(data)
+        seen(relay, data)
+
+    monkeypatch.setattr(Relay, "body", counted)
+    async with player.playing(monkeypatch) as check:
+        for odd in [0.0] * 20 + [0.2, 0.6] * 20:
+            events = words(*("x" * rng.choice((9, 10, 200)) for _ in range(rng.randint(60, 120))))
+            raw = chunked(events)
+            player.recorded = Recorded(raw, b"".join(events), used=(9, 8, 2), events=len(events))
+            ends = list(itertools.accumulate(map(framed_bytes, events), initial=raw.index(b"\r\n\r\n") + 4))
+            places = [place + (rng.randint(1, 99) if rng.random() < odd else 0) for place in ends[:-1]]
+            looked.clear()
+            await check(cut(raw, *places[:3], *sorted(rng.sample(places[3:], 5))))
+            assert odd or len(looked) < 50
 
 
 @on_uvloop

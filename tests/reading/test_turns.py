@@ -54,6 +54,34 @@ async def test_a_tenant_over_its_rate_has_nothing_parsed(
         assert len(engine.seen) == 2
 
 
+async def test_a_tenant_over_its_rate_need_not_send_its_body(engine: FakeEngine, tmp_path: Path) -> None:
+    """Where the body comes behind its head, the answer to the head is 429 and the connection ends: nothing of the body
+    is waited for or kept."""
+    ring = Keyring(tmp_path, rate={"requests_per_min": 1})
+    async with running(engine, **ring.settings) as app:
+        host, port = app.url.removeprefix("http://").split(":")
+        answers = list[bytes]()
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            (header,) = ring.of("rate").items()
+            lines = f"Host: x\r\n{header[0]}: {header[1]}\r\nContent-Length: {len(json.dumps(SHORT))}"
+            writer.write(f"POST {CHAT} HTTP/1.1\r\n{lines}\r\n\r\n".encode())
+            if not answers:
+                await writer.drain()
+                while not app.edge._server.clients or not next(iter(app.edge._server.clients))._receiver.requests:
+                    await asyncio.sleep(0)
+                writer.write(json.dumps(SHORT).encode())
+                answers.append(await reader.readuntil(b"\r\n"))
+            else:
+                answers.append(await reader.read())
+                assert app.edge._server.bodies.held_bytes == 0
+            writer.close()
+        assert [answer[9:12] for answer in answers] == [b"200", b"429"]
+        assert b"retry-after:" in answers[1].lower()
+        assert b"connection: close" in answers[1].lower()
+        assert len(engine.seen) == 1
+
+
 async def test_a_request_is_taken_from_the_rate_once(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """What was charged before its body was read is not charged again when it is placed; one that cannot be read has
     used the rate all the same."""

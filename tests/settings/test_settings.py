@@ -215,6 +215,11 @@ def test_a_hint_for_a_variable_is_what_was_meant_or_none(name: str, right: str |
     assert problem == f"unknown environment variable 'WARMROUTE_{name}'{near}"
 
 
+def test_what_pip_was_told_is_no_setting() -> None:
+    """Whoever exports WARMROUTE_NATIVE to install the router can start it in the same shell."""
+    assert load(env={"WARMROUTE_NATIVE": "1"}) == load()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [

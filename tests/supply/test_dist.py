@@ -17,7 +17,7 @@ from tests.supply.test_locks import lock_of
 from tests.supply.tool import tool
 
 EPOCH_S = "1700000000"
-SOURCES = ("deploy", "router", "loadtest", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("deploy", "requirements", "router", "loadtest", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 
 
 def clone(into: Path, mode: int) -> Path:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,3 +197,11 @@ def test_levels_change_while_it_runs(pipe: Pipe) -> None:
         logs.log_requests([record(id=name)])
     said = [line["message"] for line in pipe.lines()]
     assert said == ["e error", "d debug", "e debug", "request"]
+
+
+def test_where_it_listens_is_said_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of the log, which another thread writes to the same file, can come between the line and its end."""
+    written: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=written.append, flush=lambda: None))
+    logs.say_listening("http://a", "http://b")
+    assert written == ["listening http://a admin http://b\n"]

@@ -20,8 +20,8 @@ from router.core.facts.requests import TemplateInput  # noqa: E402
 from router.tokens import tokenizers as own  # noqa: E402
 from router.tokens.encoder import Prompts  # noqa: E402
 from router.tokens.probes import PROMPTS  # noqa: E402
+from tests.tokens.conftest import SPECIAL  # noqa: E402
 
-SPECIAL = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
     "{{ bos_token }}{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -31,23 +31,6 @@ CHATML = (
 HI = TemplateInput(messages=[{"role": "user", "content": "Hello, world"}])
 SECRET = "a word that must not be logged"
 Ask = Callable[[str, dict[str, Any]], Any]
-
-
-@pytest.fixture(scope="session")
-def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small byte-level BPE, as most models have one, that puts BOS around a text."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator([Path(__file__).read_text()], trainer)
-    made.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|bos|> $A", pair=None, special_tokens=[("<|bos|>", 0)]
-    )
-    return str(made.to_str())
 
 
 @pytest.fixture

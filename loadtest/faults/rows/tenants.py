@@ -107,30 +107,36 @@ def _judged(
 
 
 async def oracle(bench: Bench) -> list[Row]:
-    """What `append_only` tells a tenant of a prompt of another's: whether two guesses get different answers."""
+    """What `append_only` tells a tenant of a prompt of another's: how many guesses are answered otherwise where the
+    other said something else. A tenant's own earlier guesses count as what it said itself, in both cases."""
     bench.only_ours("it needs tenants")
     victim, attacker = Tenant("victim"), Tenant("attacker")
     file = bench.folder / "oracle.yaml"
     file.write_text(victim.entry + attacker.entry)
     flags = ("--set", f"auth.keys_file={file}", "--set", "observatory.append_only=reject")
-    system, answer, more = "You are a helpful assistant. " * 40, "I see. " * 100, "go on"
+    name = "append_only: guesses at another tenant's prompt whose answers depend on it"
+    secret = "".join(_ORACLE)
+    guesses = ("gamma", "The", _ORACLE[0], secret[:-4], secret)
 
-    def conversation(guess: str) -> bytes:
-        said = (("system", system), ("user", guess + "." * 600), ("assistant", answer), ("user", more))
-        return chat(messages=[{"role": role, "content": content} for role, content in said])
-
-    async def told(run: Run, tenant: Tenant, guess: str) -> tuple[int, str]:
-        headers = {**tenant.headers, "content-type": "application/json"}
-        path = f"{run.url}/v1/chat/completions"
-        async with run.http.post(path, data=conversation(guess), headers=headers) as response:
-            text = await response.text() if response.status != 200 else ""
-            return response.status, text + response.headers.get("x-warmroute-warning", "")
-
-    name = "append_only: guesses at another tenant's prompt that are told how far they are right"
-    try:
+    async def answers_beside(said: str) -> list[tuple[int, str]]:
         async with bench.running(1, flags, key=victim.key) as run:
-            await told(run, victim, "".join(_ORACLE))
-            got = [await told(run, attacker, guess) for guess in ("gamma", "The", _ORACLE[0], "".join(_ORACLE)[:-4])]
+            await _told(run, victim, said)
+            return [await _told(run, attacker, guess) for guess in guesses]
+
+    try:
+        worlds = [await answers_beside(said) for said in (secret, "x" * len(secret))]
     except ProcessError as error:
         return [row(27, name, 0, 0, note=f"the router does not start so: {error}"[:200])]
-    return [row(27, name, 0, sum(status == 409 or bool(text) for status, text in got), note=str(got[1])[:160])]
+    differ = [one for one, other in zip(*worlds, strict=True) if one != other]
+    return [row(27, name, 0, len(differ), note=str(differ)[:160] if differ else "")]
+
+
+async def _told(run: Run, tenant: Tenant, guess: str) -> tuple[int, str]:
+    """Status, and whatever words a tenant gets for a conversation of which only the first message is not known."""
+    system, answer, more = "You are a helpful assistant. " * 40, "I see. " * 100, "go on"
+    said = (("system", system), ("user", guess + "." * 600), ("assistant", answer), ("user", more))
+    body = chat(messages=[{"role": role, "content": content} for role, content in said])
+    headers = {**tenant.headers, "content-type": "application/json"}
+    async with run.http.post(f"{run.url}/v1/chat/completions", data=body, headers=headers) as response:
+        text = await response.text() if response.status != 200 else ""
+        return response.status, text + response.headers.get("x-warmroute-warning", "")

@@ -40,7 +40,7 @@ export class Page {
     const { step_s, points } = seen.timeline;
     const over = points.filter(({ at_s }) => at_s + step_s <= seen.now_s);
     const last = this.history.lastPercentiles();
-    text($("about"), `${seen.version} · up ${span(seen.uptime_s)}`);
+    text($("about"), `${seen.build || seen.version} · up ${span(seen.uptime_s)}`);
     showLinks($("links"), seen, this.openPage);
     showAttention($("attention"), { ...seen, timeline: { step_s, points: over } }, minute, last);
     this.toolbar.update(this.history.has, drawn, seen.now_s);

@@ -24,7 +24,7 @@ from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
-from router.core.prompts.canonical_messages import decode_loose, prompt_of, quick_ask
+from router.core.prompts.canonical_messages import SEEN_AS, decode_loose, prompt_of, quick_ask
 from router.core.prompts.messages_fields import MessagesBody
 from router.core.prompts.template_messages import messages_input
 
@@ -76,6 +76,7 @@ class Anthropic(UsageUnasked):
 
     name = "anthropic"
     says_done = False
+    seen_as = SEEN_AS
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""

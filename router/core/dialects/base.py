@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
@@ -14,6 +14,7 @@ class Dialect(Protocol):
 
     name: str
     says_done: bool  # a `[DONE]` follows the last event of its streams
+    seen_as: tuple[bytes, bytes]  # names of its bodies in a `Seen`: not kept, and kept; b"" where none are looked for
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody only for what no engine could take: not JSON, no object.
@@ -45,9 +46,10 @@ class Dialect(Protocol):
         """How the stream with these last events ended: OK, or FAILED if the engine reports an error. None: the stream
         is not whole."""
 
-    def with_usage(self, body: bytes) -> bytes:
-        """The same request, asking for usage at the end of its stream; spliced, not re-serialised. Not called when
-        usage will come anyway (`Ask.wants_usage`)."""
+    def with_usage(self, body: bytes, options: dict[str, Any] | None = None) -> bytes:
+        """The same request, asking for usage at the end of its stream; spliced, not re-serialised. `options` are those
+        that were read of the body (`Ask.stream_options`). Not called when usage will come anyway (`Ask.wants_usage`).
+        """
 
     def is_usage_event(self, event: bytes) -> bool:
         """Whether this event exists only because `with_usage` asked for it."""
@@ -63,7 +65,7 @@ class Dialect(Protocol):
 class UsageUnasked:
     """A dialect whose streams carry usage whether a request asks for it or not."""
 
-    def with_usage(self, body: bytes) -> bytes:
+    def with_usage(self, body: bytes, options: dict[str, Any] | None = None) -> bytes:
         """The body as it is."""
         return body
 

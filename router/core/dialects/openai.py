@@ -7,6 +7,7 @@ understood makes the prompt unknown (None), never the request invalid: the engin
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -17,7 +18,7 @@ from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.prompts.canonical_openai import prompt_of, quick_ask
+from router.core.prompts.canonical_openai import SEEN_AS, kept_ask, prompt_of, quick_ask
 from router.core.prompts.template_chat import ChatBody, decode_openai, openai_input
 
 
@@ -75,16 +76,16 @@ class OpenAI:
 
     name = "openai"
     says_done = True
+    seen_as = SEEN_AS
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for a body that is not a JSON object or names no model."""
-        if not keep:
-            ask = quick_ask(path, body, seen)
-            if ask is not None:
-                return ask
+        ask = kept_ask(path, body, seen) if keep else quick_ask(path, body, seen)
+        if ask is not None:
+            return ask
         fields = decode_openai(body)
         model = bodies.model_of(fields.model)
-        options = bodies.as_type(dict, fields.stream_options) or {}
+        options = bodies.as_type(dict, fields.stream_options)
         return Ask(
             model=model,
             prompt=prompt_of(path, fields),
@@ -95,8 +96,9 @@ class OpenAI:
             output_tokens_max=bodies.positive(fields.max_completion_tokens) or bodies.positive(fields.max_tokens),
             stored=bodies.as_type(bool, fields.store),
             response_id=bodies.as_type(str, fields.previous_response_id),
-            wants_usage=bool(options.get("include_usage")),
+            wants_usage=bool(options and options.get("include_usage")),
             metadata=bodies.metadata_of(fields.metadata),
+            stream_options=options,
             decoded=fields,
         )
 
@@ -149,7 +151,7 @@ class OpenAI:
                     return Ending.FAILED
         return None
 
-    def with_usage(self, body: bytes) -> bytes:
+    def with_usage(self, body: bytes, options: dict[str, Any] | None = None) -> bytes:
         """Ask for usage at the end of the stream; only called when the client did not.
 
         A last duplicate key wins in the JSON parsers of vLLM and SGLang (pydantic, json), so the option is
@@ -157,10 +159,9 @@ class OpenAI:
         engines send only with usage at the end, would reach the client, and is not asked for.
         """
         end = body.rindex(b"}")
-        options = bodies.as_type(dict, decode_openai(body).stream_options) or {}
-        merged = {**options, "include_usage": True}
+        merged = {**(options or {}), "include_usage": True}
         merged.pop("continuous_usage_stats", None)
-        return body[:end] + b',"stream_options":' + msgspec.json.encode(merged) + body[end:]
+        return b"".join((memoryview(body)[:end], b',"stream_options":', msgspec.json.encode(merged), body[end:]))
 
     def is_usage_event(self, event: bytes) -> bool:
         """The extra event has usage and no choices."""

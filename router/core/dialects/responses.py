@@ -62,6 +62,7 @@ class Responses(UsageUnasked, OpenAI):
 
     name = "responses"
     says_done = False
+    seen_as = (b"", b"")
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""

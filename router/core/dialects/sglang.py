@@ -100,6 +100,7 @@ class SGLang(UsageUnasked):
 
     name = "sglang"
     says_done = True
+    seen_as = (b"", b"")
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""

@@ -40,6 +40,26 @@ class Beginning:
     hint_bytes: int = 0  # offset behind the last breakpoint before the first user message's end; 0: none
     # What `chain_of` knows of it, by root and head: none of it is a fact of the prompt's.
     chains: dict[tuple[int, bytes], Any] = field(default_factory=dict, repr=False)
+    said: Said | None = field(default=None, repr=False)  # the messages, where templates are rendered with them
+
+
+class Said(Struct, eq=False):
+    """Decoded messages from a conversation's first on. Many beginnings of a conversation share a list, and none
+    changes what is in it."""
+
+    messages: list[Any]
+    count: int = 0  # leading messages of the list that belong to the beginning
+    held_bytes: int = 0  # memory that these messages take, an upper bound
+
+    def copy(self) -> Said:
+        """The same messages in a list of their own, to which more can be added."""
+        return Said(self.messages[: self.count], self.count, self.held_bytes)
+
+    def add(self, message: object, held_bytes: int) -> None:
+        """Put a message behind the others, which takes so many bytes of memory."""
+        self.messages.append(message)
+        self.count += 1
+        self.held_bytes += held_bytes
 
 
 # What stands before a prompt's messages: its canonical bytes; where the last breakpoint in them is; and `arguments` and
@@ -115,11 +135,13 @@ class Ask(Struct, eq=False):
     wants_usage: bool = False  # the stream will report usage: the client asked, or the dialect always does
     metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
     step: str = ""  # an agent's step, as the request names it; "": none
+    stream_options: dict[str, Any] | None = None  # the request's own; dropped once its body is what goes on
+    new_bytes: int = 0  # of the body, where its beginning was read with an earlier one: those that were not; 0: all
     decoded: object = None  # the dialect's decoded body, for its `template_input`
 
     def __eq__(self, other: object) -> bool:
-        """Whether they ask for the same, whatever they were decoded to."""
-        return isinstance(other, Ask) and _same(self, other, self.__struct_fields__[:-1])
+        """Whether they ask for the same, however they were read."""
+        return isinstance(other, Ask) and _same(self, other, self.__struct_fields__[:-2])
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -39,7 +39,11 @@ class FleetMeans:
     @property
     def common(self) -> Speeds:
         """The speeds of the kind with the most answers: for figures that name no replica."""
-        return max(self.speeds.values(), key=lambda speeds: speeds.answers, default=Speeds())
+        most: Speeds | None = None
+        for speeds in self.speeds.values():
+            if most is None or speeds.answers > most.answers:
+                most = speeds
+        return most if most is not None else Speeds()
 
     def guessed(self, *, right: bool) -> None:
         """A prompt that nobody was known to hold was placed on a guess, which was right or wrong."""

@@ -1,13 +1,16 @@
 """Beginnings of bodies that were read before, so that of the next turn only what is new is read.
 
 An agent sends its whole conversation each turn. Most of such a body, byte for byte, came with the turn before: it
-need not be decoded, rendered and hashed again. A body is hashed in cells of 8 KB, each seeded with the one before (20
+need not be decoded, written and hashed again. A body is hashed in cells of 8 KB, each seeded with the one before (20
 GB/s; scanning JSON for the end of a string takes five times as long). A cell's key stands for all bytes up to its
 end, and leads to the last message that ended by then. JSON says where a message ends without looking further, so a
 body with the same cells has the same messages up to there. The rest is put behind the body's head and a stand-in for
 the known messages, and decoded as a body of its own: what the parser would make of the whole (the model behind the
 messages, a field twice) it still makes of it. The stand-in is a byte that the body has nowhere. So where it comes out
 first in the messages that count, no other list was taken for them.
+
+Where token ids are made too, the decoded messages are kept with their beginnings: a template is
+rendered with all of a conversation's messages.
 
 What is found is exact but for collisions of a 64-bit hash with a secret seed. Whatever is odd (messages twice, not at
 the top level, malformed) is read as if nothing had been seen. Nothing here is safe in two threads at once: each
@@ -19,11 +22,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
-from router.core.facts.requests import Beginning, Heading, Prompt
+from router.core.facts.requests import Beginning, Heading, Prompt, Said
+from router.core.prompts.bodies import VALUES_A_PART
 from router.core.prompts.canonical import Chat
 
 CELL_BYTES = 8 << 10
@@ -32,9 +37,12 @@ HEAD_BYTES_MAX = 256 << 10  # bytes of a body before its first message
 SHARE_MIN = 4  # a body is read from what is known on if that is at least this part of it, a quarter
 # What is remembered, in bytes as tracemalloc has them: of a message that a cell leads to, of a cell, and of its keys.
 MARK_BYTES, CELL_ENTRY_BYTES, CELL_KEYS_BYTES = 1_500, 120, 800
+# Of a decoded message: its own, one of its objects or arrays, one value in these, a character, a place in a list.
+MESSAGE_BYTES, OBJECT_BYTES, VALUE_BYTES, CHARACTER_BYTES_MAX, LIST_ENTRY_BYTES = 500, 300, 100, 4, 8
 # Stands for the known messages. No body that holds this byte is put together: so no other list begins with it.
 _ODD_BYTE = b"\x7f"
 _KNOWN = b'"\x7f"'
+_ESCAPE = b"\\u"  # begins the escape of a character that may be none of ASCII
 # What a cell has that leads to no message. _MET: the cell was seen, and its body read whole. _BARREN: the cell ends
 # within the first message.
 _MET, _BARREN = "met", "barren"
@@ -49,6 +57,9 @@ class Mark:
     at: int
     head: bytes  # the body up to the bracket before the first message, bracket included
     beginning: Beginning | None  # None: the mark is at the bracket that ends `head`
+    # Brackets and commas of the messages, those in strings included.
+    brackets: int = 0
+    commas: int = 0
 
 
 @dataclass(slots=True)
@@ -59,6 +70,18 @@ class Place:
     known: int  # number of leading cells that are known
     mark: Mark
     rest: bytes  # a body: the head, a string instead of the known messages, and the others
+
+    def has_at_most(self, parts_max: int) -> bool:
+        """Whether the body surely has no more parts and values than that, as `excess` counts them. False: it
+        may have."""
+        mark, rest = self.mark, self.rest
+        brackets = mark.brackets + rest.count(b"{") + rest.count(b"[")
+        return brackets <= parts_max and mark.commas + rest.count(b",") <= VALUES_A_PART * parts_max
+
+    def said(self) -> Said:
+        """The known messages as they were decoded, none where none are known, in a list to which more can be added."""
+        beginning = self.mark.beginning
+        return beginning.said.copy() if beginning is not None and beginning.said is not None else Said([])
 
     def new(self, messages: Sequence[Raw]) -> Sequence[Raw] | None:
         """The messages that were not known, of all that `rest` was found to have; None if it is not what it was put
@@ -79,15 +102,25 @@ class Seen:
         self._old: dict[int, Mark | str] = {}
         self._bytes = 0
         self._heads: dict[int, Heading] = {}
+        self._looked: tuple[bytes, bytes, Place | None] | None = None  # body, dialect and place that `look` was asked
 
     def apart(self, whose: bytes) -> None:
         """Find only what was read for this name, until the next call: how fast a body is read would tell others of it.
         b"": everybody who need not be kept apart."""
         self._seed = xxh3_64_intdigest(whose, self._first_seed) if whose else self._first_seed
 
+    def look(self, body: bytes, dialect: bytes) -> Place | None:
+        """What `find` says of the same body next, asked before."""
+        place = self.find(body, dialect)
+        self._looked = (body, dialect, place)
+        return place
+
     def find(self, body: bytes, dialect: bytes) -> Place | None:
         """The longest known beginning of a body. None where reading it whole is cheaper: it shares little with any
         other, or was not worth it before; or where it cannot be said where its messages begin."""
+        looked, self._looked = self._looked, None
+        if looked is not None and looked[0] is body and looked[1] == dialect:
+            return looked[2]
         if len(body) < CELLS_MIN * self._cell_bytes:
             return None
         cells = self._cells(body, dialect)
@@ -114,15 +147,23 @@ class Seen:
         place: Place,
         body: bytes,
         messages: Sequence[Raw],
-        write: Callable[[Raw], None],
+        write: Callable[[Raw], Any],
         read_whole: Callable[[], Prompt | None],
+        said: Said | None = None,
     ) -> Prompt:
         """The prompt of a body of which all but these messages is known: each is written to `chat`, and remembered.
+        `write` returns a message as it was decoded, which is put behind those `said` before, if they are kept.
         `read_whole` reads the body as if nothing had been seen, should the prompt be asked for its text."""
         ends: list[tuple[int, Beginning]] = []
+        held = said.held_bytes if said is not None else 0
         for message, end in zip(messages, _ends_of(body, place.mark.at, messages), strict=True):
-            write(message)
-            ends.append((end, chat.beginning()))
+            decoded, beginning = write(message), chat.beginning()
+            if said is not None:
+                said.add(decoded, _decoded_bytes(decoded, bytes(message)))
+                beginning.said = Said(said.messages, said.count, said.held_bytes)
+            ends.append((end, beginning))
+        if said is not None:
+            self.spend(said.held_bytes - held + LIST_ENTRY_BYTES * said.count)
 
         def whole() -> Prompt | None:
             self.spend(len(body) // 8)
@@ -134,7 +175,7 @@ class Seen:
         """Remember these messages, each by its end in the body, in order. Returns those that can be found again."""
         made: list[Beginning] = []
         mark: Mark | str = place.mark if place.mark.beginning else _BARREN
-        at = 0
+        at, counted = 0, place.mark
         for index in range(place.known, len(place.cells)):
             before, upto = at, (index + 1) * self._cell_bytes
             while at < len(ends) and ends[at][0] <= upto:
@@ -142,7 +183,7 @@ class Seen:
             if at > before:
                 end, beginning = ends[at - 1]
                 made.append(beginning)
-                mark = Mark(end, place.mark.head, beginning)
+                mark = counted = _counted(body, counted, end, beginning)
             self._young[place.cells[index]] = mark
         cells = len(place.cells) - place.known
         heads = 0 if place.mark.beginning else len(place.mark.head)
@@ -180,12 +221,35 @@ class Seen:
             found = self._old.get(cell)
             if found is not None:
                 self._young[cell] = found
-                held = MARK_BYTES + len(found.head) + found.at // 64 if isinstance(found, Mark) else 0
-                self.spend(CELL_ENTRY_BYTES + held)
+                self.spend(CELL_ENTRY_BYTES + (_held(found) if isinstance(found, Mark) else 0))
         return found
 
 
 _MASK = (1 << 64) - 1
+
+
+def _decoded_bytes(message: object, raw: bytes) -> int:
+    """Memory that a decoded message takes, which was `raw`: an upper bound, and close where it has strings alone."""
+    if isinstance(message, dict) and all(isinstance(value, str) for value in message.values()):
+        sizes: list[int] = [value.__sizeof__() for value in message.values()]
+        return MESSAGE_BYTES + sum(sizes)
+    characters = len(raw) * (1 if raw.isascii() and _ESCAPE not in raw else CHARACTER_BYTES_MAX)
+    objects = raw.count(b"{") + raw.count(b"[")
+    return MESSAGE_BYTES + characters + OBJECT_BYTES * objects + VALUE_BYTES * raw.count(b",")
+
+
+def _held(mark: Mark) -> int:
+    """Bytes that a mark keeps in memory."""
+    said = mark.beginning.said if mark.beginning is not None else None
+    more = said.held_bytes + LIST_ENTRY_BYTES * said.count if said is not None else 0
+    return MARK_BYTES + len(mark.head) + mark.at // 64 + more
+
+
+def _counted(body: bytes, before: Mark, end: int, beginning: Beginning) -> Mark:
+    """The mark at this end of a message, behind another mark of the body."""
+    at = before.at
+    brackets = before.brackets + body.count(b"{", at, end) + body.count(b"[", at, end)
+    return Mark(end, before.head, beginning, brackets, before.commas + body.count(b",", at, end))
 
 
 def _ends_of(body: bytes, at: int, messages: Sequence[Raw]) -> list[int]:

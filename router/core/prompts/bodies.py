@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.placements import Usage
+from router.core.prompts import interpreter
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
 
@@ -21,9 +22,16 @@ USAGE_TOKENS_MAX = 1 << 30  # no prompt or answer has more; sums of what engines
 METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
 
 VALUES_A_PART = 32  # numbers and strings that may come with each object or array: ids of two million tokens by default
-LOOKS_MAX = 2_048  # brackets looked at one by one, before the whole body is scanned
+# Brackets looked at one by one before the whole body is scanned: so many, or one for so many bytes.
+LOOKS_MAX, BYTES_A_LOOK = 2_048, 128
 SLICE_BYTES = 32 << 10  # scanned in one go: half a millisecond at most
-_BEFORE_BRACKET = b"[,: \t\r\n"  # an object or array begins behind one of these
+QUOTES_MAX = 1_024  # quotes in a slice that are looked at one by one; where they are denser, escapes are taken out
+PARTS, DEPTH = "parts", "depth"  # what there may be too much of
+_WHITE = b" \t\r\n"
+_BEFORE_BRACKET = b"[,:" + _WHITE  # an object or array begins behind one of these
+# What the bracket of an object or an array that has anything in it is followed by. Quotes within strings are escaped.
+_IN_OBJECT = b'"' + _WHITE
+_IN_ARRAY = b'"[{-0123456789tfnNI' + _WHITE
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -46,61 +54,59 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
 
 
-def nests_deeper(body: bytes, depth_max: int) -> bool:
-    """Whether objects and arrays in this JSON are within one another more than `depth_max` deep. What is no JSON may
-    be said to be either.
+def excess(body: bytes, depth_max: int, parts_max: int) -> str:
+    """What there is too much of in this JSON; "" where nothing is. DEPTH: objects and arrays are within one another
+    more than `depth_max` deep. PARTS: more than `parts_max` of them begin (messages, their parts, tools, and whatever
+    is in them), or there are more than VALUES_A_PART times as many values, such as the ids of a prompt. What is no JSON
+    may be said to have either.
 
-    A few microseconds where few brackets are where an object or array may begin, else some 5 ms a megabyte.
+    Some 10 us for 200 KB where few objects and arrays may begin, strings included, else some 2 ms a megabyte.
     """
-    left = depth_max - 1  # the first of all has nothing before it
-    if len(body) <= 2 * depth_max:
-        return False
-    for bracket in (b"[", b"{"):
-        at = body.find(bracket)
-        for _ in range(LOOKS_MAX):
-            if at < 0:
-                break
-            if body[at - 1] in _BEFORE_BRACKET:
-                left -= 1
-                if left < 0:
-                    return _depth(body, depth_max) > depth_max
-            at = body.find(bracket, at + 1)
-        else:
-            return _depth(body, depth_max) > depth_max
-    return False
-
-
-def has_more_parts(body: bytes, parts_max: int) -> bool:
-    """Whether more than `parts_max` objects and arrays begin in this JSON (messages, their parts, tools, and whatever
-    is in them), or it has more than VALUES_A_PART times as many values, such as the ids of a prompt. What is no JSON
-    may be said to be either.
-
-    Below a millisecond a megabyte where there are few brackets and commas at all, strings included, else some 5 ms.
-    """
-    values_max = VALUES_A_PART * parts_max
-    if body.count(b"{") + body.count(b"[") <= parts_max and body.count(b",") <= values_max:
-        return False
-    parts = values = 0
+    if _is_plain(body, depth_max, parts_max):
+        return ""
+    parts = values = depth = deepest = 0
     for piece in _outside_strings(body):
         parts += piece.count(b"{") + piece.count(b"[")
         values += piece.count(b",")
-        if parts > parts_max or values > values_max:
-            return True
-    return False
-
-
-def _depth(body: bytes, enough: int) -> int:
-    """The depth of the deepest place, or of one deeper than `enough`."""
-    depth = deepest = 0
-    for piece in _outside_strings(body):
+        if parts > parts_max or values > VALUES_A_PART * parts_max:
+            return PARTS  # before the depth, which takes far longer where brackets are many
         steps = piece.translate(_STEPS, _NO_BRACKETS)
         if not steps:
             continue
         deepest = max(deepest, *accumulate(memoryview(steps).cast("b"), initial=depth))
         depth += 2 * steps.count(b"\x01") - len(steps)
-        if deepest > enough:
-            break
-    return deepest
+        if deepest > depth_max:
+            return DEPTH
+    return ""
+
+
+def _is_plain(body: bytes, depth_max: int, parts_max: int) -> bool:
+    """Whether a glance tells that nothing is too much. Brackets are found one by one: to count them, which looks at
+    each byte, takes five times as long where they are few."""
+    size = len(body)
+    if size <= 2 * depth_max and size <= parts_max:
+        return True
+    if size > VALUES_A_PART * parts_max:  # a value takes a byte at least
+        return False
+    # As many may yet begin. The first of all has nothing before it, and the innermost may have nothing in it.
+    begin, parts = depth_max - 2, parts_max
+    looks_max = max(LOOKS_MAX, size // BYTES_A_LOOK)
+    for bracket, inside in ((b"[", _IN_ARRAY), (b"{", _IN_OBJECT)):
+        at = body.find(bracket)
+        for _ in range(looks_max):
+            if at < 0:
+                break
+            parts -= 1
+            before = body[at - 1]
+            if body[at + 1 : at + 2] in inside and before in _BEFORE_BRACKET:
+                # Code and prose in strings have brackets behind a blank: behind that blank stands a word or a sign.
+                begin -= before not in _WHITE or body[at - 2] in _BEFORE_BRACKET
+            if begin < 0 or parts < 0:
+                return False
+            at = body.find(bracket, at + 1)
+        else:
+            return False
+    return True
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
@@ -108,12 +114,35 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
     at = inside = 0
     while at < len(body):
         piece = body[at : at + SLICE_BYTES]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape stays whole
+        if _escapes(piece):  # an escape stays whole
             piece = body[at : at + SLICE_BYTES + 1]
         at += len(piece)
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        interpreter.let_others()
+        parts = piece.split(b'"')
+        if len(parts) <= QUOTES_MAX:
+            parts = _rejoined(parts, inside)
+        else:
+            parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b"".join(parts[inside::2])
         inside ^= ~len(parts) & 1
+
+
+def _rejoined(parts: list[bytes], inside: int) -> list[bytes]:
+    """Parts between quotes, without those that an escaped quote parts from the one before: what is left stands in turns
+    outside and inside of strings. The first stands `inside` one, or does not."""
+    kept: list[bytes] = []
+    outside, escaped = bool(inside), False
+    for part in parts:
+        if not escaped:
+            kept.append(part)
+            outside = not outside
+        escaped = not outside and part.endswith(b"\\") and _escapes(part)
+    return kept
+
+
+def _escapes(part: bytes) -> bool:
+    """Whether the byte behind this part of a string is escaped."""
+    return (len(part) - len(part.rstrip(b"\\"))) % 2 == 1
 
 
 def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:

@@ -26,6 +26,7 @@ from msgspec import Raw
 from xxhash import xxh3_128_digest
 
 from router.core.facts.requests import OPAQUE_BYTES, Beginning, Heading, Joint, Prompt
+from router.core.prompts import interpreter
 from router.core.prompts.blocks import SPANS_MAX
 from router.core.prompts.bodies import UNREADABLE
 
@@ -44,6 +45,7 @@ LATE_ARGUMENTS = frozenset((
     "add_generation_prompt", "clear_thinking", "continue_final_message", "drop_thinking", "enable_thinking",
     "preserve_thinking", "thinking", "truncate_history_thinking",
 ))  # fmt: skip
+OTHERS_AFTER = 0xFE  # every 128 messages, which take a tenth of a millisecond, other threads have a turn
 NO_EFFORT = "none"  # thinking switched off: engines tell templates that by `enable_thinking` too
 
 Part = str | bytes  # text, or the identity of something that is not text
@@ -136,6 +138,8 @@ class Chat:
                 text = _without_billing(text)
             lead, data = _LEADS.get(role) or RS + role.encode() + US, text.encode()
             out += lead, data
+            if not len(out) & OTHERS_AFTER:
+                interpreter.let_others()
             start = end
             end += len(lead) + len(data)
             if role == "assistant":
@@ -205,6 +209,7 @@ class Chat:
 
     def prompt(self) -> Prompt:
         """All that was written."""
+        interpreter.let_others()
         return self._prompt(b"".join([*self._head, *self._out]), sum(map(len, self._head)))
 
     def joined(self, ends: list[Beginning], whole: Callable[[], Prompt | None]) -> Prompt:
@@ -230,6 +235,7 @@ _LEADS = {role: RS + role.encode() + US for role in ("system", "user", "assistan
 
 def _tool(tool: object) -> object:
     """The tool as vLLM's FunctionDefinition prints it: name, description, parameters, then the rest; no nulls."""
+    interpreter.let_others()
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(function, dict):
         return tool

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Ask, Heading, Prompt
+from router.core.facts.requests import Ask, Heading, Prompt, Said
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.bodies import UNREADABLE
@@ -28,8 +28,11 @@ from router.core.prompts.messages_fields import (
     decode_messages,
     decode_tools,
     system_text,
+    with_messages,
 )
 from router.core.prompts.template_chat import Unfit
+
+SEEN_AS = (b"anthropic", b"anthropic, kept")  # names of bodies in a `Seen`
 
 
 class _Source(msgspec.Struct):
@@ -47,10 +50,13 @@ def decode_loose(body: bytes) -> LooseBody:
 def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
     """The request, if every field has the right type, as in nearly all requests; else None."""
     try:
-        prompt = None
-        if seen is not None and not keep and (place := seen.find(body, b"anthropic")):
+        prompt, new_bytes = None, 0
+        if seen is not None and (place := seen.find(body, SEEN_AS[keep])):
             fields: Head = decode_head(place.rest)
-            prompt = _seen_prompt(fields, body, seen, place)
+            said = place.said() if keep else None
+            prompt = _seen_prompt(fields, body, seen, place, said)
+            if prompt is not None and said is not None:
+                fields, new_bytes = with_messages(fields, said.messages), len(place.rest)
         if prompt is None:
             quick = fields = decode_body(body)
             chat = Chat()
@@ -70,25 +76,25 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
         most if most is not None and most > 0 else None,
         wants_usage=True,
         metadata=bodies.metadata_of(fields.metadata),
+        new_bytes=new_bytes,
         decoded=fields if keep else None,
     )
 
 
-def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place) -> Prompt | None:
+def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place, said: Said | None) -> Prompt | None:
     messages = place.new(fields.messages)
     if messages is None:
         return None
     chat = Chat(place.mark.beginning)
     parts = [fields.tools, fields.system, fields.chat_template_kwargs, fields.output_config, fields.thinking]
     chat.rendered(seen.rendered(parts, lambda: _heading(fields)))
-    return seen.go_on(
-        chat,
-        place,
-        body,
-        messages,
-        lambda message: _message(chat, decode_message(message)),
-        lambda: prompt_of(decode_loose(body)),
-    )
+
+    def write(raw: Raw) -> Message:
+        message: Message = decode_message(raw)
+        _message(chat, message)
+        return message
+
+    return seen.go_on(chat, place, body, messages, write, lambda: prompt_of(decode_loose(body)), said)
 
 
 def _heading(fields: Fields) -> Heading:

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.facts.requests import Ask, Heading, Prompt
-from router.core.prompts import bodies
-from router.core.prompts.beginnings import Seen
+from router.core.facts.requests import Ask, Heading, Prompt, Said
+from router.core.prompts import bodies, interpreter
+from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.bodies import UNREADABLE, given
 from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.openai_fields import (
@@ -30,10 +30,10 @@ from router.core.prompts.openai_fields import (
     decode_quick,
     decode_rest,
 )
-from router.core.prompts.template_chat import ChatBody, Odd, decode_openai
+from router.core.prompts.template_chat import ChatBody, Odd, decode_kept, decode_openai
 
 TOKEN_ID_BYTES = 4
-
+SEEN_AS = (b"openai", b"openai, kept")  # names of bodies in a `Seen`
 
 ARGUMENTS = ("chat_template_kwargs", "reasoning_effort")
 HEAD = ("functions", "documents", "chat_template", *ARGUMENTS)
@@ -76,15 +76,34 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
         fields.previous_response_id,
         bool(options.get("include_usage")) if options else False,
         bodies.metadata_of(fields.metadata),
+        "",
+        options,
     )
 
 
-def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
-    """A request of a known conversation: only its new messages are read. None where new messages cannot be told
-    apart."""
-    place = seen.find(body, b"openai")
-    if place is None:
+def kept_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
+    """A request of a known conversation with all of its messages, of which only the new ones are decoded; else None."""
+    try:
+        place = seen.find(body, SEEN_AS[1]) if seen is not None else None
+        if seen is None or place is None:
+            return None
+        kept, said = decode_kept(place.rest), place.said()
+        ask = _go_on(path, body, seen, place, said)
+    except UNREADABLE:
         return None
+    if ask is not None:
+        kept.messages, ask.decoded, ask.new_bytes = said.messages, kept, len(place.rest)
+    return ask
+
+
+def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
+    place = seen.find(body, SEEN_AS[0])
+    return _go_on(path, body, seen, place, None) if place is not None else None
+
+
+def _go_on(path: str, body: bytes, seen: Seen, place: Place, said: Said | None) -> Ask | None:
+    """A request of a known conversation: only its new messages are read, and put behind those that were `said` where
+    they are kept. None where new messages cannot be told apart."""
     fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
     # mm_processor_kwargs may stand behind messages that were read without them.
@@ -92,14 +111,13 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
         return None
     chat = Chat(place.mark.beginning)
     chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
-    prompt = seen.go_on(
-        chat,
-        place,
-        body,
-        messages,
-        lambda message: _message(chat, decode_message(message)),
-        lambda: prompt_of(path, decode_openai(body)),
-    )
+
+    def write(raw: Raw) -> dict[str, Any]:
+        message: dict[str, Any] = decode_message(raw)
+        _message(chat, message)
+        return message
+
+    prompt = seen.go_on(chat, place, body, messages, write, lambda: prompt_of(path, decode_openai(body)), said)
     return _ask(fields, prompt)
 
 
@@ -133,6 +151,7 @@ def _given_prompt(raw: Raw) -> Prompt | None:
 
 
 def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]]) -> Prompt:
+    interpreter.let_others()
     chat = Chat()
     if given(fields.mm_processor_kwargs):
         chat.media = arguments(fields.mm_processor_kwargs)
@@ -162,6 +181,7 @@ def _messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
     at = chat.texts(messages)
     while at < len(messages):
         _message(chat, messages[at])
+        interpreter.let_others()
         at = chat.texts(messages, at + 1)
 
 

@@ -72,8 +72,13 @@ def for_vllm(given: TemplateInput, traits: Traits, defaults: Mapping[str, Any]) 
     return Rendering(fitted, tools, kwargs, given.add_generation_prompt, given.continue_final_message)
 
 
+_PLAIN_ROLES = frozenset(("user", "assistant"))
+
+
 def _vllm_message(message: Message, *, parts: bool) -> Message:
     role, content = message["role"], message.get("content")
+    if len(message) == 2 and isinstance(content, str) and role in _PLAIN_ROLES:  # as most messages are
+        return {"role": role, "content": [_vllm_part(content)] if parts else content}
     listed = content if isinstance(content, list) else [] if content is None else [content]
     if role == "system":
         listed = [part for each in listed if (part := _unbilled(each)) is not None]

@@ -97,6 +97,12 @@ decode_blocks = msgspec.json.Decoder(str | list[Block]).decode
 decode_tools = msgspec.json.Decoder(list[Tool]).decode
 
 
+def with_messages(head: Head, messages: list[Message]) -> MessagesBody:
+    """The body with these fields and messages."""
+    fields = {name: getattr(head, name) for name in head.__struct_fields__}
+    return MessagesBody(**fields | {"messages": messages})
+
+
 def as_function(tool: Tool) -> dict[str, Any]:
     """The tool as the function that vLLM shows to a template."""
     schema = tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"}

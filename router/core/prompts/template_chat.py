@@ -71,6 +71,12 @@ class ChatBody(msgspec.Struct):
     thinking: Raw = ABSENT
 
 
+class Kept(ChatBody, kw_only=True):
+    """A body whose messages are JSON as yet: those that were decoded before, and these, take their place."""
+
+    messages: list[Raw] = []  # type: ignore[assignment]  # the list of decoded ones is put here before it is read
+
+
 class Odd(ChatBody, kw_only=True):
     """A body whose messages no engine would take; all else is read."""
 
@@ -80,6 +86,7 @@ class Odd(ChatBody, kw_only=True):
 _ELSEWHERE = tuple(ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])
 _BODY = msgspec.json.Decoder(ChatBody)
 _ODD = msgspec.json.Decoder(Odd)
+decode_kept = msgspec.json.Decoder(Kept).decode
 _decode_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode

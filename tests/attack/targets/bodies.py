@@ -11,12 +11,12 @@ from router.core.dialects import PATHS, BadBody, Dialect, tenancy, warming
 from router.core.dialects.forms import form_model
 from router.core.dialects.repairs import REPAIRS, Repairs
 from router.core.facts.requests import Ask
-from router.core.prompts.bodies import nests_deeper, step_of
+from router.core.prompts.bodies import step_of
 from router.prewarm import prefixes
 from tests.attack.target import Target
 from tests.core.prompts.test_beginnings import memory, told
 from tests.core.prompts.test_beginnings import read as reading
-from tests.core.prompts.test_nesting import depth
+from tests.core.prompts.test_nesting import depth, nests_deeper
 
 DEPTH_MAX = 64
 SALT = b"5" * 64
@@ -47,8 +47,9 @@ def _edited(path: str, dialect: Dialect, data: bytes) -> None:
     assert all(isinstance(name, str) for name in tenancy.adapters(found))
     before = told(ask)
     if ask.stream and not ask.wants_usage:
-        after = dialect.parse(path, dialect.with_usage(data))
-        assert after.wants_usage or dialect.with_usage(data) == data
+        asking = dialect.with_usage(data, ask.stream_options)
+        after = dialect.parse(path, asking)
+        assert after.wants_usage or asking == data
         assert _but_usage(after) == _but_usage(ask), f"{path}: asking for usage changed the request"
     apart = tenancy.without_shared(data, found, "resp_x")
     assert told(dialect.parse(path, apart)) == before
@@ -76,7 +77,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def _but_usage(ask: Ask) -> object:
-    ask.wants_usage = True
+    ask.wants_usage, ask.stream_options = True, None
     return told(ask)
 
 

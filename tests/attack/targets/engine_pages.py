@@ -10,7 +10,7 @@ import msgspec
 
 from router.core.fleet.engine_metrics import NUMBER_MAX, engines, parse_load
 from router.engines.probe import MODELS_MAX, ProbeFailed, Prober
-from router.engines.ranks import RANKS_MAX, Ranks
+from router.engines.ranks import RANKS_MAX, VERSION_CHARS_MAX, Ranks
 from router.tokens.encoder import _tokens
 from tests.attack.target import Target
 
@@ -73,8 +73,10 @@ async def _asked(data: bytes) -> None:
         assert 0 < len(served) <= MODELS_MAX
         assert all(isinstance(model.name, str) and isinstance(model.created, int) for model in served)
     ranks = cast("Any", Ranks.__new__(Ranks))
-    ranks._session, ranks._page_bytes_max, ranks._counts, ranks._asked_s = _Page(data), PAGE_BYTES_MAX, {}, {}
+    ranks._session, ranks._page_bytes_max = _Page(data), PAGE_BYTES_MAX
+    ranks._counts, ranks._asked_s, ranks._versions = {}, {}, {}
     assert 1 <= await ranks.count("http://x") <= RANKS_MAX
+    assert len(ranks.version("http://x")) <= VERSION_CHARS_MAX
 
 
 def tokenized(data: bytes) -> None:

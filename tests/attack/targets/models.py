@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from router.core.dialects import PATHS, BadBody
-from router.core.prompts.bodies import nests_deeper
 from router.core.prompts.template_chat import Unfit
 from router.tokens.ask_engine import ask_body
 from router.tokens.sandbox import CannotRender
@@ -18,6 +17,7 @@ from router.tokens.templates import SGLANG, VLLM, ChatTemplate
 from router.tokens.tokenizers import CannotLoad, Folder
 from tests.attack.target import Target
 from tests.attack.targets.bodies import DEPTH_MAX, WORDS
+from tests.core.prompts.test_nesting import nests_deeper
 
 FILES = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "chat_template.json", "chat_template.jinja")
 TEMPLATES = {

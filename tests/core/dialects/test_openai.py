@@ -217,7 +217,7 @@ def test_what_placement_needs_to_know() -> None:
         store=True,
         previous_response_id="resp_1",
     )
-    expected = Ask("lora", None, True, b"s", "k", 7, True, "resp_1", True)
+    expected = Ask("lora", None, True, b"s", "k", 7, True, "resp_1", True, stream_options={"include_usage": True})
     assert ask == expected
     wrong = parse(stream="yes", stream_options=[1], cache_salt=3, prompt_cache_key={}, max_tokens=-5, store="x")
     assert wrong == Ask("m")

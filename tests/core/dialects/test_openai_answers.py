@@ -109,7 +109,7 @@ def test_an_error_in_the_first_event_is_seen(chunk: bytes, status: int | None) -
 def test_asking_for_usage_leaves_every_other_byte(body: bytes) -> None:
     """The option is spliced in before the last brace; what the client wrote stays, and its other options hold.
     Usage in every event, which would reach the client, is not asked for."""
-    asked = OPENAI.with_usage(body)
+    asked = OPENAI.with_usage(body, OPENAI.parse("/v1/chat/completions", body).stream_options)
     end = body.rindex(b"}")
     assert asked.startswith(body[:end])
     assert asked.endswith(body[end:])

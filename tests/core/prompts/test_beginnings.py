@@ -51,6 +51,15 @@ def read(path: str, body: bytes, seen: Seen | None, *, keep: bool = False) -> ob
         return error.code, str(error)
 
 
+def kept(path: str, body: bytes, seen: Seen | None) -> object:
+    """What is told of a body that is kept, and what a template is rendered with, the order of keys included."""
+    try:
+        ask = PATHS[path].parse(path, body, seen=seen)
+    except BadBody as error:
+        return error.code, str(error)
+    return told(ask), repr(PATHS[path].template_input(path, body, ask.decoded))
+
+
 JUNK = st.recursive(
     st.sampled_from([None, True, 0, 3.0, 10**30, "", "x", "\x7f", "user"]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "text", "role"]), inner),
@@ -125,6 +134,7 @@ def test_a_memory_changes_nothing(talk: tuple[str, list[bytes]]) -> None:
         assert read(path, body, None) == without
         assert read(path, body, large) == without
         assert read(path, body, small) == without
+        assert kept(path, body, large) == kept(path, body, small) == kept(path, body, None)
 
 
 @given(path=st.sampled_from([*PATHS]), name=st.sampled_from(["model", "stream", "max_tokens", "messages"]), value=JUNK)
@@ -154,6 +164,22 @@ def test_of_the_next_turn_only_what_is_new_is_read(path: str, dialect: Dialect) 
     assert ask.prompt is not None
     assert 0 < len(ask.prompt.text) < ask.prompt.size / 6
     assert ask.prompt.text in dialect.parse(path, conversation(path, 27)).prompt.text  # type: ignore[union-attr]
+
+
+@ROWS
+def test_a_template_is_given_all_messages_of_a_known_conversation(path: str, dialect: Dialect) -> None:
+    """Those that were decoded with earlier turns and the new ones, in every branch of the conversation."""
+    seen, other = memory(), memory()
+    for turns in (21, 23, 25, 27, 23, 25, 21):
+        for body in (conversation(path, turns), conversation(path, turns).replace(b"20 words", b"20 WORDS")):
+            assert kept(path, body, seen) == kept(path, body, None)
+            dialect.parse(path, body, keep=False, seen=other)
+    ask = dialect.parse(path, conversation(path, 29), seen=seen)
+    assert ask.prompt is not None
+    assert 0 < len(ask.prompt.text) < ask.prompt.size / 6
+    ask = dialect.parse(path, conversation(path, 29), seen=other)
+    assert ask.prompt is not None
+    assert not ask.prompt.skipped_bytes, "a memory without decoded messages was used"
 
 
 @ROWS
@@ -223,6 +249,7 @@ def test_what_is_odd_is_read_as_if_nothing_had_been_seen(body: bytes) -> None:
     seen = memory()
     for each in (SAID, SAID, SAID, body, TURN, body, body, TURN):
         assert read(CHAT, each, seen) == read(CHAT, each, None, keep=True)
+        assert kept(CHAT, each, seen) == kept(CHAT, each, None)
 
 
 def test_a_prompt_that_is_let_go_keeps_its_size() -> None:
@@ -237,7 +264,8 @@ def test_a_prompt_that_is_let_go_keeps_its_size() -> None:
         assert (ask.prompt.size, ask.prompt.text, ask.prompt.joint) == (size, b"", None)
 
 
-def test_what_is_kept_is_bounded() -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_is_kept_is_bounded(keep: bool) -> None:
     """A client that always sends something new, or other heads and salts, fills no more than was allowed."""
     bytes_max = 400_000
     seen, random = Seen(bytes_max=bytes_max, seed=7, cell_bytes=1_024), Random(3)
@@ -250,10 +278,10 @@ def test_what_is_kept_is_bounded() -> None:
             for turn in range(20, 41, 5):
                 fields = {"cache_salt": str(turn), "messages": said[:turn], "tools": tools}
                 with suppress(BadBody):
-                    chain_of(OPENAI.parse(CHAT, json.dumps(fields).encode(), keep=False, seen=seen), "m")
+                    chain_of(OPENAI.parse(CHAT, json.dumps(fields).encode(), keep=keep, seen=seen), "m")
         for salt in range(2_000):
             fields = {"messages": said, "cache_salt": str(salt)}
-            chain_of(OPENAI.parse(CHAT, json.dumps(fields).encode(), keep=False, seen=seen), "m")
+            chain_of(OPENAI.parse(CHAT, json.dumps(fields).encode(), keep=keep, seen=seen), "m")
         del said, fields, tools
         held = tracemalloc.get_traced_memory()[0] - before
     finally:

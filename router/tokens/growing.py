@@ -1,0 +1,146 @@
+"""Ids of texts that grow at their end: of the next turn's text only what is new is encoded.
+
+A text is hashed in cells, each with the hash before it, so a cell's key stands for all of the text up to its end. It
+leads to the ids up to the last cut within that. A cut is the beginning of an added token (`<|im_start|>`): tokenizers
+look for added tokens before all else, and encode what lies between two of them by itself. So the ids of a text are
+those of its part before a cut and those of the part behind it, whatever either part is.
+
+That is so of added tokens which no other can overlap: then a scan from the text's first character finds each of them
+wherever it stands. And it is so only where no added token takes white space before it, or looks at the characters
+around it. Of the others, those that a chat template writes are the cuts: that is where turns begin and end.
+
+What is found is exact but for collisions of a 128-bit hash with a secret seed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import msgspec
+from xxhash import xxh3_128_digest
+
+from router.tokens.tokenizers import PROBES, Encoder, Memory
+
+CELL_CHARACTERS = 8 << 10
+CELLS_MIN = 2  # a shorter text is encoded whole, in the time that looking for it takes
+CUTS_MAX = 16  # tokens that are looked for in each cell
+_CUT = struct.Struct("<q")
+
+
+class AddedToken(msgspec.Struct):
+    """One of the tokenizer's added tokens, as `tokenizer.json` has it."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = True
+
+
+class _Added(msgspec.Struct):
+    added_tokens: list[AddedToken] = []
+
+
+_decode_added = msgspec.json.Decoder(_Added).decode
+
+
+@dataclass(slots=True)
+class Begun:
+    """A text, and what is known of its beginning."""
+
+    text: str
+    keys: list[bytes]  # one for each whole cell
+    ids: list[memoryview]  # of the known cells
+    cut: int = 0  # characters of which these are the ids
+
+    @property
+    def unread(self) -> int:
+        """Characters that are not encoded yet."""
+        return len(self.text) - self.cut
+
+
+def growing(whole: Encoder, tokenizer_json: str, written: Iterable[str], bytes_max: int) -> Growing:
+    """The encoder with a memory, if it gives the same ids with as without one on probing texts; else without."""
+    cuts = cuts_of(tokenizer_json, written)
+    tried = Growing(whole, cuts, bytes_max, cell_characters=64)
+    text = "".join(f"{cut}{text}{cut}\n{text}" for text, cut in zip(PROBES, cycle(cuts or [""]), strict=False))
+    texts = [text[:end] for end in range(50, len(text), 250)] + [text]
+    right = all(tried.encode(each, special=False) == whole.encode(each, special=False) for each in [*texts, *texts])
+    return Growing(whole, cuts if right else [], bytes_max)
+
+
+def cuts_of(tokenizer_json: str, written: Iterable[str]) -> list[str]:
+    """Added tokens at which texts may be cut: those that stand in what is `written`, such as templates. None where the
+    tokenizer's added tokens act on what stands around them."""
+    added = [token for token in _decode_added(tokenizer_json).added_tokens if token.content]
+    if any(token.lstrip or token.single_word for token in added):
+        return []
+    texts = list(written)
+    # Tokens that are normalized are looked for only between the others.
+    whole = [token.content for token in added if not token.normalized]
+    found = [token for token in whole if any(token in text for text in texts)]
+    return [token for token in found if not any(_overlaps(other, token) for other in whole)][:CUTS_MAX]
+
+
+def _overlaps(other: str, token: str) -> bool:
+    """Whether the other token, begun before this one, can reach into it."""
+    ends = (other[at:] for at in range(1, len(other)))
+    return any(token.startswith(end) or end.startswith(token) for end in ends)
+
+
+class Growing:
+    """An encoder with a memory of the beginnings of texts. Safe in several threads."""
+
+    def __init__(
+        self, encoder: Encoder, cuts: Sequence[str], bytes_max: int, cell_characters: int = CELL_CHARACTERS
+    ) -> None:
+        """`cuts` are those of `cuts_of`; without any, every text is encoded whole."""
+        self.name = encoder.name
+        self._encoder = encoder
+        self._cuts = list(cuts)
+        self._memory = Memory(bytes_max)
+        self._cell = cell_characters
+        self._first = secrets.token_bytes(16)
+
+    def encode(self, text: str, *, special: bool) -> bytes:
+        """Encode what is not known of the text."""
+        return self._encoder.encode(text, special=True) if special else self.finish(self.begin(text))
+
+    def begin(self, text: str) -> Begun:
+        """Look for what is known of a text. Raises UnicodeError."""
+        begun, size = Begun(text, [], []), self._cell
+        if not self._cuts or len(text) < CELLS_MIN * size:
+            return begun
+        key, known = self._first, True
+        data = memoryview(text.encode()) if text.isascii() else None
+        for end in range(size, len(text) + 1, size):
+            cell = data[end - size : end] if data is not None else text[end - size : end].encode()
+            key = xxh3_128_digest(cell, int.from_bytes(key[:8], "little"))
+            begun.keys.append(key)
+            found = self._memory.get(key) if known else None
+            if found is None:
+                known = False
+                continue
+            (begun.cut,) = _CUT.unpack_from(found)
+            begun.ids.append(memoryview(found)[_CUT.size :])
+        return begun
+
+    def finish(self, begun: Begun) -> bytes:
+        """The ids of the whole text; what is new of it is remembered."""
+        text, cut, parts = begun.text, begun.cut, list[bytes | memoryview](begun.ids)
+        for at in range(len(parts), len(begun.keys)):
+            upto = self._last_cut(text, cut, (at + 1) * self._cell)
+            ids = self._encoder.encode(text[cut:upto], special=False) if upto > cut else b""
+            self._memory.put(begun.keys[at], _CUT.pack(upto) + ids)
+            parts.append(ids)
+            cut = upto
+        parts.append(self._encoder.encode(text[cut:], special=False))
+        return b"".join(parts)
+
+    def _last_cut(self, text: str, cut: int, end: int) -> int:
+        """The last place between these at which an added token begins that ends by then; `cut` if there is none."""
+        return max(cut, *[text.rfind(token, cut + 1, end) for token in self._cuts])
