@@ -85,6 +85,7 @@ test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium; needs chr
 
 test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Prometheus and schemas, no cluster
 	$(BIN)/python -m tests.k8s.install
+	$(BIN)/python -m tests.k8s.envoy
 	$(BIN)/python -m pytest tests/k8s --timeout=600 $(ARGS)
 
 test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, linted workflows and images
@@ -116,7 +117,7 @@ dist: $(VENV)/.dev  ## dist/: wheel and sdist, the same bytes wherever they are 
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.dist dist
 
 clean:  ## remove .venv and everything else that targets made
-	rm -rf .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .compiled .compiled.part .venv-k8s .venv-envoy .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 	rm -rf site
 
 $(VENV)/bin/python:
