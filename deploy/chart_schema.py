@@ -234,7 +234,7 @@ def objects() -> dict[str, Schema]:
             connectionsMax=whole(1),
             pickerTimeout={"type": "string", "pattern": "^([0-9]+\\.)?[0-9]+s$"},
             drainSeconds=whole(1, 3600),
-            bindAddress=words("0.0.0.0", "::"),
+            bindAddress=words("0.0.0.0", "::"),  # noqa: S104 - of a pod, whose network policy says who reaches it
             service=closed(type=words("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, annotations=OF_USER),
             resources=closed(requests=OF_KUBERNETES, limits=OF_KUBERNETES, claims=many(OF_KUBERNETES)),
         ),
@@ -321,7 +321,7 @@ def engines_schema() -> Schema:
         models=many(engine_model()),
         images=closed(vllm=TEXT, sglang=TEXT),
         imagePullSecrets=pod()["imagePullSecrets"],
-        networkPolicy=closed(enabled=YES, prometheus=many(OF_KUBERNETES)),
+        networkPolicy=closed(enabled=YES, gateways=many(OF_KUBERNETES), prometheus=many(OF_KUBERNETES)),
         podDisruptionBudget=closed(enabled=YES),
         monitor=closed(enabled=YES, interval=objects()["monitor"]["properties"]["interval"], labels=OF_USER),
         keda=closed(prometheus={"type": "string", "pattern": "^https?://[^/]"}),

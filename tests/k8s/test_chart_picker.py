@@ -167,11 +167,18 @@ def test_engines_of_the_release_are_the_pool(tmp_path: Path) -> None:
     """With engines in the same release their labels are the pool's."""
     file = tmp_path / "values.yaml"
     model = {"name": "sim", "engine": "simulated", "image": "registry.example.com/warmroute:0.1.0-demo"}
-    file.write_text(yaml.safe_dump({"engines": {"enabled": True, "models": [model]}, "face": "picker"}))
+    peer = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+    engines = {"enabled": True, "models": [model], "networkPolicy": {"gateways": [peer]}}
+    file.write_text(yaml.safe_dump({"engines": engines, "face": "picker"}))
     found = template("--values", file, "--set", "image.repository=registry.example.com/warmroute")
     labels = only(found, "InferencePool")["spec"]["selector"]["matchLabels"]
     pods = [d["spec"]["template"]["metadata"]["labels"] for d in found if d["kind"] == "Deployment"]
     assert [labels.items() <= each.items() for each in pods].count(True) == 1
+    policy = by_name(found)["NetworkPolicy", NAMESPACE, f"{RELEASE}-sim"]["spec"]
+    routers, gateways = policy["ingress"]
+    assert {port["port"] for port in routers["ports"]} == {8000, 5557, 5558}
+    assert [port["port"] for port in gateways["ports"]] == [8000]
+    assert gateways["from"] == [{"podSelector": {"matchLabels": {"warmroute/envoy-of": RELEASE}}}, peer]
 
 
 # The router's pods
@@ -258,8 +265,8 @@ def test_networks_of_envoy(pickers: dict[str, list[Document]]) -> None:
 
 
 def test_routes_lead_to_the_pool_or_to_envoy(pickers: dict[str, list[Document]]) -> None:
-    """A route's backend is the pool, in whose name the gateway asks the picker; with an Envoy of its own it is that, and
-    so is an Ingress'."""
+    """A route's backend is the pool, in whose name the gateway asks the picker; with an Envoy of its own it is that,
+    and so is an Ingress'."""
     for name in ("istio", "envoy-gateway"):
         (backend,) = only(pickers[name], "HTTPRoute")["spec"]["rules"][0]["backendRefs"]
         pool = only(pickers[name], "InferencePool")["metadata"]["name"]
@@ -281,6 +288,27 @@ def test_gateways_strip_what_a_client_may_not_say(pickers: dict[str, list[Docume
     (patch,) = only(pickers["istio"], "EnvoyFilter")["spec"]["configPatches"]
     (extension,) = patch["patch"]["value"]["typed_config"]["early_header_mutation_extensions"]
     assert [each["remove"] for each in extension["typed_config"]["mutations"]] == FORGEABLE
+
+
+# What is said after an installation
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("istio", "names the InferencePool llm-warmroute as its backend, as the HTTPRoute llm-warmroute does."),
+        ("standalone", "Clients in the cluster use http://llm-warmroute-envoy.serving.svc/v1, which is Envoy."),
+    ],
+)
+def test_notes_of_a_picker(name: str, said: str) -> None:
+    """Where clients go, and how to see whether it works; nothing of a main port that is not there."""
+    values = FOLDER / f"{name}.yaml"
+    done = helm("install", RELEASE, CHART, "--namespace", NAMESPACE, "--dry-run=client", "--values", values)
+    assert done.returncode == 0, done.stderr
+    notes = done.stdout.split("NOTES:\n")[1]
+    assert said in notes
+    assert "They are endpoint pickers" in notes
+    assert "service/llm-warmroute 8000" not in notes
 
 
 # What is refused
@@ -333,6 +361,10 @@ REFUSED = {
     "one port twice": (
         "{face: both, pool: {matchLabels: {app: v}}, config: {listen: {port: 9002}}}",
         "must be fixed, and four",
+    ),
+    "engines that no gateway reaches": (
+        "{face: picker, engines: {enabled: true, models: [{name: a, engine: vllm, model: /m}]}}",
+        "engines.networkPolicy.gateways is needed",
     ),
     "engines at another port": (
         "{face: picker, engines: {enabled: true, models: [{name: a, engine: sglang, model: /m}]}}",

@@ -136,6 +136,9 @@
     {{- end -}}
   {{- end -}}
   {{- if .Values.engines.enabled -}}
+    {{- if and (dig "networkPolicy" "enabled" true .Values.engines) (not (dig "networkPolicy" "gateways" list .Values.engines)) (not .Values.envoy.enabled) (not (include "warmroute.serves" .)) -}}
+      {{- $p = append $p "engines.networkPolicy.gateways is needed: behind a picker it is the gateway that connects to engines; name its pods as peers, or switch on envoy" -}}
+    {{- end -}}
     {{- range .Values.engines.models -}}
       {{- $port := ternary 30000 8000 (eq .engine "sglang") -}}
       {{- $known := false -}}

@@ -68,7 +68,7 @@ class Sought(Protocol):
         """Most replicas, over all namespaces."""
 
 
-class Source(Protocol):
+class ClaimSource(Protocol):
     """Where claims come from: the pods of a namespace, or a pool."""
 
     label: str  # for people
@@ -168,7 +168,7 @@ class KubernetesDiscovery:
         if not self._namespaces and not (self._pools and all("/" in pool for pool in self._pools)):
             self._namespaces = (own_namespace(settings.kubeconfig),)
         self._random = random or Random()  # noqa: S311 - spreads retries
-        self._sources: Sequence[Source] = ()
+        self._sources: Sequence[ClaimSource] = ()
         self._given: frozenset[Replica] | None = None
         self._left_out = 0
 
@@ -214,7 +214,7 @@ class KubernetesDiscovery:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._api.close()
 
-    def _begin(self, changed: Callable[[], None]) -> Sequence[Source]:
+    def _begin(self, changed: Callable[[], None]) -> Sequence[ClaimSource]:
         resync_s, random = self._settings.resync_s, self._random
         if not self._pools:
             return [

@@ -11,7 +11,7 @@ import msgspec
 SEEN_MAX = 8_192  # versions of objects that a view remembers
 
 
-class Sighting(Protocol):
+class ObjectSeen(Protocol):
     """One version of an object."""
 
     @property
@@ -27,7 +27,7 @@ class Sighting(Protocol):
         """What the log is to say is wrong with it, for people; "" for nothing."""
 
 
-S = TypeVar("S", bound=Sighting)
+S = TypeVar("S", bound=ObjectSeen)
 
 
 class ObjectView(ABC, Generic[S]):
