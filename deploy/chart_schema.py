@@ -232,7 +232,7 @@ def objects() -> dict[str, Schema]:
             ),
             concurrency=whole(1, 64),
             connectionsMax=whole(1),
-            pickerTimeout={"type": "string", "pattern": "^([0-9]+\\.)?[0-9]+s$"},
+            pickerTimeout={"type": "string", "pattern": "^(([0-9]+\\.)?[0-9]+s)?$"},
             drainSeconds=whole(1, 3600),
             bindAddress=words("0.0.0.0", "::"),  # noqa: S104 - of a pod, whose network policy says who reaches it
             service=closed(type=words("ClusterIP", "NodePort", "LoadBalancer"), port=PORT, annotations=OF_USER),

@@ -114,10 +114,9 @@ static_resources:
                         response_body_mode: NONE
                         request_trailer_mode: SKIP
                         response_trailer_mode: SKIP
-                      # A picker that is silent for so long is taken for gone; one that lets a request wait for room
-                      # says for how much longer.
-                      message_timeout: {{ .Values.envoy.pickerTimeout }}
-                      max_message_timeout: 120s
+                      # More than a request may wait for its turn in the router's queue (`admission.wait_s`). A picker
+                      # that hangs is found sooner, by its health checks and its silent connections.
+                      message_timeout: {{ default (printf "%ds" (dig "admission" "wait_s" 30 .Values.config | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
                       failure_mode_allow: {{ eq .Values.pool.failureMode "FailOpen" }}
                       status_on_error: {code: ServiceUnavailable}
                       allow_mode_override: true
@@ -224,7 +223,7 @@ static_resources:
           "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
           explicit_http_config:
             http2_protocol_options:
-              connection_keepalive: {interval: 30s, timeout: 5s}
+              connection_keepalive: {interval: 10s, timeout: 3s}
       circuit_breakers:
         thresholds:
           - {max_connections: 1024, max_pending_requests: 65536, max_requests: 65536}
