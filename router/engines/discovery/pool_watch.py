@@ -138,7 +138,11 @@ class PoolFollower:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                await self._adjust()
+                try:
+                    await self._adjust()
+                except Exception:  # a bug, after which the pool must still be followed
+                    fields = {"source": "kubernetes", "pool": f"{self._namespace}/{self._name}"}
+                    log.exception("bug: discovery failed inside the router", extra={"event": "bug", "fields": fields})
                 self._changed()
         finally:
             following.cancel()
