@@ -54,9 +54,10 @@ LIVE = frozenset(
 # Settings of sockets, processes, and parts that are built once: index, tokenizers, probe sessions, event followers.
 FIXED = frozenset(
     (
-        "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.pools", "discovery.port",
-        "discovery.scheme", "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s",
-        "discovery.resync_s", "discovery.loopback", "discovery.replicas_max",
+        "discovery.pools",
+        "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
+        "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
+        "discovery.loopback", "discovery.replicas_max",
         "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
         "listen.hub_timeout_s",
         "admin.history_path", "admin.history_bytes_max", "admin.history_days_max",
