@@ -83,8 +83,9 @@ test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium; needs chr
 	cd tests/browser && npm install --no-audit --no-fund --no-package-lock --loglevel=error
 	$(BIN)/python -m pytest tests/browser --timeout=180 $(ARGS)
 
-test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Prometheus and schemas, no cluster
+test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Envoy, Prometheus and schemas, no cluster
 	$(BIN)/python -m tests.k8s.install
+	$(BIN)/python -m tests.k8s.envoy
 	$(BIN)/python -m pytest tests/k8s --timeout=600 $(ARGS)
 
 test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, linted workflows and images

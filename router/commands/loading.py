@@ -19,7 +19,7 @@ import msgspec
 
 from router.core.dialects.repairs import REPAIRS
 from router.core.placement.policies import POLICIES
-from router.engines.discovery import SOURCES
+from router.engines.discovery import POOLS_MAX, SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
 from router.settings.files import NotYaml, yaml_of
@@ -188,6 +188,7 @@ def _check(settings: Settings) -> list[str]:
 
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as in Kubernetes
+_OBJECT_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")  # RFC 6335 section 5.1
 _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -215,6 +216,32 @@ def _check_discovery(discovery: DiscoverySettings) -> list[str]:
         problems.append(f"'discovery.port': with discovery.source dns a number is needed; it is '{port}'")
     if source == "kubernetes":
         problems += _check_kubernetes(discovery)
+    return problems + _check_pools(discovery)
+
+
+def _check_pools(discovery: DiscoverySettings) -> list[str]:
+    """Problems of `discovery.pools`."""
+    pools, problems = discovery.pools, []
+    if not pools:
+        return []
+    if discovery.source != "kubernetes":
+        problems.append(f"'discovery.pools': needs discovery.source kubernetes; it is '{discovery.source}'")
+    for pool in pools:
+        namespace, slash, name = pool.rpartition("/")
+        if not _OBJECT_NAME.fullmatch(name) or (slash and not _LABEL.fullmatch(namespace)):
+            problems.append(f"'discovery.pools': '{pool}' is neither the name of an InferencePool nor namespace/name")
+    if len(set(pools)) < len(pools):
+        problems.append("'discovery.pools': a pool is given twice")
+    if len(pools) > POOLS_MAX:
+        problems.append(f"'discovery.pools': {len(pools)} pools are more than one router follows, {POOLS_MAX}")
+    for key, value in (("selector", discovery.selector), ("port", discovery.port)):
+        if value:
+            problems.append(
+                f"'discovery.{key}': '{value}' would not count beside discovery.pools, which say it: drop one"
+            )
+    if len(discovery.namespaces) > 1:
+        hint = "name pools as namespace/name instead"
+        problems.append(f"'discovery.namespaces': one at most with discovery.pools, where plain names are; {hint}")
     return problems
 
 

@@ -55,6 +55,7 @@ LIVE = frozenset(
 # Settings of sockets, processes, and parts that are built once: index, tokenizers, probe sessions, event followers.
 FIXED = frozenset(
     (
+        "discovery.pools",
         "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
         "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
         "discovery.loopback", "discovery.replicas_max",

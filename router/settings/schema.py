@@ -44,6 +44,9 @@ class DiscoverySettings:
     selector: str = ""
     """Label selector of the pods, such as `app=vllm`. Empty: pods that bear the labels of a known serving stack, and
     no others, so that no pod is taken by accident."""
+    pools: tuple[str, ...] = ()
+    """InferencePools (`inference.networking.k8s.io/v1`) whose members the pods are, as `name` or `namespace/name`;
+    their selectors and target ports go before `discovery.selector` and `discovery.port`. Only with `kubernetes`."""
     port: str = ""
     """Port of the engines, by number or by the container port's name; a pod's annotation `warmroute/port` goes before.
     Empty: the container port named `http`, else the only one. With `dns` a number."""
