@@ -99,8 +99,14 @@ class Receiver:
         if self.left_bytes >= len(data):
             self._more_body(data)
             return
+        while data:
+            data = self._parse(data)
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse bytes that need a parser. Returns what is to be parsed next: what a head that wants another protocol
+        becomes, and what stands behind it. Raises Refusal."""
         if self._ended:
-            return
+            return b""
         upgraded = -1  # offset of what stands behind a head that wants another protocol
         try:
             if self.left_bytes >= 0:  # the body ends within these bytes
@@ -117,14 +123,13 @@ class Receiver:
         except httptools.HttpParserCallbackError as raised:
             reason = raised.__context__
             if isinstance(reason, _Behind):
-                return
+                return b""
             raise (reason if isinstance(reason, Refusal) else Refusal(400, "bad_http", str(raised))) from raised
         except httptools.HttpParserError as error:
             if self._ended:
-                return
+                return b""
             raise Refusal(400, "bad_http", f"This is not HTTP/1.1: {error}") from error
-        if upgraded >= 0:  # not above: errors of the new parser would be told as errors of this one
-            self._no_upgrade(data[upgraded:])
+        return self._no_upgrade(data[upgraded:]) if upgraded >= 0 else b""
 
     def _after_feed(self, before_bytes: int, begun: int) -> None:
         """Hold what is not whole within its limits. `before_bytes` were there of a body, -1 for none; so many requests
@@ -170,9 +175,9 @@ class Receiver:
         else:
             pieces.append(data)
 
-    def _no_upgrade(self, rest: bytes) -> None:
+    def _no_upgrade(self, rest: bytes) -> bytes:
         """Ignore a wish for another protocol (RFC 9110 section 7.8). The parser stops at such a head and takes the body
-        for the new protocol, so a new parser is given the head again, without that wish."""
+        for the new protocol, so a new parser is given the head again, without that wish, and the `rest` behind it."""
         request = self._reading
         if request.method == "CONNECT":
             raise Refusal(405, "method_not_allowed", "There is no tunnel here.")
@@ -183,7 +188,7 @@ class Receiver:
             if low != b"upgrade"
         ]
         head = f"{request.method} {request.target} HTTP/{request.version}\r\n".encode("latin-1")
-        self.feed(b"".join((head, *lines, b"\r\n", rest)))
+        return b"".join((head, *lines, b"\r\n", rest))
 
     # -- the parser's side ---------------------------------------------------------------------------------------
 

@@ -38,8 +38,9 @@ def url_problems(urls: Iterable[str]) -> list[str]:
 def _base(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        fine = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
         fine = fine and url.isascii() and url.isprintable() and " " not in url and "?" not in url
+        fine = fine and bool(URL(url).host)  # what connects is stricter than urlsplit: no backslash, say
         return bool(fine and (parts.port is None or parts.port > 0) and parts.username is None)
     except ValueError:
         return False

@@ -83,6 +83,7 @@ def read(data: bytes, kind: type) -> tuple[list[Message], str, int | None]:
 def requests(data: bytes, body_bytes_max: int) -> tuple[list[Message], bool]:
     """The requests that a server of ours must take, all whole, and whether it must refuse what comes behind them."""
     taken: list[Message] = []
+    meant: Message | None = None  # for which the first of the next messages stands
     while True:
         messages, stopped, offset = read(data, httptools.HttpRequestParser)
         upgraded = messages.pop() if offset is not None else None
@@ -91,19 +92,17 @@ def requests(data: bytes, body_bytes_max: int) -> tuple[list[Message], bool]:
                 return taken, True
             if not message.whole:
                 return taken, bool(stopped)
-            taken.append(message)
+            if meant is not None:
+                meant.body = message.body
+            taken.append(meant or message)
+            meant = None
             if message.closes or message.version == "1.0":
                 return taken, False
         if upgraded is None or offset is None:
             return taken, bool(stopped)
         if upgraded.method == "CONNECT" or refused(upgraded, body_bytes_max):
             return taken, True
-        stand_in = _without_upgrade(upgraded)
-        behind, refuses = requests(stand_in + data[offset:], body_bytes_max)
-        if behind:
-            upgraded.body = behind[0].body
-            behind[0] = upgraded
-        return taken + behind, refuses
+        data, meant = _without_upgrade(upgraded) + data[offset:], upgraded
 
 
 def _without_upgrade(message: Message) -> bytes:

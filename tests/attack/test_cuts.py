@@ -124,3 +124,10 @@ def test_what_is_cut_is_whole() -> None:
     assert all(b"".join(pieces) == data and all(pieces) for pieces in (cuts.cut(choose, data) for _ in range(200)))
     taken = [bool(received([cuts.some_requests(choose)]).requests) for _ in range(300)]
     assert 100 < sum(taken) < 300
+
+
+def test_very_many_wishes_for_another_protocol() -> None:
+    """However many heads in one read wish for another protocol, each is read again without it, one by one."""
+    one = b"GET /a HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"
+    heard = received([one * 2_000])
+    assert (len(heard.requests), heard.refusal) == (2_000, None)

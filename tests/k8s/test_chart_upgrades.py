@@ -184,7 +184,7 @@ with helm_python.Chart.load(sys.argv[1]) as chart:
     files = chart.render(json.load(sys.stdin), name="llm", namespace="serving")
     print(json.dumps([text for path, text in files.items() if path.endswith(".yaml")]))
 """
-REQUESTS, LIMITS = {"cpu": "500m", "memory": "640Mi"}, {"memory": "2048Mi"}
+REQUESTS, LIMITS = {"cpu": "500m", "memory": "640Mi"}, {"memory": "2688Mi"}
 
 
 @pytest.mark.parametrize(

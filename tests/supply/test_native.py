@@ -46,7 +46,7 @@ def installed(sdist: Path, place: Path, **environment: str) -> Path:
     after = os.times()
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
     print(f"\ninstalled in {time.monotonic() - began_s:.0f} s, {cpu_s:.0f} s of CPU")
-    [said] = re.findall(r"^\s*warmroute: (native code|pure Python.*)$", done.stdout, re.MULTILINE)
+    [said] = re.findall(r"^\s*warmroute: (native code|pure Python.*)$", done.stdout + done.stderr, re.MULTILINE)
     print(f"warmroute: {said}")
     return place / "bin"
 
