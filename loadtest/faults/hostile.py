@@ -25,7 +25,7 @@ from loadtest.faults.upstream import answers
 PATH = answers.APIS["chat"].path
 LANES = 4  # bodies that are sent at a time
 BODY_BYTES = 8 << 20
-PARTS_FEW, PARTS_MANY = 20_000, 500_000  # of a body that is decoded, and of one that has too many parts for that
+PARTS_FEW, PARTS_MANY = 20_000, 500_000  # messages in a body that is decoded, and in one that is refused for them
 CONNECTIONS, SLOW_BODIES, SLOW_BYTES = 300, 200, 2_048
 NEW_PER_S = 50.0  # sessions, and names of models, that are made up in a second
 TOOLS, TINY_TOOLS = 1_000, 300_000

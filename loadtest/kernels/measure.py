@@ -45,8 +45,8 @@ LEFT_OUT = (
     "all-reduce between GPUs: two a layer under tensor parallelism, which one GPU cannot show",
     "sampling, the embedding, and what an engine's CPU does between two steps",
 )
-ERROR_MAX = 2e-2  # of a kernel in bf16 against float32: the norm of the difference over that of the reference
-REPEATS, REPEATS_LEAST, REPEAT_MS = 9, 3, 20.0  # of the last, milliseconds in a repeat
+ERROR_MAX = 2e-2  # norm of the error of a kernel in bf16 over the norm of its float32 reference
+REPEATS, REPEATS_LEAST, REPEAT_MS = 9, 3, 20.0  # repeats of a point, at least so many, and milliseconds of each
 POINT_SECONDS = 1.5  # repeats end then, once there are as many as the least
 WATCHDOG_SECONDS = 8.0  # after the deadline a hanging run is ended
 SPLITS_MAX = 128

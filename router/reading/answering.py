@@ -33,7 +33,8 @@ WAITED_MIN_S = 0.0005  # shorter waits are left out of the receipt
 COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)
 ID_CHARS_MAX = 128
 ID_BYTES = 16
-ENGINE_WORDS_CHARS_MAX, ENGINE_RANDOM_CHARS = 64, 16  # of a client's own id, and behind it
+# Characters of a client's own id that its engine is shown, and of the random end that is put behind them.
+ENGINE_WORDS_CHARS_MAX, ENGINE_RANDOM_CHARS = 64, 16
 IDS_AT_ONCE = 64
 DETAIL_CHARS_MAX = 300
 HISTORY_CHANGED = "history_changed"

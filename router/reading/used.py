@@ -13,7 +13,7 @@ from typing import Protocol
 
 from router.core.facts.placements import Usage
 
-BYTES_PER_TOKEN = 4  # of text in an answer
+BYTES_PER_TOKEN = 4  # bytes of an answer's text that are taken for one token
 # Fields of every dialect's events and answers that hold what the model said. Quotes within strings have backslashes.
 _SAID = re.compile(
     rb'"(?:content|text|delta|arguments|partial_json|reasoning|reasoning_content|thinking|refusal)"\s*:\s*'

@@ -81,7 +81,12 @@ class ApiServer:
     async def down(self) -> None:
         """Close the listener and all connections."""
         self.close_watches()
+        server = self._runner.server
         await self._runner.cleanup()
+        await asyncio.sleep(0)  # a connection that was accepted meanwhile is known to the server only now
+        for connection in server.connections if server is not None else ():
+            if connection.transport is not None:
+                connection.transport.abort()
 
     def close_watches(self) -> None:
         """Break the connections of all watches, in the middle of their answers."""

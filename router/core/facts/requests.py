@@ -136,7 +136,7 @@ class Ask(Struct, eq=False):
     metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
     step: str = ""  # an agent's step, as the request names it; "": none
     stream_options: dict[str, Any] | None = None  # the request's own; dropped once its body is what goes on
-    new_bytes: int = 0  # of the body, where its beginning was read with an earlier one: those that were not; 0: all
+    new_bytes: int = 0  # bytes of the body that no earlier body began with; 0: nothing of it was known
     decoded: object = None  # the dialect's decoded body, for its `template_input`
 
     def __eq__(self, other: object) -> bool:

@@ -235,7 +235,8 @@ def token_root(adapter: str, salt: bytes, block_tokens: int) -> int:
 def token_chain(ids: bytes | memoryview, block_tokens: int, root: int) -> list[int]:
     """Keys of all full blocks of `ids` (uint32, little-endian), first block first; a partial last block has none."""
     width, key = 4 * block_tokens, root
-    whole = memoryview(ids)[: len(ids) // width * width]  # as in `chain`
+    # Slices made in C and a list made by one expression, which is faster than a loop that slices.
+    whole = memoryview(ids)[: len(ids) // width * width]
     return [key := xxh3_64_intdigest(block, key) for (block,) in _tokens_of(width).iter_unpack(whole)]
 
 

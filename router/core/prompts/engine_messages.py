@@ -77,7 +77,7 @@ _PLAIN_ROLES = frozenset(("user", "assistant"))
 
 def _vllm_message(message: Message, *, parts: bool) -> Message:
     role, content = message["role"], message.get("content")
-    if len(message) == 2 and isinstance(content, str) and role in _PLAIN_ROLES:  # as most messages are
+    if len(message) == 2 and isinstance(content, str) and role in _PLAIN_ROLES:  # a plain text, which most messages are
         return {"role": role, "content": [_vllm_part(content)] if parts else content}
     listed = content if isinstance(content, list) else [] if content is None else [content]
     if role == "system":
