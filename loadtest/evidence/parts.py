@@ -123,8 +123,8 @@ PARTS = (
         (
             _timed(),
             Command((PYTHON, "-m", "tests.k8s.install")),
-            _timed("tests/k8s", "--timeout=600"),
             Command((PYTHON, "-m", "tests.envoy.install")),
+            _timed("tests/k8s", "--timeout=600"),
             _timed("tests/envoy", "--timeout=600"),
         ),
         lines=True,
