@@ -113,6 +113,7 @@ class Router:
         self._replace, self.forget, self.check = observations.replace, observations.forget, observations.check
         self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
         self.observe_load, self.alive = observations.observe_load, observations.alive
+        self.found_dead, self.told_dead = self.fitness.found_dead, self.fitness.told_dead
         learner = Learner(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
