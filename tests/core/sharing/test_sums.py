@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest import approx, raises
+import pytest
 
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.sharing.messages import BadMessage
@@ -17,7 +17,7 @@ def test_others_see_what_one_router_has_open() -> None:
     here, there = routers.member("a", lease.replica), routers.member("b", lease.replica)
     assert there.open_leases == 1
     assert there.others.context_tokens == here.context_tokens == lease.prompt_tokens
-    assert there.others.pending_ms(1.0) == approx(here.pending_ms(1.0), abs=1)
+    assert there.others.pending_ms(1.0) == pytest.approx(here.pending_ms(1.0), abs=1)
 
 
 def test_the_work_of_others_fades_as_ours_does() -> None:
@@ -28,7 +28,7 @@ def test_the_work_of_others_fades_as_ours_does() -> None:
     routers.tell_all(1.0)
     for at_s in (1.1, 1.5, 2.0, 9.0):
         here, there = routers.member("a", lease.replica), routers.member("b", lease.replica)
-        assert there.others.pending_ms(at_s) == approx(here.pending_ms(at_s), abs=2)
+        assert there.others.pending_ms(at_s) == pytest.approx(here.pending_ms(at_s), abs=2)
 
 
 def test_what_has_ended_is_gone_with_the_next_message() -> None:
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_a_bad_message() -> None:
     routers.place("a", prompt_tokens=4_000, now_s=1.0)
     good = routers.say("a", 1.0)
     for bad in (b"", good[:1], good[:3], good[:-1], good[:11] + b"\xc1", b"\x01\x01\xff" + good[3:]):
-        with raises(BadMessage):
+        with pytest.raises(BadMessage):
             routers["b"].hear(bad, 1.0)
     routers["b"].hear(b"\xfe" + good[1:], 1.0)
     assert routers["b"].ignored["version"] == 1
