@@ -40,6 +40,12 @@ class Setting:
     kv_tokens: int | None = None
     """KV tokens of a replica. None: the calibration's."""
     routers: int = 1
+    share_delay_s: float | None = None
+    """Delay of what routers tell each other. None: they tell each other nothing."""
+    share_loss: float = 0.0
+    """Chance of each of their messages to miss a router."""
+    share_partition: tuple[float, float] | None = None
+    """(from, for how long): a time in which the first router hears no other and no other hears it."""
     probe_interval_s: float = 1.0
     grade: Literal["exact", "estimated", "none"] = "estimated"
     """What routers know of caches: what KV events say, what they themselves sent there, or nothing at all."""

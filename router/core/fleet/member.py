@@ -15,6 +15,7 @@ from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
 from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
+from router.core.fleet.others import Others, PeerSums
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
@@ -54,6 +55,7 @@ class Member:
     clock: DecodeClock = field(default_factory=DecodeClock)
     queue: PrefillQueue = field(init=False)
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
+    others: Others = field(default_factory=Others)  # what other routers say that they have open there
     decoding: int = 0  # open leases whose prefill is over, as far as that was seen
     placed_sum_s: float = 0.0  # sum of the open leases' times of placement
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
@@ -113,6 +115,23 @@ class Member:
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything that we sent there is prefilled."""
         return self.queue.pending_ms(now_s)
+
+    @property
+    def open_leases(self) -> int:
+        """Open leases, those of other routers included, as far as they say."""
+        return len(self.leases) + self.others.open
+
+    def take_others(self, peer: str, sums: PeerSums, now_s: float) -> None:
+        """Take what another router says that it has open here: that is not foreign any more."""
+        others = self.others
+        news = others.take(peer, sums, now_s)
+        self.sent_prompt_tokens += news.sent_tokens
+        self.clock.beside(others.decoding, others.decoding_tokens, news.stall_ms, now_s)
+
+    def forget_other(self, peer: str, now_s: float) -> None:
+        """Another router is there no more."""
+        self.others.forget(peer, now_s)
+        self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0.0, now_s)
 
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
@@ -249,19 +268,21 @@ class Member:
     def under_way_tokens(self, now_s: float) -> float:
         """Tokens that the answers under way have brought so far, by the model of a decoding step."""
         clock = self.clock
-        return clock.running_s(now_s) * 1e3 / self.step_model.ms(clock.streams, clock.context_tokens)
+        streams, context_tokens = clock.streams + clock.other_streams, clock.context_tokens + clock.other_tokens
+        return clock.running_s(now_s) * 1e3 / self.step_model.ms(streams, context_tokens)
 
     def observe_load(self, load: Load, now_s: float | None = None) -> None:
         """Take a probe's view: who else uses the replica, and how much of it is ours. Counters that move are a sign of
         life, which /health is not: it may be green before a dead engine."""
         before, self.load = self.load, load
-        self.in_flight_probed = len(self.leases)
+        self.in_flight_probed = self.open_leases
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting is
         # somebody else's. The mean of several probes counts: between two of them nothing is heard of others.
-        self._foreign.append(max(0, (load.waiting or 0) - self.queue.restart_peak()))
+        known = self.queue.restart_peak() + self.others.restart_peak()
+        self._foreign.append(max(0, (load.waiting or 0) - known))
         self.foreign_waiting = sum(self._foreign) / len(self._foreign)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
         if old is not None and new is not None and new > old:
@@ -278,7 +299,8 @@ class Member:
 
     @property
     def share(self) -> float:
-        """Part of the replica's prompt tokens that come through us: others fill its cache too."""
+        """Part of the replica's prompt tokens that come through us, and through routers that tell us: others fill its
+        cache too."""
         if self.seen_prompt_tokens < SHARE_TOKENS_MIN:
             return 1.0
         share = self.sent_prompt_tokens / self.seen_prompt_tokens

@@ -130,11 +130,22 @@ class Stretch(Struct, gc=False):
 class DecodeClock:
     """Who decodes on one replica: how many streams and how much context, now and summed over time."""
 
-    __slots__ = ("_at_s", "_context_s", "_prefill_ms", "_streams_s", "began_sum_s", "context_tokens", "streams")
+    __slots__ = (
+        "_at_s",
+        "_context_s",
+        "_prefill_ms",
+        "_streams_s",
+        "began_sum_s",
+        "context_tokens",
+        "other_streams",
+        "other_tokens",
+        "streams",
+    )
 
     def __init__(self) -> None:
         self.streams = 0
         self.context_tokens = 0.0  # prompt tokens of all streams
+        self.other_streams = self.other_tokens = 0  # streams of other routers, and their prompt tokens
         self.began_sum_s = 0.0  # moments at which the streams began
         self._at_s = 0.0
         self._streams_s = self._context_s = self._prefill_ms = 0.0
@@ -147,6 +158,12 @@ class DecodeClock:
         self.context_tokens += prompt_tokens
         self.began_sum_s += now_s
         return ClockReading(now_s, self._streams_s, self._context_s, self._prefill_ms)
+
+    def beside(self, streams: int, context_tokens: int, prefill_ms: float, now_s: float) -> None:
+        """Other routers have so many streams there from now on, and interrupted all by so much prefill of late."""
+        self._advance(now_s)
+        self.other_streams, self.other_tokens = streams, context_tokens
+        self._prefill_ms += prefill_ms
 
     def leave(self, prompt_tokens: int, mark: ClockReading, now_s: float, answer_tokens: float) -> Stretch:
         """The answer ended. Streams have on average half of `answer_tokens` of context besides their prompts."""
@@ -168,6 +185,6 @@ class DecodeClock:
     def _advance(self, now_s: float) -> None:
         past_s = now_s - self._at_s
         if past_s > 0:
-            self._streams_s += past_s * self.streams
-            self._context_s += past_s * self.context_tokens
+            self._streams_s += past_s * (self.streams + self.other_streams)
+            self._context_s += past_s * (self.context_tokens + self.other_tokens)
         self._at_s = now_s

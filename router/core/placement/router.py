@@ -13,6 +13,7 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Protocol
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
@@ -45,6 +46,16 @@ NEAR = 4  # places on the ring that are looked at for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 # Looking up an enum's member costs as much as a call.
 _OK, _LEFT, _ESTIMATED = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED
+
+
+class Watch(Protocol):
+    """Whoever is told what becomes of leases, as it happens."""
+
+    def opened(self, lease: Lease, now_s: float) -> None:
+        """A lease was given."""
+
+    def first_token(self, lease: Lease) -> None:
+        """The prefill of a lease is over."""
 
 
 class Router:
@@ -80,6 +91,7 @@ class Router:
         tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
         `repeats`: engines may be asked to repeat events (cache/engine_blocks.py)."""
         self.policy = policy
+        self.watch: Watch | None = None  # who is told of leases: core/sharing
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
@@ -209,6 +221,8 @@ class Router:
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
             member.prefilled(lease, now_s)
+            if self.watch is not None:
+                self.watch.first_token(lease)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
 
@@ -378,6 +392,8 @@ class Router:
         self.index.pin(id_, lease.id, keys, now_s)
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
+        if self.watch is not None:
+            self.watch.opened(lease, now_s)
         return lease
 
 

@@ -1,0 +1,122 @@
+"""What routers say to each other: bytes that anybody may have written, and what they mean.
+
+    version   1 byte        an unknown one is of another release: not for us, and no error
+    name      1 + n bytes   its length, and the router's name in UTF-8
+    boot      8 bytes       big-endian; a later process of that name has a higher one
+    body      msgpack       a SharedMessage
+
+Name and boot stand before the body, so that a router's own messages, which a channel gives back to it, are known
+without being decoded. Keys of blocks travel as packed bytes, eight each.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from sys import byteorder
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+VERSION = 1
+NAME_BYTES_MAX = 255
+KEY_BYTES = 8
+ROWS_MAX = 4_096  # replicas in a message
+MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
+_HEAD_BYTES = 2  # version and length of the name
+_BOOT_BYTES = 8
+
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Number = Annotated[int, Meta(ge=0)]
+
+
+class BadMessage(ValueError):
+    """A message cannot be read; the text says why in one line."""
+
+
+class SharedRow(Struct, array_like=True, gc=False):
+    """What the router has open at one replica; what is counted since its process began; times in milliseconds."""
+
+    replica: Number  # number of the replica (`number_of`)
+    instance: Number  # number of the engine that is there; 0: not known
+    age_ms: Count  # time since the replica's cache began, as far as the router has seen
+    began: bool  # whether it saw the cache begin: otherwise it may be older
+    pending_ms: Count
+    head_ms: Count
+    open: Count
+    waiting: Count
+    context_tokens: Count
+    decoding_tokens: Count
+    sent_tokens: Count
+    computed_tokens: Count
+    stall_ms: Count
+
+
+class SharedMessage(Struct, array_like=True):
+    """One message. Rows are of all replicas at which the router has anything open: at the others it has nothing."""
+
+    seq: Count  # messages of this process before this one
+    rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(SharedMessage)
+
+
+def head(name: str, boot: int) -> bytes:
+    """What all messages of this process begin with. Raises ValueError for a name that is too long or empty."""
+    encoded = name.encode()
+    if not 0 < len(encoded) <= NAME_BYTES_MAX:
+        raise ValueError(f"a router's name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}: {name[:40]!r}")
+    return bytes((VERSION, len(encoded))) + encoded + boot.to_bytes(_BOOT_BYTES, "big")
+
+
+def encoded(head_: bytes, body: SharedMessage) -> bytes:
+    """The message as bytes."""
+    return head_ + _encoder.encode(body)
+
+
+def sender_of(message: bytes) -> tuple[str, int, int] | None:
+    """(name, boot, where the body begins); None where the version is not ours. Raises BadMessage."""
+    if len(message) < _HEAD_BYTES:
+        raise BadMessage(f"{len(message)} bytes are no message")
+    if message[0] != VERSION:
+        return None
+    end = _HEAD_BYTES + message[1]
+    if not message[1] or len(message) < end + _BOOT_BYTES:
+        raise BadMessage("it ends within its head")
+    try:
+        name = message[_HEAD_BYTES:end].decode()
+    except UnicodeDecodeError as error:
+        raise BadMessage("the name of its router is not UTF-8") from error
+    return name, int.from_bytes(message[end : end + _BOOT_BYTES], "big"), end + _BOOT_BYTES
+
+
+def body_of(message: bytes, begin: int) -> SharedMessage:
+    """The body, as far as its shape goes. Raises BadMessage."""
+    if len(message) > MESSAGE_BYTES_MAX:
+        raise BadMessage(f"{len(message)} bytes are more than {MESSAGE_BYTES_MAX}")
+    try:
+        return _decoder.decode(memoryview(message)[begin:])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BadMessage(f"its body: {error}") from error
+
+
+def packed(keys: Sequence[int]) -> bytes:
+    """Keys of blocks as bytes, little-endian."""
+    numbers = array("Q", keys)
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def unpacked(keys: bytes) -> list[int]:
+    """The reverse of `packed`. Raises BadMessage."""
+    if len(keys) % KEY_BYTES:
+        raise BadMessage(f"{len(keys)} bytes of keys are not {KEY_BYTES} each")
+    numbers = array("Q", keys)
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

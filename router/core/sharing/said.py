@@ -1,0 +1,107 @@
+"""What this router has open at each replica, and what it counted: the rows of its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import Member
+from router.core.placement.router import Router
+from router.core.sharing.engines import EngineAges, instance_of, number_of
+from router.core.sharing.limits import SharingLimits
+from router.core.sharing.messages import SharedMessage, SharedRow, encoded
+
+AGAIN = 3  # messages that still have the row of a replica at which nothing is open any more
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What was counted at one replica since this process began."""
+
+    sent_tokens: int = 0
+    computed_tokens: int = 0
+    stall_ms: float = 0.0
+    again: int = 0  # messages that are to have its row though nothing is open there
+
+
+class Said:
+    """Watches the Router (placement/router.py, Watch), and makes messages of what it sees."""
+
+    def __init__(self, router: Router, head: bytes, limits: SharingLimits, urgent: Callable[[], None]) -> None:
+        self._router, self._head, self._limits, self._urgent = router, head, limits, urgent
+        self._counted: dict[str, _Counted] = {}
+        self._ages = EngineAges(router)
+        self._seq = 0
+        self._said_s = float("-inf")
+        self._pressing = False  # something urgent was placed since the last message
+        router.watch = self
+
+    # -- what the router does (Watch) ----------------------------------------------------------------------------
+
+    def opened(self, lease: Lease, now_s: float) -> None:
+        """A lease was given. It is urgent where it moves prices by more than what cannot be told apart."""
+        counted = self._counted.get(lease.replica)
+        if counted is None:
+            counted = self._counted[lease.replica] = _Counted()
+        counted.sent_tokens += lease.prompt_tokens
+        counted.again = AGAIN
+        if not self._pressing and lease.prefill_ms > self._router.fleet.members[lease.replica].speeds.units()[0]:
+            self._pressing = True
+            self._urgent()
+
+    def first_token(self, lease: Lease) -> None:
+        """The prefill of a lease is over."""
+        counted = self._counted.get(lease.replica)
+        if counted is not None:
+            counted.computed_tokens += lease.uncached_tokens
+            counted.stall_ms += lease.stall_ms
+            counted.again = AGAIN
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def say(self, now_s: float) -> bytes | None:
+        """The next message; None where it is too soon for one."""
+        limits, since_s = self._limits, now_s - self._said_s
+        if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
+            return None
+        self._ages.look(now_s)
+        rows = self._rows(now_s)
+        if not rows and not self._pressing and since_s < limits.idle_s:
+            return None
+        self._pressing, self._said_s = False, now_s
+        self._seq += 1
+        return encoded(self._head, SharedMessage(self._seq, rows))
+
+    def _rows(self, now_s: float) -> list[SharedRow]:
+        rows, members = [], self._router.fleet.members
+        for id_ in [id_ for id_ in self._counted if id_ not in members]:
+            del self._counted[id_]
+        for id_, counted in self._counted.items():
+            member = members[id_]
+            if not member.leases:
+                if not counted.again:
+                    continue
+                counted.again -= 1
+            rows.append(self._row(member, counted, now_s))
+        return rows
+
+    def _row(self, member: Member, counted: _Counted, now_s: float) -> SharedRow:
+        queue, clock = member.queue, member.clock
+        pending_ms = int(queue.pending_ms(now_s))  # first: it may let leases leave the queue
+        age_ms, began = self._ages.of(member.id, now_s)
+        return SharedRow(
+            number_of(member.id),
+            instance_of(member.replica.instance),
+            age_ms,
+            began,
+            pending_ms,
+            min(pending_ms, int(queue.head_ms(now_s))),
+            len(member.leases),
+            queue.waiting(),
+            member.context_tokens,
+            int(clock.context_tokens),
+            counted.sent_tokens,
+            counted.computed_tokens,
+            int(counted.stall_ms),
+        )
