@@ -97,7 +97,7 @@ async def _clients(
         await client.ping()
         return client, client
     nodes = [ClusterNode(host, port) for host, port in address.hosts]
-    cluster = RedisCluster(startup_nodes=nodes, cluster_error_retry_attempts=0, **options)
+    cluster = RedisCluster(startup_nodes=nodes, **options)
     stack.push_async_callback(cluster.aclose)
     await cluster.initialize()
     error: Exception = OSError("no node of the cluster answers")

@@ -22,7 +22,7 @@ from router.telemetry.gen_ai import GenAiTallies
 from router.telemetry.metrics import models
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
-from router.telemetry.metrics.gauges import Events, Gauges, Replicas, Sources
+from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources
 from router.telemetry.metrics.groups import of_groups
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
@@ -72,6 +72,7 @@ class Metrics:
             Gauges(router, self._tallies, figures),
             Replicas(router, clock, figures.engine_version),
             Sources(figures),
+            Links(figures),
             Events(router, figures),
         )
         self._process = ProcessCollector(registry=None) if process else None
