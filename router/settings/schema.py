@@ -12,14 +12,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
-SECRETS = (
-    "admin.token",
-    "auth.secret",
-    "probe.api_key",
-    "shared.password",
-    "shared.url",
-    "upstream.api_key",
-)  # settings that are never shown
+# Settings that are never shown.
+SECRETS = ("admin.token", "auth.secret", "probe.api_key", "shared.password", "shared.url", "upstream.api_key")
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
@@ -418,7 +412,7 @@ class PrewarmSettings:
 
 @dataclass(frozen=True, slots=True)
 class SharedSettings:
-    """What routers before one fleet tell each other, through Redis 6.2 or newer, or Valkey. Needs the extra `shared`."""
+    """What routers of one fleet tell each other, through Redis (6.2 and newer) or Valkey. Needs the extra `shared`."""
 
     url: str = ""
     """Where the store is: `redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS,

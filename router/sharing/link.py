@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -171,9 +171,7 @@ class SharingLink:
                     await session.leave(self.name)
             except (StoreFailed, TimeoutError):
                 log.debug("others were not told that this router leaves", extra={"event": "sharing_not_left"})
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _ended(self._tasks, CLOSE_S)
 
     async def _run(self) -> None:
         """Keep a session open, one after another."""
@@ -198,9 +196,7 @@ class SharingLink:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _ended(tasks, CLOSE_S / 10)
 
     async def _silence(self) -> None:
         """Fail when own messages are not heard: one of the two directions is cut. Raises StoreFailed."""
@@ -381,6 +377,19 @@ class SharingLink:
         if self.refusal:
             log.info("the shared store takes writes again", extra={"event": "sharing_accepted"})
         self.refusal = ""
+
+
+async def _ended(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:
+    """Cancel these, and wait for their ends; again after `again_s`, since asyncio.wait_for, which redis-py writes with,
+    may take a cancellation for itself before Python 3.12."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        done, pending = await asyncio.wait(pending, timeout=again_s)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # whatever it was, the first one was told
 
 
 async def _kept_up(work: Callable[[], Coroutine[None, None, None]]) -> None:
