@@ -178,10 +178,8 @@ class Quotas:
             rates = self._tenants[tenant]
             per_min = self._in_force(tenant, rates)[of_tokens]
             if per_min:
-                level, grown = (
-                    self._bucket(tenant, of_tokens, per_min, now_s).level,
-                    parts.get(tenant, part) / self.part(tenant),
-                )
+                level = self._bucket(tenant, of_tokens, per_min, now_s).level
+                grown = parts.get(tenant, part) / self.part(tenant)
                 levels[tenant, of_tokens] = level if level < 0 and grown > 1 else level * grown  # debts do not grow
         self._part, self._parts = part, parts
         for key, level in levels.items():
