@@ -59,7 +59,7 @@ class Frame(msgspec.Struct, array_like=True, kw_only=True):
     """The core's message; empty where it has nothing to say."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class FrameHead(msgspec.Struct, frozen=True):
     """The head of a message: who said it, and when, by the clock of whoever did, in seconds."""
 
     origin: int
@@ -75,7 +75,7 @@ def packed(frame: Frame, origin: int, now_s: float) -> bytes:
     return _HEAD.pack(VERSION, origin, now_s) + _encode(frame)
 
 
-def head_of(message: bytes) -> Head | None:
+def head_of(message: bytes) -> FrameHead | None:
     """The head of a message; None for one of another release. Raises BadFrame."""
     if not message:
         raise BadFrame("an empty message")
@@ -84,7 +84,7 @@ def head_of(message: bytes) -> Head | None:
     if not HEAD_BYTES < len(message) <= FRAME_BYTES_MAX:
         raise BadFrame(f"a message of {len(message)} bytes")
     _, origin, at_s = _HEAD.unpack_from(message)
-    return Head(origin, at_s)
+    return FrameHead(origin, at_s)
 
 
 def frame_of(message: bytes) -> Frame:

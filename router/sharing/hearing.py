@@ -26,7 +26,7 @@ class _Peer:
     silent: bool = False
 
 
-class Peers:
+class HeardRouters:
     """The other routers that are heard, by the numbers of their processes."""
 
     def __init__(self, name: str, origin: int, peers_max: int) -> None:
@@ -104,7 +104,7 @@ class Hearing:
     """Takes messages apart."""
 
     def __init__(
-        self, peers: Peers, core: CoreSharing, side: StoreSide, counts: Counter[str], clock: Callable[[], float]
+        self, peers: HeardRouters, core: CoreSharing, side: StoreSide, counts: Counter[str], clock: Callable[[], float]
     ) -> None:
         self._peers, self._core, self._side, self._counts, self._clock = peers, core, side, counts, clock
         self._own = peers._origin  # noqa: SLF001 - the two are one thing in two classes

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router.sharing.frames import OWNERS_MAX, BadFrame, Frame, packed
-from router.sharing.hearing import Hearing, Peers
+from router.sharing.hearing import HeardRouters, Hearing
 from router.sharing.session import REFUSALS, Open, Session, StoreFailed, Written
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class SharingLink:
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()  # by kind
         self.delay_s: float | None = None  # from saying to hearing an own message, the last one
-        self._peers = Peers(name, origin, limits.peers_max)
+        self._peers = HeardRouters(name, origin, limits.peers_max)
         self._hearing = Hearing(self._peers, core, side, self.counts, clock)
         self._news: deque[Written] = deque(maxlen=limits.owners_max)  # owners that others were not told of
         self._unwritten: deque[Written] = deque(maxlen=limits.owners_max)  # owners that the store was not told of
