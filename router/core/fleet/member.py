@@ -68,6 +68,7 @@ class Member:
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
     _batch: PrefillBatch | None = None  # batch of the last first token
+    _others_tokens: int = 0  # tokens that other routers had computed, as heard at the last first token
     # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
     on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
@@ -141,7 +142,7 @@ class Member:
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
-        lease.faded = self.faded
+        lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -153,6 +154,7 @@ class Member:
         self._batch = lease.batch
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
+        self._others_tokens = self.others.computed_tokens
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
@@ -161,7 +163,9 @@ class Member:
         """The batch of the last first token, if this first token came with it; a new batch otherwise."""
         batch, before_s = self._batch, self.first_token_s
         if batch is None or lease.placed_s >= before_s or (now_s - before_s) * 1e3 > BATCH_MS:
-            return PrefillBatch(before_s, since_s, now_s, lease.uncached_tokens)
+            # What others had computed meanwhile took its part of the time.
+            others = self.others.computed_tokens - max(lease.others_tokens, self._others_tokens)
+            return PrefillBatch(before_s, since_s, now_s, lease.uncached_tokens + others)
         began_s = max(lease.placed_s, batch.before_s)
         if began_s < batch.since_s:
             batch.since_s = began_s
@@ -172,6 +176,8 @@ class Member:
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
         """The head of the queue has its first token: how long that took, and whether it was on time."""
         took_ms = (now_s - since_s) * 1e3
+        if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
+            took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:

@@ -31,7 +31,7 @@ from router.core.learned.answers import AnswerMemory
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer
-from router.core.placement.credit import AnswerCredits
+from router.core.placement.credit import AnswerCredit, AnswerCredits
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.policies import Near, Policy
@@ -51,11 +51,17 @@ _OK, _LEFT, _ESTIMATED = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED
 class Watch(Protocol):
     """Whoever is told what becomes of leases, as it happens."""
 
-    def opened(self, lease: Lease, now_s: float) -> None:
-        """A lease was given."""
+    def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
+        """A lease was given; its prompt quotes an answer that is counted as held from now on."""
 
     def first_token(self, lease: Lease) -> None:
         """The prefill of a lease is over."""
+
+    def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
+        """A lease is back; of a computed one the answer takes so many blocks behind the prompt."""
+
+    def gone(self, lease: Lease) -> None:
+        """A lease is back from a replica that has left."""
 
 
 class Router:
@@ -229,6 +235,8 @@ class Router:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
         member = self.fleet.members.get(lease.replica)
         if member is None:
+            if self.watch is not None:
+                self.watch.gone(lease)
             return
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
@@ -241,8 +249,11 @@ class Router:
         if lease.stored is not None and lease.tokens is not None:
             grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
-        if computed or (left and not lease.streams):  # an answer that did not stream may have been computed unseen
-            answer_keys = self._credits.keys_of_answer(lease, outcome)
+        computed = computed or (left and not lease.streams)  # it may have been computed unseen
+        answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
+        if self.watch is not None:
+            self.watch.ended(lease, outcome, len(answer_keys), computed=computed)
+        if computed:
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
         else:
             self.index.retract(lease.replica, lease.id)
@@ -392,8 +403,15 @@ class Router:
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
         if self.watch is not None:
-            self.watch.opened(lease, now_s)
+            self.watch.opened(lease, credit, now_s)
         return lease
+
+    def mirror(self, member: Member, number: int, keys: list[int], own_tokens: int, now_s: float) -> None:
+        """Another router opened a lease, which has a number below 0 here: its prompt is held where it goes."""
+        blocks_max = self.index.capacity(member.id)
+        member.live.open(number, keys, own_tokens)
+        self._reuse.observe(keys, now_s)
+        self.index.pin(member.id, number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
 
 
 def _long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from router.core.fleet.member import Member
 from router.core.fleet.others import PeerSums
 from router.core.placement.router import Router
 from router.core.sharing.engines import instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedMessage, SharedRow, body_of, sender_of
+from router.core.sharing.mirror import Leases, Mirror
 
 
 @dataclass(slots=True)
@@ -19,6 +22,7 @@ class Peer:
     seq: int  # the number of its last message
     heard_s: float
     busy: dict[str, SharedRow] = field(default_factory=dict)  # its last rows, by replica
+    leases: Leases = field(default_factory=OrderedDict)
     open: int = 0
     pending_ms: int = 0
 
@@ -30,6 +34,7 @@ class Heard:
         self._router, self._name, self._boot, self._limits = router, name, boot, limits
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
+        self._mirror = Mirror(router, limits.leases_max)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
         self._of: list[str] = []  # ids that `_ids` was made of
 
@@ -60,6 +65,7 @@ class Heard:
             return
         peer.seq, peer.heard_s = body.seq, now_s
         self._take_rows(name, peer, body, now_s)
+        self._take_news(peer, body, now_s)
 
     def tick(self, now_s: float) -> None:
         """Forget who has been silent for too long."""
@@ -94,8 +100,24 @@ class Heard:
             if member is not None and idle is not None:
                 member.take_others(name, idle, now_s)
 
+    def _take_news(self, peer: Peer, body: SharedMessage, now_s: float) -> None:
+        for shared in body.placements:
+            member = self._member(shared.replica)
+            if member is not None:
+                home = self._member(shared.credit.replica) if shared.credit is not None else None
+                self._mirror.place(peer.leases, shared, member, home, now_s)
+        for end in body.ends:
+            member = self._member(end.replica)
+            if member is not None:
+                self._mirror.end(peer.leases, end, member, now_s)
+        self._mirror.end_before(peer.leases, body.first, now_s)
+
+    def _member(self, number: int) -> Member | None:
+        id_ = self._ids.get(number)
+        return self._router.fleet.members.get(id_) if id_ is not None else None
+
     def _forget(self, name: str, now_s: float) -> None:
-        del self.peers[name]
+        self._mirror.end_all(self.peers.pop(name).leases, now_s)
         for member in self._router.fleet.members.values():
             member.forget_other(name, now_s)
 

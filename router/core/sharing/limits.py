@@ -13,4 +13,10 @@ class SharingLimits:
     idle_s: float = 0.25  # between two messages otherwise
     urgent_s: float = 0.005  # least time before a message that does not wait for `every_s`
     silent_s: float = 1.0  # a router that was not heard for so long is there no more
+    # What one message has is taken in at once, which must not take the event loop longer than a millisecond.
+    keys_max: int = 4_096  # keys of blocks in a message that has more than one placement: 0.5 million tokens
+    queue_keys_max: int = 1 << 17  # keys that wait for a message: a megabyte
+    news_max: int = 256  # placements, and ends, in a message
+    queue_news_max: int = 4_096  # placements, and ends, that wait for a message
+    leases_max: int = 8_192  # open leases of another router whose blocks are kept from eviction
     peers_max: int = 64  # other routers that are listened to

@@ -23,6 +23,7 @@ VERSION = 1
 NAME_BYTES_MAX = 255
 KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
+NEWS_MAX = 4_096  # placements, or ends, in a message
 MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
 _HEAD_BYTES = 2  # version and length of the name
 _BOOT_BYTES = 8
@@ -54,11 +55,53 @@ class SharedRow(Struct, array_like=True, gc=False):
     stall_ms: Count
 
 
+class SharedClaim(Struct, array_like=True, gc=False):
+    """Blocks of the engine's own size that are being computed for a prompt."""
+
+    block_tokens: Count
+    keys: bytes
+
+
+class SharedCredit(Struct, array_like=True, gc=False):
+    """A past answer that a prompt quotes: its blocks have the keys that the answer has as part of the prompt."""
+
+    replica: Number
+    blocks: Count  # leading blocks of the prompt, up to the answer's end
+    answer_keys: bytes  # keys under which the answer's blocks were counted so far
+
+
+class SharedPlacement(Struct, array_like=True, gc=False):
+    """A request was sent to a replica."""
+
+    lease: Count  # numbers ascend
+    replica: Number
+    own_tokens: Count  # prompt tokens behind what may be shared in the KV pool
+    left_ms: Count  # modelled time until its prefill is done
+    keys: bytes  # of all blocks of its prompt
+    claim: SharedClaim | None = None
+    credit: SharedCredit | None = None
+
+
+class SharedEnd(Struct, array_like=True, gc=False):
+    """The end of a lease. Where the answer ended well, the replica is the home of the conversation."""
+
+    lease: Count
+    replica: Number
+    computed: bool  # whether the prompt was computed
+    end_key: Number = 0  # key of the prompt; 0: it has none, or did not end well
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    answer_blocks: Count = 0  # blocks that the answer takes behind the prompt
+
+
 class SharedMessage(Struct, array_like=True):
     """One message. Rows are of all replicas at which the router has anything open: at the others it has nothing."""
 
     seq: Count  # messages of this process before this one
     rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
+    first: Count = 0  # leases before this one have ended
+    placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []
+    ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from router.core.facts.placements import Outcome
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
+from router.core.placement.credit import AnswerCredit
 from router.core.placement.router import Router
 from router.core.sharing.engines import EngineAges, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedMessage, SharedRow, encoded
+from router.core.sharing.news import News
 
 AGAIN = 3  # messages that still have the row of a replica at which nothing is open any more
 
@@ -32,6 +35,7 @@ class Said:
         self._router, self._head, self._limits, self._urgent = router, head, limits, urgent
         self._counted: dict[str, _Counted] = {}
         self._ages = EngineAges(router)
+        self.news = News(limits)
         self._seq = 0
         self._said_s = float("-inf")
         self._pressing = False  # something urgent was placed since the last message
@@ -39,14 +43,16 @@ class Said:
 
     # -- what the router does (Watch) ----------------------------------------------------------------------------
 
-    def opened(self, lease: Lease, now_s: float) -> None:
+    def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
         """A lease was given. It is urgent where it moves prices by more than what cannot be told apart."""
         counted = self._counted.get(lease.replica)
         if counted is None:
             counted = self._counted[lease.replica] = _Counted()
         counted.sent_tokens += lease.prompt_tokens
         counted.again = AGAIN
-        if not self._pressing and lease.prefill_ms > self._router.fleet.members[lease.replica].speeds.units()[0]:
+        member = self._router.fleet.members[lease.replica]
+        self.news.placed(lease, member.queue.pending_ms(now_s), credit)
+        if not self._pressing and lease.prefill_ms > member.speeds.units()[0]:
             self._pressing = True
             self._urgent()
 
@@ -58,6 +64,17 @@ class Said:
             counted.stall_ms += lease.stall_ms
             counted.again = AGAIN
 
+    def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
+        """A lease is back."""
+        self.news.ended(lease, outcome, answer_blocks, computed=computed)
+        counted = self._counted.get(lease.replica)
+        if counted is not None:
+            counted.again = AGAIN
+
+    def gone(self, lease: Lease) -> None:
+        """A lease is back from a replica that has left."""
+        self.news.gone(lease)
+
     # -- messages ------------------------------------------------------------------------------------------------
 
     def say(self, now_s: float) -> bytes | None:
@@ -67,11 +84,15 @@ class Said:
             return None
         self._ages.look(now_s)
         rows = self._rows(now_s)
-        if not rows and not self._pressing and since_s < limits.idle_s:
+        if not rows and not self.news and not self._pressing and since_s < limits.idle_s:
             return None
-        self._pressing, self._said_s = False, now_s
+        placements, ends = self.news.next_few()
+        self._said_s, self._pressing = now_s, bool(self.news)
         self._seq += 1
-        return encoded(self._head, SharedMessage(self._seq, rows))
+        message = encoded(self._head, SharedMessage(self._seq, rows, self.news.first, placements, ends))
+        if self._pressing:
+            self._urgent()
+        return message
 
     def _rows(self, now_s: float) -> list[SharedRow]:
         rows, members = [], self._router.fleet.members

@@ -72,6 +72,11 @@ class Sharing:
         self._heard.alone(now_s)
 
     @property
+    def left_out(self) -> dict[str, int]:
+        """What was left out of messages so far because of limits: `placements`, `ends`."""
+        return self._said.news.left_out
+
+    @property
     def ignored(self) -> dict[str, int]:
         """Messages that were not for us so far, by why: `version`, `namesake` (another process has our name), `old`
         (a later one was heard), `many` (more routers than may be)."""

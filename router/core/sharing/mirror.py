@@ -1,0 +1,96 @@
+"""Leases of other routers, as far as caches and KV pools know of them: what they hold, keep from eviction, and compute.
+
+A prompt that another router sent somewhere is held there as one of ours would be: unproven until it is computed, and
+gone if it is not. So a burst of one cold prefix stays together though it comes through several routers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from router.core.fleet.member import Member
+from router.core.learned.answers import PastAnswer
+from router.core.placement.router import Router
+from router.core.prompts.blocks import BLOCK_BYTES, answer_keys
+from router.core.sharing.messages import SharedEnd, SharedPlacement, unpacked
+
+ANSWER_BLOCKS_MAX = 1 << 12  # most blocks of one answer that another router is believed
+
+
+class _Mirrored(Struct, gc=False):
+    """An open lease of another router."""
+
+    number: int  # below 0, as our own are not
+    member: Member
+    life: int  # the replica's cache when it was placed
+    keys: list[int]
+    own_tokens: int
+    due_s: float  # time at which its prefill is done, by its model
+
+
+Leases = OrderedDict[int, _Mirrored]
+"""Open leases of one router by its numbers, the oldest first."""
+
+
+class Mirror:
+    """Writes what other routers placed to where our own placements are written."""
+
+    def __init__(self, router: Router, leases_max: int) -> None:
+        self._router, self._leases_max = router, leases_max
+        self._last = 0
+
+    def place(self, leases: Leases, shared: SharedPlacement, member: Member, home: Member | None, now_s: float) -> None:
+        """Another router sent a prompt to a replica; `home` is the replica of its credit. Raises BadMessage."""
+        if shared.lease in leases:
+            return
+        keys, router = unpacked(shared.keys), self._router
+        credit, claim = shared.credit, shared.claim
+        if credit is not None and home is not None:
+            router.index.drop(home.id, unpacked(credit.answer_keys))
+            router.index.touch(home.id, keys[: credit.blocks], now_s)
+        claimed = unpacked(claim.keys) if claim is not None else []
+        self._last -= 1
+        due_s = now_s + shared.left_ms / 1e3
+        mirrored = _Mirrored(self._last, member, member.life, keys, shared.own_tokens, due_s)
+        leases[shared.lease] = mirrored
+        router.mirror(member, mirrored.number, keys, shared.own_tokens, now_s)
+        if claim is not None:
+            router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens)
+        if len(leases) > self._leases_max:
+            self._close(leases.popitem(last=False)[1], now_s, computed=True)
+
+    def end(self, leases: Leases, end: SharedEnd, member: Member, now_s: float) -> None:
+        """A lease of another router is over."""
+        mirrored = leases.pop(end.lease, None)
+        if mirrored is not None:
+            blocks = min(end.answer_blocks, ANSWER_BLOCKS_MAX)
+            grown = answer_keys(end.end_key, blocks * BLOCK_BYTES) if end.end_key and blocks else []
+            self._close(mirrored, now_s, computed=end.computed, grown=grown)
+        if end.end_key:
+            answer = PastAnswer(member.id, end.prompt_tokens, end.completion_tokens, member.life)
+            self._router.answers.put(end.end_key, answer)
+
+    def end_before(self, leases: Leases, first: int, now_s: float) -> None:
+        """Leases before this one are over, though nobody may have said how."""
+        while leases and next(iter(leases)) < first:
+            mirrored = leases.popitem(last=False)[1]
+            self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
+
+    def end_all(self, leases: Leases, now_s: float) -> None:
+        """The router is gone, and its clients with it."""
+        while leases:
+            mirrored = leases.popitem(last=False)[1]
+            self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
+
+    def _close(self, mirrored: _Mirrored, now_s: float, *, computed: bool, grown: list[int] | None = None) -> None:
+        member, number, router = mirrored.member, mirrored.number, self._router
+        member.live.close(number, mirrored.keys, mirrored.own_tokens)
+        if router.fleet.members.get(member.id) is not member:
+            return  # another engine is at that address
+        if computed:
+            router.index.unpin(member.id, number, now_s, grown=grown or ())
+        else:
+            router.index.retract(member.id, number)
+        router.knowledge.kept(member.id, number, now_s, computed=computed)
