@@ -55,7 +55,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     mark: ClockReading | None = None  # the replica's clock when its answer began to decode
     stretch: Stretch | None = None  # how its answer decoded, once that is over
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
-    others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
+    others_ms: int = 0  # modelled prefill that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
 
     @property

@@ -68,7 +68,7 @@ class Member:
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
     _batch: PrefillBatch | None = None  # batch of the last first token
-    _others_tokens: int = 0  # tokens that other routers had computed, as heard at the last first token
+    _others_ms: int = 0  # modelled prefill that other routers had computed, as heard at the last first token
     # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
     on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
@@ -117,6 +117,20 @@ class Member:
         """Modelled time until everything that we sent there is prefilled."""
         return self.queue.pending_ms(now_s)
 
+    def wait_ms(self, now_s: float) -> float:
+        """Modelled time until everything there is prefilled that we sent, and that other routers say they sent."""
+        own_ms, others, queue = self.queue.pending_ms(now_s), self.others, self.queue
+        if not others.waiting_ms:
+            return own_ms
+        placed_s, head_ms = others.head()
+        prefill_ms: float = head_ms
+        head = queue.head
+        if head is not None and head.placed_s <= placed_s:
+            placed_s, prefill_ms = head.placed_s, head.prefill_ms
+        since_s = max(placed_s, self.first_token_s, others.first_token_s)
+        gone_ms = min(max(0.0, (now_s - since_s) * 1e3), prefill_ms)
+        return max(0.0, queue.waiting_ms() + others.waiting_ms - gone_ms)
+
     @property
     def open_leases(self) -> int:
         """Open leases, those of other routers included, as far as they say."""
@@ -142,7 +156,7 @@ class Member:
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
-        lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
+        lease.faded, lease.others_ms = self.faded, self.others.computed_ms
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -154,7 +168,7 @@ class Member:
         self._batch = lease.batch
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
-        self._others_tokens = self.others.computed_tokens
+        self._others_ms = self.others.computed_ms
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
@@ -163,9 +177,7 @@ class Member:
         """The batch of the last first token, if this first token came with it; a new batch otherwise."""
         batch, before_s = self._batch, self.first_token_s
         if batch is None or lease.placed_s >= before_s or (now_s - before_s) * 1e3 > BATCH_MS:
-            # What others had computed meanwhile took its part of the time.
-            others = self.others.computed_tokens - max(lease.others_tokens, self._others_tokens)
-            return PrefillBatch(before_s, since_s, now_s, lease.uncached_tokens + others)
+            return PrefillBatch(before_s, since_s, now_s, lease.uncached_tokens)
         began_s = max(lease.placed_s, batch.before_s)
         if began_s < batch.since_s:
             batch.since_s = began_s
@@ -176,8 +188,8 @@ class Member:
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
         """The head of the queue has its first token: how long that took, and whether it was on time."""
         took_ms = (now_s - since_s) * 1e3
-        if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
-            took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)
+        if others_ms := self.others.computed_ms - max(lease.others_ms, self._others_ms):
+            took_ms *= lease.prefill_ms / (lease.prefill_ms + others_ms)  # part of the time went to others' prompts
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
@@ -243,7 +255,9 @@ class Member:
         if usage is not None and usage.cached_tokens is not None:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
             lease.recount(max(0, uncached))  # an engine may say anything
-        speeds = self.speeds
+        speeds, batch = self.speeds, lease.batch
+        if batch is not None:  # by now it is known whose first tokens came before
+            batch.since_s = max(batch.since_s, self.others.last_before(batch.until_s - BATCH_MS / 1e3))
         if (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:
                 speeds.was_short(service_ms)

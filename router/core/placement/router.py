@@ -68,7 +68,8 @@ class Router:
     """All state of placement. `now_s` is any clock that does not go back.
 
     Outside of the core only its methods are called, and three parts are read that have methods of their own: `models`
-    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say).
+    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say). In the core `answers`,
+    `reuse` and `fleet` are written by core/sharing too.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Router:
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
-        self._reuse = ReuseMemory(memory_max)
+        self.reuse = ReuseMemory(memory_max)
         observations = Observations(
             self.index,
             blocks_max_default=blocks_max_default,
@@ -118,7 +119,7 @@ class Router:
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
-        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self._reuse)
+        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
@@ -398,7 +399,7 @@ class Router:
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
-        self._reuse.observe(keys, now_s)
+        self.reuse.observe(keys, now_s)
         self.index.pin(id_, lease.id, keys, now_s)
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
@@ -410,7 +411,7 @@ class Router:
         """Another router opened a lease, which has a number below 0 here: its prompt is held where it goes."""
         blocks_max = self.index.capacity(member.id)
         member.live.open(number, keys, own_tokens)
-        self._reuse.observe(keys, now_s)
+        self.reuse.observe(keys, now_s)
         self.index.pin(member.id, number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
 
 

@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.core.fleet.member import Member
 from router.core.fleet.others import PeerSums
 from router.core.placement.router import Router
+from router.core.sharing.delays import Delay
 from router.core.sharing.engines import instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedMessage, SharedRow, body_of, sender_of
 from router.core.sharing.mirror import Leases, Mirror
+from router.core.sharing.models import adopt
 
 
 @dataclass(slots=True)
 class Peer:
     """Another router."""
 
+    number: int
     boot: int
     seq: int  # the number of its last message
     heard_s: float
+    delay: Delay = field(default_factory=Delay)
     busy: dict[str, SharedRow] = field(default_factory=dict)  # its last rows, by replica
     leases: Leases = field(default_factory=OrderedDict)
     open: int = 0
-    pending_ms: int = 0
+    waiting_ms: int = 0
 
 
 class Heard:
     """Writes what routers say to the fleet's members."""
 
-    def __init__(self, router: Router, name: str, boot: int, limits: SharingLimits) -> None:
+    def __init__(self, router: Router, name: str, boot: int, limits: SharingLimits, greet: Callable[[], None]) -> None:
+        """`greet()` is called when another router is heard for the first time."""
+        self._greet = greet
         self._router, self._name, self._boot, self._limits = router, name, boot, limits
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
+        self._number = number_of(name)
         self._mirror = Mirror(router, limits.leases_max)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
         self._of: list[str] = []  # ids that `_ids` was made of
@@ -59,13 +67,17 @@ class Heard:
             if len(self.peers) >= self._limits.peers_max:
                 self.ignored["many"] += 1
                 return
-            peer = self.peers[name] = Peer(boot, -1, now_s)
+            self._greet()
+            peer = self.peers[name] = Peer(number_of(name), boot, -1, now_s)
         if body.seq <= peer.seq:
             self.ignored["old"] += 1
             return
         peer.seq, peer.heard_s = body.seq, now_s
+        peer.delay.heard(body.sent_ms, dict(body.lags).get(self._number), now_s)
         self._take_rows(name, peer, body, now_s)
         self._take_news(peer, body, now_s)
+        if body.models is not None:
+            adopt(self._router, body.models)
 
     def tick(self, now_s: float) -> None:
         """Forget who has been silent for too long."""
@@ -78,22 +90,28 @@ class Heard:
         for name in list(self.peers):
             self._forget(name, now_s)
 
+    def lags(self) -> list[tuple[int, int]]:
+        """What each router is to be told of how late it is heard."""
+        return [(peer.number, lag) for peer in self.peers.values() if (lag := peer.delay.lag_ms) is not None]
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _take_rows(self, name: str, peer: Peer, body: SharedMessage, now_s: float) -> None:
         members, ids = self._router.fleet.members, self._known()
-        before, peer.busy = peer.busy, {}
-        peer.open = peer.pending_ms = 0
+        before, peer.busy, sent_s = peer.busy, {}, now_s - peer.delay.delay_s
+        peer.open = peer.waiting_ms = 0
         for row in body.rows:
             id_ = ids.get(row.replica)
             member = members.get(id_) if id_ is not None else None
             if member is None or not _same(row.instance, member.replica.instance):
                 continue  # discovery does not tell all routers at the same moment
             peer.busy[member.id] = row
+            if row.computed_ms != (before[member.id].computed_ms if member.id in before else -1):
+                member.others.first_token(sent_s - row.token_age_ms / 1e3)
             peer.open += row.open
-            peer.pending_ms += row.pending_ms
+            peer.waiting_ms += row.waiting_ms
             before.pop(member.id, None)
-            member.take_others(name, _sums(row), now_s)
+            member.take_others(name, _sums(row), sent_s)
         for id_ in before:
             member = members.get(id_)
             idle = member.others.idle(name) if member is not None else None
@@ -136,16 +154,16 @@ def _same(said: int, instance: str) -> bool:
 
 
 def _sums(row: SharedRow) -> PeerSums:
-    head_ms = min(row.head_ms, row.pending_ms)
     waiting, decoding_tokens = min(row.waiting, row.open), min(row.decoding_tokens, row.context_tokens)
     return PeerSums(
-        row.pending_ms,
-        head_ms,
+        row.waiting_ms,
+        min(row.head_ms, row.waiting_ms),
+        row.head_age_ms,
         row.open,
         waiting,
         row.context_tokens,
         decoding_tokens,
         row.sent_tokens,
-        row.computed_tokens,
+        row.computed_ms,
         row.stall_ms,
     )

@@ -19,10 +19,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from router.core.learned.reuse import BUCKETS
+
 VERSION = 1
 NAME_BYTES_MAX = 255
 KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
+KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas whose speeds are told, and base models of a kind
+LAGS_MAX = 256  # routers whose lags are in a message
 NEWS_MAX = 4_096  # placements, or ends, in a message
 MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
 _HEAD_BYTES = 2  # version and length of the name
@@ -44,15 +48,17 @@ class SharedRow(Struct, array_like=True, gc=False):
     instance: Number  # number of the engine that is there; 0: not known
     age_ms: Count  # time since the replica's cache began, as far as the router has seen
     began: bool  # whether it saw the cache begin: otherwise it may be older
-    pending_ms: Count
+    waiting_ms: Count
     head_ms: Count
+    head_age_ms: Count
     open: Count
     waiting: Count
     context_tokens: Count
     decoding_tokens: Count
     sent_tokens: Count
-    computed_tokens: Count
+    computed_ms: Count
     stall_ms: Count
+    token_age_ms: Count  # time since the last first token there
 
 
 class SharedClaim(Struct, array_like=True, gc=False):
@@ -94,14 +100,48 @@ class SharedEnd(Struct, array_like=True, gc=False):
     answer_blocks: Count = 0  # blocks that the answer takes behind the prompt
 
 
+class SharedFit(Struct, array_like=True, gc=False):
+    """Sums that a model is fitted to (core/learned/least_squares.py)."""
+
+    xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
+    xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
+    observations: Count
+
+
+class SharedSpeeds(Struct, array_like=True, gc=False):
+    """What the answers of one kind of replicas taught; fields are those of Speeds."""
+
+    kind: Annotated[list[str], Meta(max_length=KIND_MAX)]  # base models that they serve
+    prefill: SharedFit
+    steps: SharedFit
+    answer_counts: tuple[float, float]
+    answers: Count
+    mean_work_ms: float
+    mean_prompt_tokens: float
+    mean_open_ms: float
+    mean_decode_ms: float
+    mean_answer_tokens: float
+
+
+class SharedModels(Struct, array_like=True, gc=False):
+    """What the router has learned: for a router that has learned nothing yet."""
+
+    speeds: Annotated[list[SharedSpeeds], Meta(max_length=KINDS_MAX)]
+    reused: Annotated[list[float], Meta(max_length=BUCKETS)]
+    ended: Annotated[list[float], Meta(max_length=BUCKETS)]
+
+
 class SharedMessage(Struct, array_like=True):
     """One message. Rows are of all replicas at which the router has anything open: at the others it has nothing."""
 
     seq: Count  # messages of this process before this one
+    sent_ms: int  # time of the sender's clock
+    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, Delays.lag_ms of it)
     rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended
     placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []
     ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
+    models: SharedModels | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

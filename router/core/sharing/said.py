@@ -13,6 +13,7 @@ from router.core.placement.router import Router
 from router.core.sharing.engines import EngineAges, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedMessage, SharedRow, encoded
+from router.core.sharing.models import learned
 from router.core.sharing.news import News
 
 AGAIN = 3  # messages that still have the row of a replica at which nothing is open any more
@@ -23,7 +24,7 @@ class _Counted:
     """What was counted at one replica since this process began."""
 
     sent_tokens: int = 0
-    computed_tokens: int = 0
+    computed_ms: float = 0.0
     stall_ms: float = 0.0
     again: int = 0  # messages that are to have its row though nothing is open there
 
@@ -37,9 +38,13 @@ class Said:
         self._ages = EngineAges(router)
         self.news = News(limits)
         self._seq = 0
-        self._said_s = float("-inf")
+        self._said_s = self._models_s = float("-inf")
         self._pressing = False  # something urgent was placed since the last message
         router.watch = self
+
+    def greet(self) -> None:
+        """Another router is new here: it may have learned nothing yet."""
+        self._models_s = float("-inf")
 
     # -- what the router does (Watch) ----------------------------------------------------------------------------
 
@@ -51,7 +56,7 @@ class Said:
         counted.sent_tokens += lease.prompt_tokens
         counted.again = AGAIN
         member = self._router.fleet.members[lease.replica]
-        self.news.placed(lease, member.queue.pending_ms(now_s), credit)
+        self.news.placed(lease, member.wait_ms(now_s), credit)
         if not self._pressing and lease.prefill_ms > member.speeds.units()[0]:
             self._pressing = True
             self._urgent()
@@ -60,7 +65,7 @@ class Said:
         """The prefill of a lease is over."""
         counted = self._counted.get(lease.replica)
         if counted is not None:
-            counted.computed_tokens += lease.uncached_tokens
+            counted.computed_ms += lease.prefill_ms
             counted.stall_ms += lease.stall_ms
             counted.again = AGAIN
 
@@ -77,8 +82,8 @@ class Said:
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def say(self, now_s: float) -> bytes | None:
-        """The next message; None where it is too soon for one."""
+    def say(self, now_s: float, lags: Callable[[], list[tuple[int, int]]]) -> bytes | None:
+        """The next message, with the `lags` of other routers (Heard.lags); None where it is too soon for one."""
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
             return None
@@ -89,7 +94,11 @@ class Said:
         placements, ends = self.news.next_few()
         self._said_s, self._pressing = now_s, bool(self.news)
         self._seq += 1
-        message = encoded(self._head, SharedMessage(self._seq, rows, self.news.first, placements, ends))
+        models = None
+        if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
+            self._models_s = now_s
+        sent_ms, first = int(now_s * 1e3), self.news.first
+        message = encoded(self._head, SharedMessage(self._seq, sent_ms, lags(), rows, first, placements, ends, models))
         if self._pressing:
             self._urgent()
         return message
@@ -109,20 +118,23 @@ class Said:
 
     def _row(self, member: Member, counted: _Counted, now_s: float) -> SharedRow:
         queue, clock = member.queue, member.clock
-        pending_ms = int(queue.pending_ms(now_s))  # first: it may let leases leave the queue
+        queue.decay(now_s)
+        head = queue.head
         age_ms, began = self._ages.of(member.id, now_s)
         return SharedRow(
             number_of(member.id),
             instance_of(member.replica.instance),
             age_ms,
             began,
-            pending_ms,
-            min(pending_ms, int(queue.head_ms(now_s))),
+            int(queue.waiting_ms()),
+            int(head.prefill_ms) if head is not None else 0,
+            max(0, int((now_s - head.placed_s) * 1e3)) if head is not None else 0,
             len(member.leases),
             queue.waiting(),
             member.context_tokens,
             int(clock.context_tokens),
             counted.sent_tokens,
-            counted.computed_tokens,
+            int(counted.computed_ms),
             int(counted.stall_ms),
+            max(0, int((now_s - member.first_token_s) * 1e3)),
         )

@@ -24,9 +24,10 @@ class PeerView(Struct):
     name: str
     boot: int
     age_s: float  # time since its last message
+    delay_s: float  # time that its messages take at best
     replicas: int  # replicas at which it has anything open
     open: int  # open leases
-    pending_ms: int  # modelled prefill that waits, of all replicas
+    waiting_ms: int  # modelled prefill that waits, of all replicas
 
 
 class Sharing:
@@ -45,11 +46,11 @@ class Sharing:
         this process from those before it: it is higher, and less than 2^64. Raises ValueError."""
         self._limits = limits
         self._said = Said(router, messages.head(name, boot), limits, urgent)
-        self._heard = Heard(router, name, boot, limits)
+        self._heard = Heard(router, name, boot, limits, self._said.greet)
 
     def say(self, now_s: float) -> bytes | None:
         """One message for all others; None where there is nothing to say yet."""
-        return self._said.say(now_s)
+        return self._said.say(now_s, self._heard.lags)
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Take a message from the channel. What is old, repeated, our own, or of another release is ignored. Raises
@@ -63,7 +64,9 @@ class Sharing:
     def peers(self, now_s: float) -> list[PeerView]:
         """The routers that are listened to, by name."""
         return [
-            PeerView(name, peer.boot, now_s - peer.heard_s, len(peer.busy), peer.open, peer.pending_ms)
+            PeerView(
+                name, peer.boot, now_s - peer.heard_s, peer.delay.delay_s, len(peer.busy), peer.open, peer.waiting_ms
+            )
             for name, peer in sorted(self._heard.peers.items())
         ]
 
