@@ -136,17 +136,20 @@ class Member:
         """Open leases, those of other routers included, as far as they say."""
         return len(self.leases) + self.others.open
 
-    def take_others(self, peer: str, sums: PeerSums, now_s: float) -> None:
-        """Take what another router says that it has open here: that is not foreign any more."""
-        others = self.others
-        news = others.take(peer, sums, now_s)
-        self.sent_prompt_tokens += news.sent_tokens
-        self.clock.beside(others.decoding, others.decoding_tokens, news.stall_ms, now_s)
+    def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float) -> None:
+        """Take what another router says that it has open here: that is not foreign any more. `clock_s` is what our
+        clock shows more than its clock."""
+        others, stall_ms = self.others, 0
+        before = others.take(peer, sums, clock_s)
+        if before is not None:
+            self.sent_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
+            stall_ms = max(0, sums.stall_ms - before.stall_ms)
+        self.clock.beside(others.decoding, others.decoding_tokens, stall_ms, now_s)
 
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
-        self.others.forget(peer, now_s)
-        self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0.0, now_s)
+        if self.others.forget(peer):
+            self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""

@@ -10,7 +10,7 @@ from router.core.fleet.member import Member
 from router.core.fleet.others import PeerSums
 from router.core.placement.router import Router
 from router.core.sharing.delays import Delay
-from router.core.sharing.engines import instance_of, number_of
+from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedMessage, SharedRow, body_of, sender_of
 from router.core.sharing.mirror import Leases, Mirror
@@ -26,25 +26,24 @@ class Peer:
     seq: int  # the number of its last message
     heard_s: float
     delay: Delay = field(default_factory=Delay)
-    busy: dict[str, SharedRow] = field(default_factory=dict)  # its last rows, by replica
+    rows: dict[int, SharedRow] = field(default_factory=dict)  # its last rows, by the number of the replica
     leases: Leases = field(default_factory=OrderedDict)
-    open: int = 0
-    waiting_ms: int = 0
 
 
 class Heard:
-    """Writes what routers say to the fleet's members."""
+    """Writes what routers say to the fleet's members, and through Mirror to caches."""
 
-    def __init__(self, router: Router, name: str, boot: int, limits: SharingLimits, greet: Callable[[], None]) -> None:
+    def __init__(
+        self, router: Router, caches: Caches, name: str, boot: int, limits: SharingLimits, greet: Callable[[], None]
+    ) -> None:
         """`greet()` is called when another router is heard for the first time."""
-        self._greet = greet
-        self._router, self._name, self._boot, self._limits = router, name, boot, limits
-        self.peers: dict[str, Peer] = {}
-        self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
+        self._router, self._caches, self._name, self._boot = router, caches, name, boot
+        self._limits, self._greet = limits, greet
         self._number = number_of(name)
         self._mirror = Mirror(router, limits.leases_max)
+        self.peers: dict[str, Peer] = {}
+        self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
-        self._of: list[str] = []  # ids that `_ids` was made of
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Take a message. Raises BadMessage."""
@@ -62,20 +61,20 @@ class Heard:
             return
         body = body_of(message, begin)
         if peer is None or boot != peer.boot:
-            if peer is not None:
-                self._forget(name, now_s)
-            if len(self.peers) >= self._limits.peers_max:
-                self.ignored["many"] += 1
+            peer = self._welcome(name, boot, now_s)
+            if peer is None:
                 return
-            self._greet()
-            peer = self.peers[name] = Peer(number_of(name), boot, -1, now_s)
         if body.seq <= peer.seq:
             self.ignored["old"] += 1
             return
         peer.seq, peer.heard_s = body.seq, now_s
-        peer.delay.heard(body.sent_ms, dict(body.lags).get(self._number), now_s)
-        self._take_rows(name, peer, body, now_s)
-        self._take_news(peer, body, now_s)
+        peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
+        clock_s = now_s - peer.delay.delay_s - body.sent_ms / 1e3
+        self._take_rows(name, peer, body.rows, clock_s, now_s)
+        if body.placements or body.ends:
+            self._take_news(peer, body, clock_s, now_s)
+        if peer.leases:
+            self._mirror.end_before(peer.leases, body.first, now_s)
         if body.models is not None:
             adopt(self._router, body.models)
 
@@ -96,74 +95,77 @@ class Heard:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _take_rows(self, name: str, peer: Peer, body: SharedMessage, now_s: float) -> None:
-        members, ids = self._router.fleet.members, self._known()
-        before, peer.busy, sent_s = peer.busy, {}, now_s - peer.delay.delay_s
-        peer.open = peer.waiting_ms = 0
-        for row in body.rows:
-            id_ = ids.get(row.replica)
-            member = members.get(id_) if id_ is not None else None
-            if member is None or not _same(row.instance, member.replica.instance):
-                continue  # discovery does not tell all routers at the same moment
-            peer.busy[member.id] = row
-            if row.computed_ms != (before[member.id].computed_ms if member.id in before else -1):
-                member.others.first_token(sent_s - row.token_age_ms / 1e3)
-            peer.open += row.open
-            peer.waiting_ms += row.waiting_ms
-            before.pop(member.id, None)
-            member.take_others(name, _sums(row), sent_s)
-        for id_ in before:
-            member = members.get(id_)
-            idle = member.others.idle(name) if member is not None else None
-            if member is not None and idle is not None:
-                member.take_others(name, idle, now_s)
+    def _welcome(self, name: str, boot: int, now_s: float) -> Peer | None:
+        """Another process of a router we knew, or a router we did not know; None where there are too many."""
+        if name in self.peers:
+            self._forget(name, now_s)
+        if len(self.peers) >= self._limits.peers_max:
+            self.ignored["many"] += 1
+            return None
+        self._greet()
+        peer = self.peers[name] = Peer(number_of(name), boot, -1, now_s)
+        return peer
 
-    def _take_news(self, peer: Peer, body: SharedMessage, now_s: float) -> None:
+    def _take_rows(self, name: str, peer: Peer, rows: list[SharedRow], clock_s: float, now_s: float) -> None:
+        before, peer.rows = peer.rows, {row.replica: row for row in rows}
+        for number, row in peer.rows.items():
+            if row != before.pop(number, None):
+                # Discovery does not tell all routers at the same moment which engines there are.
+                member = self._member(number)
+                if member is not None and _same(row.instance, member):
+                    member.take_others(name, row.sums, clock_s, now_s)
+        for number, row in before.items():
+            member = self._member(number)
+            if member is not None:
+                member.take_others(name, _idle(row.sums), clock_s, now_s)
+
+    def _take_news(self, peer: Peer, body: SharedMessage, clock_s: float, now_s: float) -> None:
         for shared in body.placements:
             member = self._member(shared.replica)
-            if member is not None:
+            if member is not None and self._speaks_of(peer, member, shared.replica, clock_s, now_s):
                 home = self._member(shared.credit.replica) if shared.credit is not None else None
                 self._mirror.place(peer.leases, shared, member, home, now_s)
         for end in body.ends:
             member = self._member(end.replica)
-            if member is not None:
-                self._mirror.end(peer.leases, end, member, now_s)
-        self._mirror.end_before(peer.leases, body.first, now_s)
+            speaks = member is not None and self._speaks_of(peer, member, end.replica, clock_s, now_s)
+            self._mirror.end(peer.leases, end, member if speaks else None, now_s)
 
-    def _member(self, number: int) -> Member | None:
-        id_ = self._ids.get(number)
-        return self._router.fleet.members.get(id_) if id_ is not None else None
+    def _speaks_of(self, peer: Peer, member: Member, number: int, clock_s: float, now_s: float) -> bool:
+        """Whether what a router says of a replica is of the engine that is there, and of the cache that it has."""
+        row = peer.rows.get(number)
+        if row is None:
+            return False
+        cache_s = clock_s + row.cache_at_ms / 1e3
+        return _same(row.instance, member) and not self._caches.outlived(member, cache_s, now_s)
 
     def _forget(self, name: str, now_s: float) -> None:
         self._mirror.end_all(self.peers.pop(name).leases, now_s)
         for member in self._router.fleet.members.values():
             member.forget_other(name, now_s)
 
-    def _known(self) -> dict[int, str]:
-        """Ids of replicas by their numbers."""
-        members = self._router.fleet.members
-        if len(members) != len(self._of) or any(map(str.__ne__, members, self._of)):
-            self._of = list(members)
-            self._ids = {number_of(id_): id_ for id_ in members}
-        return self._ids
+    def _member(self, number: int) -> Member | None:
+        members, id_ = self._router.fleet.members, self._ids.get(number)
+        if id_ is None and len(self._ids) != len(members):  # some joined since
+            self._ids = {number_of(each): each for each in members}
+            id_ = self._ids.get(number)
+        member = members.get(id_) if id_ is not None else None
+        if member is None and id_ is not None:  # it has left
+            self._ids = {number_of(each): each for each in members}
+        return member
 
 
-def _same(said: int, instance: str) -> bool:
+def _lag_of(lags: list[tuple[int, int]], number: int) -> int | None:
+    for each, lag_ms in lags:
+        if each == number:
+            return lag_ms
+    return None
+
+
+def _same(instance: int, member: Member) -> bool:
     """Whether a router means the engine that is there, where both know which."""
-    return not said or not instance or said == instance_of(instance)
+    return not instance or not member.replica.instance or instance == instance_of(member.replica)
 
 
-def _sums(row: SharedRow) -> PeerSums:
-    waiting, decoding_tokens = min(row.waiting, row.open), min(row.decoding_tokens, row.context_tokens)
-    return PeerSums(
-        row.waiting_ms,
-        min(row.head_ms, row.waiting_ms),
-        row.head_age_ms,
-        row.open,
-        waiting,
-        row.context_tokens,
-        decoding_tokens,
-        row.sent_tokens,
-        row.computed_ms,
-        row.stall_ms,
-    )
+def _idle(sums: PeerSums) -> PeerSums:
+    """What a router says of a replica at which it has nothing open any more: what it has counted stays."""
+    return PeerSums(sent_tokens=sums.sent_tokens, computed_ms=sums.computed_ms, stall_ms=sums.stall_ms)

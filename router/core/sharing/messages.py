@@ -19,6 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from router.core.fleet.others import Count, Moment, PeerSums
 from router.core.learned.reuse import BUCKETS
 
 VERSION = 1
@@ -33,7 +34,6 @@ _HEAD_BYTES = 2  # version and length of the name
 _BOOT_BYTES = 8
 
 
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Number = Annotated[int, Meta(ge=0)]
 
 
@@ -42,23 +42,13 @@ class BadMessage(ValueError):
 
 
 class SharedRow(Struct, array_like=True, gc=False):
-    """What the router has open at one replica; what is counted since its process began; times in milliseconds."""
+    """What the router has open at one replica."""
 
     replica: Number  # number of the replica (`number_of`)
     instance: Number  # number of the engine that is there; 0: not known
-    age_ms: Count  # time since the replica's cache began, as far as the router has seen
+    cache_at_ms: Moment  # time at which the replica's cache began, as far as the router has seen
     began: bool  # whether it saw the cache begin: otherwise it may be older
-    waiting_ms: Count
-    head_ms: Count
-    head_age_ms: Count
-    open: Count
-    waiting: Count
-    context_tokens: Count
-    decoding_tokens: Count
-    sent_tokens: Count
-    computed_ms: Count
-    stall_ms: Count
-    token_age_ms: Count  # time since the last first token there
+    sums: PeerSums
 
 
 class SharedClaim(Struct, array_like=True, gc=False):
@@ -132,10 +122,11 @@ class SharedModels(Struct, array_like=True, gc=False):
 
 
 class SharedMessage(Struct, array_like=True):
-    """One message. Rows are of all replicas at which the router has anything open: at the others it has nothing."""
+    """One message. Times are milliseconds of the sender's clock. Rows are of all replicas at which the router has
+    anything open: at the others it has nothing."""
 
     seq: Count  # messages of this process before this one
-    sent_ms: int  # time of the sender's clock
+    sent_ms: Moment
     lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, Delays.lag_ms of it)
     rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended

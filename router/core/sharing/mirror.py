@@ -61,14 +61,15 @@ class Mirror:
         if len(leases) > self._leases_max:
             self._close(leases.popitem(last=False)[1], now_s, computed=True)
 
-    def end(self, leases: Leases, end: SharedEnd, member: Member, now_s: float) -> None:
-        """A lease of another router is over."""
+    def end(self, leases: Leases, end: SharedEnd, member: Member | None, now_s: float) -> None:
+        """A lease of another router is over; `member` is the replica that gave the answer, if its cache is still
+        there."""
         mirrored = leases.pop(end.lease, None)
         if mirrored is not None:
             blocks = min(end.answer_blocks, ANSWER_BLOCKS_MAX)
             grown = answer_keys(end.end_key, blocks * BLOCK_BYTES) if end.end_key and blocks else []
             self._close(mirrored, now_s, computed=end.computed, grown=grown)
-        if end.end_key:
+        if end.end_key and member is not None:
             answer = PastAnswer(member.id, end.prompt_tokens, end.completion_tokens, member.life)
             self._router.answers.put(end.end_key, answer)
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from router.core.placement.router import Router
 from router.core.sharing import messages
+from router.core.sharing.engines import Caches
 from router.core.sharing.heard import Heard
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.said import Said
@@ -45,8 +46,9 @@ class Sharing:
         """`name` tells this router apart from all others, whatever process it is (1 to 255 bytes of UTF-8), and `boot`
         this process from those before it: it is higher, and less than 2^64. Raises ValueError."""
         self._limits = limits
-        self._said = Said(router, messages.head(name, boot), limits, urgent)
-        self._heard = Heard(router, name, boot, limits, self._said.greet)
+        caches = Caches(router)
+        self._said = Said(router, caches, messages.head(name, boot), limits, urgent)
+        self._heard = Heard(router, caches, name, boot, limits, self._said.greet)
 
     def say(self, now_s: float) -> bytes | None:
         """One message for all others; None where there is nothing to say yet."""
@@ -63,12 +65,13 @@ class Sharing:
 
     def peers(self, now_s: float) -> list[PeerView]:
         """The routers that are listened to, by name."""
-        return [
-            PeerView(
-                name, peer.boot, now_s - peer.heard_s, peer.delay.delay_s, len(peer.busy), peer.open, peer.waiting_ms
-            )
-            for name, peer in sorted(self._heard.peers.items())
-        ]
+        views = []
+        for name, peer in sorted(self._heard.peers.items()):
+            busy = [row.sums for row in peer.rows.values() if row.sums.open]
+            open_, waiting_ms = sum(sums.open for sums in busy), sum(sums.waiting_ms for sums in busy)
+            age_s, delay_s = now_s - peer.heard_s, peer.delay.delay_s
+            views.append(PeerView(name, peer.boot, age_s, delay_s, len(busy), open_, waiting_ms))
+        return views
 
     def alone(self, now_s: float) -> None:
         """Forget all others at once: the channel is gone. Each is back with its next message."""
