@@ -61,8 +61,9 @@ class Member:
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
     live: Live = field(default_factory=Live)  # room that prompts of open leases take in the KV pool
     sent_prompt_tokens: float = 0.0  # prompt tokens that we sent, faded
+    told_prompt_tokens: float = 0.0  # prompt tokens that other routers say they sent, faded alike
     seen_prompt_tokens: float = 0.0  # prompt tokens that the engine counted, faded alike
-    faded: int = 0  # how often these two counts have faded
+    faded: int = 0  # how often these counts have faded
     foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
@@ -142,8 +143,10 @@ class Member:
         others, stall_ms = self.others, 0
         before = others.take(peer, sums, clock_s)
         if before is not None:
-            self.sent_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
+            self.told_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
             stall_ms = max(0, sums.stall_ms - before.stall_ms)
+            if others.first_token_s > self.alive_s:
+                self.alive(others.first_token_s)
         self.clock.beside(others.decoding, others.decoding_tokens, stall_ms, now_s)
 
     def forget_other(self, peer: str, now_s: float) -> None:
@@ -311,6 +314,7 @@ class Member:
         if old is not None and new is not None and new > old:
             self.faded += 1
             self.sent_prompt_tokens *= SHARE_FADE
+            self.told_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
@@ -322,11 +326,18 @@ class Member:
 
     @property
     def share(self) -> float:
-        """Part of the replica's prompt tokens that come through us, and through routers that tell us: others fill its
-        cache too."""
+        """Part of the replica's prompt tokens that come through us: others fill its cache too."""
+        return self._part(self.sent_prompt_tokens)
+
+    @property
+    def known_share(self) -> float:
+        """Part of the replica's prompt tokens that come through us, and through routers that tell us what they do."""
+        return self._part(self.sent_prompt_tokens + self.told_prompt_tokens)
+
+    def _part(self, prompt_tokens: float) -> float:
         if self.seen_prompt_tokens < SHARE_TOKENS_MIN:
             return 1.0
-        share = self.sent_prompt_tokens / self.seen_prompt_tokens
+        share = prompt_tokens / self.seen_prompt_tokens
         return share if share < SHARE_ALL else 1.0
 
     def _decodes(self, lease: Lease, now_s: float) -> None:

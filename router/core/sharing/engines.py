@@ -8,12 +8,14 @@ where one has seen it begin, and the other still speaks of an older one, that ot
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from xxhash import xxh3_64_intdigest
 
-from router.core.facts.replicas import Replica
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
 
+INSTANCES_MAX = 4_096  # engines whose numbers are remembered
 NOTICED_S = 3.0  # routers notice a restart within so many seconds of each other: they probe once a second
 
 
@@ -22,9 +24,10 @@ def number_of(id_: str) -> int:
     return xxh3_64_intdigest(id_.encode("utf-8", "surrogatepass"))
 
 
-def instance_of(replica: Replica) -> int:
-    """The number of the engine at an address, 32 bits; 0 where discovery knows none."""
-    return (number_of(replica.instance) & 0xFFFFFFFF or 1) if replica.instance else 0
+@lru_cache(INSTANCES_MAX)
+def instance_of(instance: str) -> int:
+    """The number of an engine (Replica.instance), 32 bits; 0 where discovery knows none."""
+    return (number_of(instance) & 0xFFFFFFFF or 1) if instance else 0
 
 
 class Caches:

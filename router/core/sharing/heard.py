@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,8 +25,9 @@ class Peer:
     seq: int  # the number of its last message
     heard_s: float
     delay: Delay = field(default_factory=Delay)
-    rows: dict[int, SharedRow] = field(default_factory=dict)  # its last rows, by the number of the replica
-    leases: Leases = field(default_factory=OrderedDict)
+    # Its last rows by the number of the replica, and who took them: nobody, where it means another engine.
+    rows: dict[int, tuple[SharedRow, Member | None]] = field(default_factory=dict)
+    leases: Leases = field(default_factory=Leases)
 
 
 class Heard:
@@ -40,7 +40,7 @@ class Heard:
         self._router, self._caches, self._name, self._boot = router, caches, name, boot
         self._limits, self._greet = limits, greet
         self._number = number_of(name)
-        self._mirror = Mirror(router, limits.leases_max)
+        self._mirror = Mirror(router, limits)
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
@@ -107,17 +107,21 @@ class Heard:
         return peer
 
     def _take_rows(self, name: str, peer: Peer, rows: list[SharedRow], clock_s: float, now_s: float) -> None:
-        before, peer.rows = peer.rows, {row.replica: row for row in rows}
-        for number, row in peer.rows.items():
-            if row != before.pop(number, None):
-                # Discovery does not tell all routers at the same moment which engines there are.
-                member = self._member(number)
-                if member is not None and _same(row.instance, member):
-                    member.take_others(name, row.sums, clock_s, now_s)
-        for number, row in before.items():
-            member = self._member(number)
-            if member is not None:
-                member.take_others(name, _idle(row.sums), clock_s, now_s)
+        before, peer.rows = peer.rows, {}
+        for row in rows:
+            # Discovery does not tell all routers at the same moment which engines there are.
+            member = self._member(row.replica)
+            if member is not None and row.instance and not _same(row.instance, member):
+                member = None
+            peer.rows[row.replica] = row, member
+            said, taken_by = before.pop(row.replica, (None, None))
+            if taken_by is not None and taken_by is not member:
+                taken_by.forget_other(name, now_s)
+            if member is not None and (taken_by is not member or row != said):
+                member.take_others(name, row.sums, clock_s, now_s)
+        for row, taken_by in before.values():
+            if taken_by is not None:
+                taken_by.take_others(name, _idle(row.sums), clock_s, now_s)
 
     def _take_news(self, peer: Peer, body: SharedMessage, clock_s: float, now_s: float) -> None:
         for shared in body.placements:
@@ -132,11 +136,10 @@ class Heard:
 
     def _speaks_of(self, peer: Peer, member: Member, number: int, clock_s: float, now_s: float) -> bool:
         """Whether what a router says of a replica is of the engine that is there, and of the cache that it has."""
-        row = peer.rows.get(number)
-        if row is None:
+        row, taken_by = peer.rows.get(number, (None, None))
+        if row is None or taken_by is not member:
             return False
-        cache_s = clock_s + row.cache_at_ms / 1e3
-        return _same(row.instance, member) and not self._caches.outlived(member, cache_s, now_s)
+        return not self._caches.outlived(member, clock_s + row.cache_at_ms / 1e3, now_s)
 
     def _forget(self, name: str, now_s: float) -> None:
         self._mirror.end_all(self.peers.pop(name).leases, now_s)
@@ -162,8 +165,8 @@ def _lag_of(lags: list[tuple[int, int]], number: int) -> int | None:
 
 
 def _same(instance: int, member: Member) -> bool:
-    """Whether a router means the engine that is there, where both know which."""
-    return not instance or not member.replica.instance or instance == instance_of(member.replica)
+    """Whether a router means the engine that is there, as far as is known here."""
+    return not member.replica.instance or instance == instance_of(member.replica.instance)
 
 
 def _idle(sums: PeerSums) -> PeerSums:

@@ -20,4 +20,5 @@ class SharingLimits:
     news_max: int = 256  # placements, and ends, in a message
     queue_news_max: int = 4_096  # placements, and ends, that wait for a message
     leases_max: int = 8_192  # open leases of another router whose blocks are kept from eviction
+    lease_keys_max: int = 1 << 20  # keys of their prompts: 130 million tokens, 40 MB
     peers_max: int = 64  # other routers that are listened to

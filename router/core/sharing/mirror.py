@@ -14,6 +14,7 @@ from router.core.fleet.member import Member
 from router.core.learned.answers import PastAnswer
 from router.core.placement.router import Router
 from router.core.prompts.blocks import BLOCK_BYTES, answer_keys
+from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedEnd, SharedPlacement, unpacked
 
 ANSWER_BLOCKS_MAX = 1 << 12  # most blocks of one answer that another router is believed
@@ -24,21 +25,54 @@ class _Mirrored(Struct, gc=False):
 
     number: int  # below 0, as our own are not
     member: Member
-    life: int  # the replica's cache when it was placed
     keys: list[int]
     own_tokens: int
     due_s: float  # time at which its prefill is done, by its model
+    claimed: bool  # whether blocks of the engine's own size were promised
 
 
-Leases = OrderedDict[int, _Mirrored]
-"""Open leases of one router by its numbers, the oldest first."""
+class Leases:
+    """Open leases of one router by its numbers, the oldest first."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, _Mirrored] = OrderedDict()
+        self.keys = 0  # keys of all their prompts
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, lease: int) -> bool:
+        return lease in self._open
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest; there must be one."""
+        return next(iter(self._open))
+
+    def add(self, lease: int, mirrored: _Mirrored) -> None:
+        """One more is open."""
+        self._open[lease] = mirrored
+        self.keys += len(mirrored.keys)
+
+    def take(self, lease: int) -> _Mirrored | None:
+        """It is over; None where it is not here."""
+        mirrored = self._open.pop(lease, None)
+        if mirrored is not None:
+            self.keys -= len(mirrored.keys)
+        return mirrored
+
+    def oldest(self) -> _Mirrored:
+        """The oldest is over; there must be one."""
+        mirrored = self._open.popitem(last=False)[1]
+        self.keys -= len(mirrored.keys)
+        return mirrored
 
 
 class Mirror:
     """Writes what other routers placed to where our own placements are written."""
 
-    def __init__(self, router: Router, leases_max: int) -> None:
-        self._router, self._leases_max = router, leases_max
+    def __init__(self, router: Router, limits: SharingLimits) -> None:
+        self._router, self._limits = router, limits
         self._last = 0
 
     def place(self, leases: Leases, shared: SharedPlacement, member: Member, home: Member | None, now_s: float) -> None:
@@ -53,18 +87,18 @@ class Mirror:
         claimed = unpacked(claim.keys) if claim is not None else []
         self._last -= 1
         due_s = now_s + shared.left_ms / 1e3
-        mirrored = _Mirrored(self._last, member, member.life, keys, shared.own_tokens, due_s)
-        leases[shared.lease] = mirrored
+        mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed))
+        leases.add(shared.lease, mirrored)
         router.mirror(member, mirrored.number, keys, shared.own_tokens, now_s)
-        if claim is not None:
+        if claim is not None and claimed:
             router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens)
-        if len(leases) > self._leases_max:
-            self._close(leases.popitem(last=False)[1], now_s, computed=True)
+        while len(leases) > self._limits.leases_max or leases.keys > self._limits.lease_keys_max:
+            self._close(leases.oldest(), now_s, computed=True)
 
     def end(self, leases: Leases, end: SharedEnd, member: Member | None, now_s: float) -> None:
         """A lease of another router is over; `member` is the replica that gave the answer, if its cache is still
         there."""
-        mirrored = leases.pop(end.lease, None)
+        mirrored = leases.take(end.lease)
         if mirrored is not None:
             blocks = min(end.answer_blocks, ANSWER_BLOCKS_MAX)
             grown = answer_keys(end.end_key, blocks * BLOCK_BYTES) if end.end_key and blocks else []
@@ -75,14 +109,14 @@ class Mirror:
 
     def end_before(self, leases: Leases, first: int, now_s: float) -> None:
         """Leases before this one are over, though nobody may have said how."""
-        while leases and next(iter(leases)) < first:
-            mirrored = leases.popitem(last=False)[1]
+        while leases and leases.first < first:
+            mirrored = leases.oldest()
             self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
 
     def end_all(self, leases: Leases, now_s: float) -> None:
         """The router is gone, and its clients with it."""
         while leases:
-            mirrored = leases.popitem(last=False)[1]
+            mirrored = leases.oldest()
             self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
 
     def _close(self, mirrored: _Mirrored, now_s: float, *, computed: bool, grown: list[int] | None = None) -> None:
@@ -94,4 +128,5 @@ class Mirror:
             router.index.unpin(member.id, number, now_s, grown=grown or ())
         else:
             router.index.retract(member.id, number)
-        router.knowledge.kept(member.id, number, now_s, computed=computed)
+        if mirrored.claimed:
+            router.knowledge.kept(member.id, number, now_s, computed=computed)

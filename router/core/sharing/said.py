@@ -153,4 +153,4 @@ class Said:
             int(counted.stall_ms),
             int(member.first_token_s * 1e3),
         )
-        return SharedRow(number_of(member.id), instance_of(member.replica), int(cache_s * 1e3), began, sums)
+        return SharedRow(number_of(member.id), instance_of(member.replica.instance), int(cache_s * 1e3), began, sums)
