@@ -89,6 +89,10 @@ class Others:
             self.peak = self.waiting
         return before
 
+    def of(self, peer: str) -> PeerSums:
+        """What one router said last."""
+        return self._said.get(peer, NOTHING)
+
     def forget(self, peer: str) -> bool:
         """A router is there no more; returns whether it had been here."""
         if peer not in self._said:

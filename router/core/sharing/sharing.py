@@ -73,6 +73,10 @@ class Sharing:
             views.append(PeerView(name, peer.boot, age_s, delay_s, len(busy), open_, waiting_ms))
         return views
 
+    def mirrored(self) -> list[tuple[int, int]]:
+        """(open leases that are known one by one, keys of their prompts) of each other router."""
+        return [(len(peer.leases), peer.leases.keys) for peer in self._heard.peers.values()]
+
     def alone(self, now_s: float) -> None:
         """Forget all others at once: the channel is gone. Each is back with its next message."""
         self._heard.alone(now_s)
