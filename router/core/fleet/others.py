@@ -16,7 +16,8 @@ from msgspec import Meta, Struct
 FIRST_TOKENS_MAX = 64  # moments remembered of one replica at which others had a first token
 
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
-Moment = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+Whole = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+Moment = Whole
 """Milliseconds of the clock of whoever speaks."""
 
 

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from router.core.fleet.others import Count, Moment, PeerSums
+from router.core.fleet.others import Count, Moment, PeerSums, Whole
 from router.core.learned.reuse import BUCKETS
 
 VERSION = 1
@@ -27,6 +27,10 @@ NAME_BYTES_MAX = 255
 KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
 KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas whose speeds are told, and base models of a kind
+MEANS = (
+    *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
+    *("answer_ms_max", "token_ms_max", "longest_tokens"),
+)  # means and longest times of Speeds that are told
 LAGS_MAX = 256  # routers whose lags are in a message
 NEWS_MAX = 4_096  # placements, or ends, in a message
 MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
@@ -71,7 +75,7 @@ class SharedPlacement(Struct, array_like=True, gc=False):
 
     lease: Count  # numbers ascend
     replica: Number
-    own_tokens: Count  # prompt tokens behind what may be shared in the KV pool
+    own_tokens: Whole  # prompt tokens behind what may be shared in the KV pool; estimates may make it negative
     left_ms: Count  # modelled time until its prefill is done
     keys: bytes  # of all blocks of its prompt
     claim: SharedClaim | None = None
@@ -106,11 +110,8 @@ class SharedSpeeds(Struct, array_like=True, gc=False):
     steps: SharedFit
     answer_counts: tuple[float, float]
     answers: Count
-    mean_work_ms: float
-    mean_prompt_tokens: float
-    mean_open_ms: float
-    mean_decode_ms: float
-    mean_answer_tokens: float
+    decodes: Count
+    means: Annotated[list[float], Meta(min_length=len(MEANS), max_length=len(MEANS))]  # of the fields MEANS
 
 
 class SharedModels(Struct, array_like=True, gc=False):

@@ -13,6 +13,7 @@ from router.core.placement.router import Router
 from router.core.sharing.messages import (
     KIND_MAX,
     KINDS_MAX,
+    MEANS,
     BadMessage,
     SharedFit,
     SharedModels,
@@ -51,11 +52,8 @@ def _told(kind: tuple[str, ...], speeds: Speeds) -> SharedSpeeds:
         SharedFit(steps.sums.xx, steps.sums.xy, steps.observations),
         speeds.answer_tokens.counts,
         speeds.answers,
-        speeds.mean_work_ms,
-        speeds.mean_prompt_tokens,
-        speeds.mean_open_ms,
-        speeds.mean_decode_ms,
-        speeds.mean_answer_tokens,
+        speeds.decodes,
+        [getattr(speeds, name) for name in MEANS],
     )
 
 
@@ -67,13 +65,12 @@ def _adopt(speeds: Speeds, told: SharedSpeeds) -> None:
         speeds.steps.adopt(steps.xx, steps.xy, min(steps.observations, OBSERVATIONS_MAX))
     if not speeds.answer_tokens.counts[1]:
         speeds.answer_tokens.adopt(*told.answer_counts)
-    # Means of one answer: the next ones weigh as much as they do where no router tells anything.
-    speeds.mean_work_ms, speeds.mean_prompt_tokens = told.mean_work_ms, told.mean_prompt_tokens
-    speeds.mean_open_ms, speeds.mean_decode_ms = told.mean_open_ms, told.mean_decode_ms
-    speeds.mean_answer_tokens = told.mean_answer_tokens
+    for name, value in zip(MEANS, told.means, strict=True):
+        setattr(speeds, name, value)
+    speeds.answers = min(told.answers, OBSERVATIONS_MAX)
+    speeds.decodes = min(told.decodes, OBSERVATIONS_MAX)
 
 
 def _numbers(told: SharedSpeeds) -> list[float]:
-    means = [told.mean_work_ms, told.mean_prompt_tokens, told.mean_open_ms, told.mean_decode_ms]
     fits = [*told.prefill.xx, *told.prefill.xy, *told.steps.xx, *told.steps.xy]
-    return [*means, told.mean_answer_tokens, *told.answer_counts, *fits]
+    return [*told.means, *told.answer_counts, *fits]
