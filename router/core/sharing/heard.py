@@ -11,7 +11,7 @@ from router.core.placement.router import Router
 from router.core.sharing.delays import Delay
 from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import SharedMessage, SharedRow, body_of, sender_of
+from router.core.sharing.messages import ROWS_MAX, SharedMessage, SharedRow, body_of, sender_of
 from router.core.sharing.mirror import Leases, Mirror
 from router.core.sharing.models import adopt
 
@@ -70,7 +70,7 @@ class Heard:
         peer.seq, peer.heard_s = body.seq, now_s
         peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
         clock_s = now_s - peer.delay.delay_s - body.sent_ms / 1e3
-        self._take_rows(name, peer, body.rows, clock_s, now_s)
+        self._take_rows(name, body, clock_s, now_s)
         if body.placements or body.ends:
             self._take_news(peer, body, clock_s, now_s)
         if peer.leases:
@@ -106,22 +106,29 @@ class Heard:
         peer = self.peers[name] = Peer(number_of(name), boot, -1, now_s)
         return peer
 
-    def _take_rows(self, name: str, peer: Peer, rows: list[SharedRow], clock_s: float, now_s: float) -> None:
-        before, peer.rows = peer.rows, {}
+    def _take_rows(self, name: str, body: SharedMessage, clock_s: float, now_s: float) -> None:
+        peer, rows, whole = self.peers[name], body.rows, body.whole
         for row in rows:
             # Discovery does not tell all routers at the same moment which engines there are.
             member = self._member(row.replica)
             if member is not None and row.instance and not _same(row.instance, member):
                 member = None
+            said, taken_by = peer.rows.get(row.replica, (None, None))
             peer.rows[row.replica] = row, member
-            said, taken_by = before.pop(row.replica, (None, None))
             if taken_by is not None and taken_by is not member:
                 taken_by.forget_other(name, now_s)
             if member is not None and (taken_by is not member or row != said):
                 member.take_others(name, row.sums, clock_s, now_s)
-        for row, taken_by in before.values():
+        if whole:
+            listed = {row.replica for row in rows}
+            for number in [number for number in peer.rows if number not in listed]:
+                row, taken_by = peer.rows.pop(number)
+                if taken_by is not None:
+                    taken_by.take_others(name, _idle(row.sums), clock_s, now_s)
+        while len(peer.rows) > ROWS_MAX:  # whole messages do not come
+            row, taken_by = peer.rows.pop(next(iter(peer.rows)))
             if taken_by is not None:
-                taken_by.take_others(name, _idle(row.sums), clock_s, now_s)
+                taken_by.forget_other(name, now_s)
 
     def _take_news(self, peer: Peer, body: SharedMessage, clock_s: float, now_s: float) -> None:
         for shared in body.placements:

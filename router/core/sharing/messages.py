@@ -123,12 +123,14 @@ class SharedModels(Struct, array_like=True, gc=False):
 
 
 class SharedMessage(Struct, array_like=True):
-    """One message. Times are milliseconds of the sender's clock. Rows are of all replicas at which the router has
-    anything open: at the others it has nothing."""
+    """One message. Times are milliseconds of the sender's clock. Rows are of replicas at which anything changed, whose
+    last row they replace. A few times a second a message is `whole`: it has the rows of all replicas at which the
+    router has anything open, and at the others it has nothing."""
 
     seq: Count  # messages of this process before this one
     sent_ms: Moment
     lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, Delays.lag_ms of it)
+    whole: bool
     rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended
     placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []

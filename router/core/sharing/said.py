@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from router.core.facts.placements import Outcome
@@ -17,18 +17,18 @@ from router.core.sharing.messages import SharedMessage, SharedRow, encoded
 from router.core.sharing.models import learned
 from router.core.sharing.news import News
 
-AGAIN = 3  # messages that still have the row of a replica at which nothing is open any more
+AGAIN = 2  # whole messages that still have the row of a replica at which nothing is open any more
 
 
 @dataclass(slots=True)
 class _Counted:
     """What was counted at one replica since this process began."""
 
+    number: int  # of the replica
     sent_tokens: int = 0
     computed_ms: float = 0.0
     stall_ms: float = 0.0
-    again: int = 0  # messages that are to have its row though nothing is open there
-    row: SharedRow | None = None  # its row, until anything changes
+    again: int = 0  # whole messages that are to have its row though nothing is open there
 
 
 class Said:
@@ -40,16 +40,16 @@ class Said:
         self._router, self._caches, self._head = router, caches, head
         self._limits, self._urgent = limits, urgent
         self._counted: dict[str, _Counted] = {}
+        self._changed: dict[str, None] = {}  # replicas at which anything happened since the last message
         self.news = News(limits)
         self._seq = 0
         self._said_s = self._whole_s = self._models_s = float("-inf")
-        self._changed = False  # anything happened since the last message
         self._pressing = False  # something urgent happened since the last message
         router.watch = self
 
     def greet(self) -> None:
-        """Another router is new here: it may have learned nothing yet."""
-        self._models_s = float("-inf")
+        """Another router is new here: the next message is whole, and has what was learned."""
+        self._models_s = self._whole_s = float("-inf")
 
     # -- what the router does (Watch) ----------------------------------------------------------------------------
 
@@ -80,8 +80,8 @@ class Said:
     def _change(self, id_: str) -> _Counted:
         counted = self._counted.get(id_)
         if counted is None:
-            counted = self._counted[id_] = _Counted()
-        counted.again, counted.row, self._changed = AGAIN, None, True
+            counted = self._counted[id_] = _Counted(number_of(id_))
+        counted.again, self._changed[id_] = AGAIN, None
         return counted
 
     # -- messages ------------------------------------------------------------------------------------------------
@@ -91,50 +91,38 @@ class Said:
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
             return None
-        if not self._changed and not self._pressing and since_s < limits.idle_s:
+        whole = now_s - self._whole_s >= limits.idle_s
+        if not self._changed and not self._pressing and not whole:
             return None
-        if now_s - self._whole_s >= limits.idle_s:
+        rows = self._all_rows(now_s) if whole else self._rows(self._changed, now_s)
+        if whole:
             self._whole_s = now_s
-            self._look(now_s)
+        self._changed = {}
         placements, ends = self.news.next_few()
-        self._said_s, self._changed, self._pressing = now_s, False, bool(self.news)
+        self._said_s, self._pressing = now_s, bool(self.news)
         self._seq += 1
         models = None
         if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
             self._models_s = now_s
-        sent_ms, rows, first = int(now_s * 1e3), self._rows(now_s), self.news.first
-        message = encoded(self._head, SharedMessage(self._seq, sent_ms, lags(), rows, first, placements, ends, models))
+        sent_ms, first = int(now_s * 1e3), self.news.first
+        body = SharedMessage(self._seq, sent_ms, lags(), whole, rows, first, placements, ends, models)
         if self._pressing:
             self._urgent()
-        return message
+        return encoded(self._head, body)
 
-    def _look(self, now_s: float) -> None:
-        """Find what changes without a word: caches that begin anew, replicas that leave, prefills whose end cannot be
-        seen."""
+    def _all_rows(self, now_s: float) -> list[SharedRow]:
+        self._caches.look(now_s)
         counted, members = self._counted, self._router.fleet.members
-        for id_ in self._caches.look(now_s):
-            if id_ in counted:
-                counted[id_].row = None
         for id_ in [id_ for id_ in counted if id_ not in members]:
             del counted[id_]
-        for id_, each in counted.items():
-            if each.row is not None and each.row.sums.waiting != members[id_].queue.waiting():
-                each.row = None
+        listed = [id_ for id_, each in counted.items() if each.again or members[id_].leases]
+        for id_ in listed:
+            counted[id_].again -= counted[id_].again > 0
+        return self._rows(listed, now_s)
 
-    def _rows(self, now_s: float) -> list[SharedRow]:
-        rows, members = [], self._router.fleet.members
-        for id_, counted in self._counted.items():
-            member = members.get(id_)
-            if member is None:
-                continue
-            if not member.leases:
-                if not counted.again:
-                    continue
-                counted.again -= 1
-            if counted.row is None:
-                counted.row = self._row(member, counted, now_s)
-            rows.append(counted.row)
-        return rows
+    def _rows(self, ids: Iterable[str], now_s: float) -> list[SharedRow]:
+        counted, members = self._counted, self._router.fleet.members
+        return [self._row(members[id_], counted[id_], now_s) for id_ in ids if id_ in members]
 
     def _row(self, member: Member, counted: _Counted, now_s: float) -> SharedRow:
         queue, (cache_s, began) = member.queue, self._caches.of(member, now_s)
@@ -153,4 +141,4 @@ class Said:
             int(counted.stall_ms),
             int(member.first_token_s * 1e3),
         )
-        return SharedRow(number_of(member.id), instance_of(member.replica.instance), int(cache_s * 1e3), began, sums)
+        return SharedRow(counted.number, instance_of(member.replica.instance), int(cache_s * 1e3), began, sums)

@@ -61,13 +61,13 @@ def test_own_and_late_messages_are_ignored() -> None:
     lease = routers.place("a", prompt_tokens=4_000, now_s=1.0)
     first = routers.say("a", 1.0)
     routers.place("a", prompt_tokens=4_000, now_s=1.0)
-    second = routers.say("a", 1.1)
-    routers["a"].hear(second, 1.1)
+    second = routers.say("a", 1.3)
+    routers["a"].hear(second, 1.3)
     assert routers.member("a", lease.replica).others.open == 0
-    routers["b"].hear(second, 1.1)
-    routers["b"].hear(first, 1.2)
-    routers["b"].hear(second, 1.2)
-    assert routers["b"].peers(1.2)[0].open == 2
+    routers["b"].hear(second, 1.3)
+    routers["b"].hear(first, 1.4)
+    routers["b"].hear(second, 1.4)
+    assert routers["b"].peers(1.4)[0].open == 2
     assert routers["b"].ignored["old"] == 2
 
 
