@@ -33,6 +33,7 @@ ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
 BATCH_MS = 5.0  # longest time between two first tokens of one batch
+BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
 TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
 ANSWER_TOKENS_MAX = 32_768  # longest answer believed where the client set no limit
 
@@ -69,7 +70,8 @@ class Member:
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
     _batch: PrefillBatch | None = None  # batch of the last first token
-    _others_ms: int = 0  # modelled prefill that other routers had computed, as heard at the last first token
+    _batches: deque[PrefillBatch] = field(default_factory=lambda: deque(maxlen=BATCHES_MAX))  # while there are others
+    _others_tokens: int = 0  # tokens that other routers had computed, as heard at the last first token
     # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
     on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
@@ -145,9 +147,21 @@ class Member:
         if before is not None:
             self.told_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
             stall_ms = max(0, sums.stall_ms - before.stall_ms)
-            if others.first_token_s > self.alive_s:
-                self.alive(others.first_token_s)
         self.clock.beside(others.decoding, others.decoding_tokens, stall_ms, now_s)
+
+    def others_first_token(self, at_s: float, tokens: int) -> None:
+        """Another router had a first token from here then, of a prompt of which so many tokens were computed."""
+        self.others.first_token(at_s, tokens)
+        for batch in self._batches:
+            if batch.until_s > at_s - BATCH_MS / 1e3:
+                self._share(batch)
+        if at_s > self.alive_s:
+            self.alive(at_s)
+
+    def _share(self, batch: PrefillBatch) -> None:
+        """Have others' prompts take their parts of a batch's time, as far as they are known by now."""
+        before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
+        batch.since_s = max(batch.since_s, before_s)
 
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
@@ -162,7 +176,7 @@ class Member:
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
-        lease.faded, lease.others_ms = self.faded, self.others.computed_ms
+        lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -171,10 +185,14 @@ class Member:
         lease.first_token_s = now_s
         since_s = max(lease.placed_s, self.first_token_s)
         lease.batch, lease.batch_tokens = self._join(lease, since_s, now_s), lease.uncached_tokens
+        if self.others.computed_tokens:
+            if self._batch is not lease.batch:
+                self._batches.append(lease.batch)
+            self._share(lease.batch)
         self._batch = lease.batch
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
-        self._others_ms = self.others.computed_ms
+        self._others_tokens = self.others.computed_tokens
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
@@ -194,8 +212,8 @@ class Member:
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
         """The head of the queue has its first token: how long that took, and whether it was on time."""
         took_ms = (now_s - since_s) * 1e3
-        if others_ms := self.others.computed_ms - max(lease.others_ms, self._others_ms):
-            took_ms *= lease.prefill_ms / (lease.prefill_ms + others_ms)  # part of the time went to others' prompts
+        if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
+            took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
@@ -261,9 +279,7 @@ class Member:
         if usage is not None and usage.cached_tokens is not None:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
             lease.recount(max(0, uncached))  # an engine may say anything
-        speeds, batch = self.speeds, lease.batch
-        if batch is not None:  # by now it is known whose first tokens came before
-            batch.since_s = max(batch.since_s, self.others.last_before(batch.until_s - BATCH_MS / 1e3))
+        speeds = self.speeds
         if (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:
                 speeds.was_short(service_ms)

@@ -32,9 +32,7 @@ class PeerSums(Struct, array_like=True, gc=False):
     context_tokens: Count = 0  # prompts of open leases
     decoding_tokens: Count = 0  # prompts of open leases whose prefill is over
     sent_tokens: Count = 0  # prompt tokens sent since the router began
-    computed_ms: Count = 0  # modelled prefill of prompts whose first token came, since the router began
     stall_ms: Count = 0  # modelled prefill that interrupted streams, since the router began
-    token_at_ms: Moment = 0  # time of the last first token
 
 
 NOTHING = PeerSums()
@@ -47,7 +45,7 @@ class Others:
         "_first_tokens",
         "_heads",
         "_said",
-        "computed_ms",
+        "computed_tokens",
         "context_tokens",
         "decoding",
         "decoding_tokens",
@@ -60,10 +58,10 @@ class Others:
     def __init__(self) -> None:
         self._said: dict[str, PeerSums] = {}
         self._heads: dict[str, tuple[float, int]] = {}  # router -> (when its head was placed, modelled prefill of it)
-        self._first_tokens: list[float] = []  # moments, ascending
+        self._first_tokens: list[tuple[float, int]] = []  # (moment, tokens computed for it), ascending
         self.waiting_ms = 0
         self.open = self.waiting = self.decoding = self.context_tokens = self.decoding_tokens = 0
-        self.computed_ms = 0  # modelled prefill that they had computed since we know them
+        self.computed_tokens = 0  # prompt tokens that they had computed since we know them
         self.peak = 0  # most that waited at once since `restart_peak`
 
     def take(self, peer: str, sums: PeerSums, clock_s: float) -> PeerSums | None:
@@ -75,10 +73,6 @@ class Others:
             self._heads[peer] = clock_s + sums.head_at_ms / 1e3, sums.head_ms
         elif peer in self._heads:
             del self._heads[peer]
-        if before is not None and sums.computed_ms > before.computed_ms:
-            self.computed_ms += sums.computed_ms - before.computed_ms
-            insort(self._first_tokens, clock_s + sums.token_at_ms / 1e3)
-            del self._first_tokens[:-FIRST_TOKENS_MAX]
         old = before if before is not None else NOTHING
         self.waiting_ms += sums.waiting_ms - old.waiting_ms
         self.open += sums.open - old.open
@@ -106,15 +100,24 @@ class Others:
         """(when it was placed, modelled prefill) of what was placed first of all that waits; something must."""
         return min(self._heads.values())
 
+    def first_token(self, at_s: float, tokens: int) -> None:
+        """One of them had a first token then, of a prompt of which so many tokens were computed."""
+        insort(self._first_tokens, (at_s, tokens))
+        del self._first_tokens[:-FIRST_TOKENS_MAX]
+        self.computed_tokens += tokens
+
     @property
     def first_token_s(self) -> float:
         """When any of them last had a first token."""
-        return self._first_tokens[-1] if self._first_tokens else 0.0
+        return self._first_tokens[-1][0] if self._first_tokens else 0.0
 
-    def last_before(self, at_s: float) -> float:
-        """When any of them last had a first token before this moment, as far as is remembered."""
-        place = bisect_left(self._first_tokens, at_s)
-        return self._first_tokens[place - 1] if place else 0.0
+    def batch(self, until_s: float, within_s: float) -> tuple[float, int]:
+        """(when any of them last had a first token before the batch whose first tokens came at `until_s`, tokens of
+        theirs that were computed in it): first tokens `within_s` of each other are of one batch."""
+        known = self._first_tokens
+        begin = bisect_left(known, (until_s - within_s, 0))
+        end = bisect_left(known, (until_s + within_s, 0))
+        return known[begin - 1][0] if begin else 0.0, sum([tokens for _, tokens in known[begin:end]])
 
     def restart_peak(self) -> int:
         """The most of their requests that waited at once since the last call, or wait now."""

@@ -54,7 +54,7 @@ class Watch(Protocol):
     def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
         """A lease was given; its prompt quotes an answer that is counted as held from now on."""
 
-    def first_token(self, lease: Lease) -> None:
+    def first_token(self, lease: Lease, now_s: float) -> None:
         """The prefill of a lease is over."""
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
@@ -228,7 +228,7 @@ class Router:
         if member and lease.id in member.leases and lease.first_token_s is None:
             member.prefilled(lease, now_s)
             if self.watch is not None:
-                self.watch.first_token(lease)
+                self.watch.first_token(lease, now_s)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
 

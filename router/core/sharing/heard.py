@@ -71,6 +71,10 @@ class Heard:
         peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
         clock_s = now_s - peer.delay.delay_s - body.sent_ms / 1e3
         self._take_rows(name, body, clock_s, now_s)
+        for first in body.first_tokens:
+            member = self._member(first.replica)
+            if member is not None:
+                member.others_first_token(min(clock_s + first.at_ms / 1e3, now_s), first.computed_tokens)
         if body.placements or body.ends:
             self._take_news(peer, body, clock_s, now_s)
         if peer.leases:
@@ -178,4 +182,4 @@ def _same(instance: int, member: Member) -> bool:
 
 def _idle(sums: PeerSums) -> PeerSums:
     """What a router says of a replica at which it has nothing open any more: what it has counted stays."""
-    return PeerSums(sent_tokens=sums.sent_tokens, computed_ms=sums.computed_ms, stall_ms=sums.stall_ms)
+    return PeerSums(sent_tokens=sums.sent_tokens, stall_ms=sums.stall_ms)

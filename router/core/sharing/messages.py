@@ -82,6 +82,14 @@ class SharedPlacement(Struct, array_like=True, gc=False):
     credit: SharedCredit | None = None
 
 
+class SharedFirstToken(Struct, array_like=True, gc=False):
+    """The prefill of a prompt is over, of which so many tokens were computed."""
+
+    replica: Number
+    at_ms: Moment
+    computed_tokens: Count
+
+
 class SharedEnd(Struct, array_like=True, gc=False):
     """The end of a lease. Where the answer ended well, the replica is the home of the conversation."""
 
@@ -134,6 +142,7 @@ class SharedMessage(Struct, array_like=True):
     rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended
     placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []
+    first_tokens: Annotated[list[SharedFirstToken], Meta(max_length=NEWS_MAX)] = []
     ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
     models: SharedModels | None = None
 

@@ -1,5 +1,5 @@
-"""What happened since the last message: placements with their keys, and ends of leases. Bounded; what does not fit is
-left out, and counted.
+"""What happened since the last message: placements with their keys, first tokens, ends of leases. Bounded; what does
+not fit is left out, and counted.
 
 Unlike sums these are told once. A placement that is lost is made good by the next turn of its conversation, an end by
 the number of the oldest lease that is still open, which each message has.
@@ -14,7 +14,15 @@ from router.core.fleet.lease import Lease
 from router.core.placement.credit import AnswerCredit
 from router.core.sharing.engines import number_of
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import KEY_BYTES, SharedClaim, SharedCredit, SharedEnd, SharedPlacement, packed
+from router.core.sharing.messages import (
+    KEY_BYTES,
+    SharedClaim,
+    SharedCredit,
+    SharedEnd,
+    SharedFirstToken,
+    SharedPlacement,
+    packed,
+)
 
 CLAIM_TOKENS_MIN = 1_000  # prices closer than the prefill of so many tokens cannot be told apart
 
@@ -25,16 +33,17 @@ class News:
     def __init__(self, limits: SharingLimits) -> None:
         self._limits = limits
         self._placements: deque[SharedPlacement] = deque()
+        self._first_tokens: deque[SharedFirstToken] = deque()
         self._ends: deque[SharedEnd] = deque()
         self._keys = 0  # keys of blocks in `_placements`
         # Open leases that were told, oldest first. Not a dict: one that loses its first entries is searched from its
         # first slot.
         self._open: OrderedDict[int, None] = OrderedDict()
         self._next_lease = 0
-        self.left_out = dict.fromkeys(("placements", "ends"), 0)
+        self.left_out = dict.fromkeys(("placements", "first_tokens", "ends"), 0)
 
     def __bool__(self) -> bool:
-        return bool(self._placements or self._ends)
+        return bool(self._placements or self._first_tokens or self._ends)
 
     def placed(self, lease: Lease, left_ms: float, credit: AnswerCredit | None) -> None:
         """A lease was given; so many milliseconds from now its prefill is done, by its model."""
@@ -54,6 +63,14 @@ class News:
         self._placements.append(shared)
         self._keys += keys
         self._open[lease.id] = None
+
+    def first_token(self, lease: Lease, at_s: float) -> None:
+        """The prefill of a lease is over."""
+        if len(self._first_tokens) >= self._limits.queue_news_max:
+            self.left_out["first_tokens"] += 1
+            return
+        tokens = max(0, lease.uncached_tokens)
+        self._first_tokens.append(SharedFirstToken(number_of(lease.replica), int(at_s * 1e3), tokens))
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
         """A lease is back."""
@@ -82,7 +99,7 @@ class News:
         waiting = [shared.lease for shared in self._placements] + [end.lease for end in self._ends]
         return min([next(iter(self._open), self._next_lease), *waiting])
 
-    def next_few(self) -> tuple[list[SharedPlacement], list[SharedEnd]]:
+    def next_few(self) -> tuple[list[SharedPlacement], list[SharedFirstToken], list[SharedEnd]]:
         """What goes into the next message, the oldest first. An end does not go before its placement."""
         limits, placements, keys = self._limits, list[SharedPlacement](), 0
         while self._placements and len(placements) < limits.news_max:
@@ -99,7 +116,8 @@ class News:
                 ends.append(end)
             else:
                 self._ends.append(end)
-        return placements, ends
+        count = min(len(self._first_tokens), limits.news_max)
+        return placements, [self._first_tokens.popleft() for _ in range(count)], ends
 
 
 def _claim(lease: Lease) -> SharedClaim | None:

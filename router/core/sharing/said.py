@@ -26,7 +26,6 @@ class _Counted:
 
     number: int  # of the replica
     sent_tokens: int = 0
-    computed_ms: float = 0.0
     stall_ms: float = 0.0
     again: int = 0  # whole messages that are to have its row though nothing is open there
 
@@ -62,10 +61,10 @@ class Said:
             self._pressing = True
             self._urgent()
 
-    def first_token(self, lease: Lease) -> None:
+    def first_token(self, lease: Lease, now_s: float) -> None:
         """The prefill of a lease is over."""
         counted = self._change(lease.replica)
-        counted.computed_ms += lease.prefill_ms
+        self.news.first_token(lease, now_s)
         counted.stall_ms += lease.stall_ms
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
@@ -98,14 +97,14 @@ class Said:
         if whole:
             self._whole_s = now_s
         self._changed = {}
-        placements, ends = self.news.next_few()
+        placements, first_tokens, ends = self.news.next_few()
         self._said_s, self._pressing = now_s, bool(self.news)
         self._seq += 1
         models = None
         if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
             self._models_s = now_s
         sent_ms, first = int(now_s * 1e3), self.news.first
-        body = SharedMessage(self._seq, sent_ms, lags(), whole, rows, first, placements, ends, models)
+        body = SharedMessage(self._seq, sent_ms, lags(), whole, rows, first, placements, first_tokens, ends, models)
         if self._pressing:
             self._urgent()
         return encoded(self._head, body)
@@ -137,8 +136,6 @@ class Said:
             member.context_tokens,
             int(member.clock.context_tokens),
             counted.sent_tokens,
-            int(counted.computed_ms),
             int(counted.stall_ms),
-            int(member.first_token_s * 1e3),
         )
         return SharedRow(counted.number, instance_of(member.replica.instance), int(cache_s * 1e3), began, sums)
