@@ -284,6 +284,22 @@ class Knowledge:
             known.engine.settle(lease)
         self.tick(now_s)
 
+    def promise(self, replica: str, lease: int, keys: list[int], block_tokens: int) -> None:
+        """Blocks with these keys are about to be computed for a lease of another router, whose number is below 0."""
+        known = self._known.get(replica)
+        if known is not None and known.block_tokens == block_tokens:
+            known.engine.expect(lease, keys)
+
+    def kept(self, replica: str, lease: int, now_s: float, *, computed: bool) -> None:
+        """That lease ended: as in `settle`."""
+        known = self._known.get(replica)
+        if known is None:
+            return
+        if computed:
+            self._settling.append((now_s + SETTLE_S, replica, lease, now_s))
+        else:
+            known.engine.settle(lease)
+
     def behind(self, prompt: TokenPrompt, now_s: float) -> bool:
         """Whether the prompt goes on behind an answer that came before its events: worth a moment's waiting."""
         return bool(self._late and self._continued(prompt, now_s))

@@ -33,6 +33,7 @@ ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
 BATCH_MS = 5.0  # longest time between two first tokens of one batch
+BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
 TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
 ANSWER_TOKENS_MAX = 32_768  # longest answer believed where the client set no limit
 
@@ -61,13 +62,16 @@ class Member:
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
     live: Live = field(default_factory=Live)  # room that prompts of open leases take in the KV pool
     sent_prompt_tokens: float = 0.0  # prompt tokens that we sent, faded
+    told_prompt_tokens: float = 0.0  # prompt tokens that other routers say they sent, faded alike
     seen_prompt_tokens: float = 0.0  # prompt tokens that the engine counted, faded alike
-    faded: int = 0  # how often these two counts have faded
+    faded: int = 0  # how often these counts have faded
     foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
     _batch: PrefillBatch | None = None  # batch of the last first token
+    _batches: deque[PrefillBatch] = field(default_factory=lambda: deque(maxlen=BATCHES_MAX))  # while there are others
+    _others_tokens: int = 0  # tokens that other routers had computed, as heard at the last first token
     # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
     on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
@@ -116,22 +120,53 @@ class Member:
         """Modelled time until everything that we sent there is prefilled."""
         return self.queue.pending_ms(now_s)
 
+    def wait_ms(self, now_s: float) -> float:
+        """Modelled time until everything there is prefilled that we sent, and that other routers say they sent."""
+        own_ms, others, queue = self.queue.pending_ms(now_s), self.others, self.queue
+        if not others.waiting_ms:
+            return own_ms
+        placed_s, head_ms = others.head()
+        prefill_ms: float = head_ms
+        head = queue.head
+        if head is not None and head.placed_s <= placed_s:
+            placed_s, prefill_ms = head.placed_s, head.prefill_ms
+        since_s = max(placed_s, self.first_token_s, others.first_token_s)
+        gone_ms = min(max(0.0, (now_s - since_s) * 1e3), prefill_ms)
+        return max(0.0, queue.waiting_ms() + others.waiting_ms - gone_ms)
+
     @property
     def open_leases(self) -> int:
         """Open leases, those of other routers included, as far as they say."""
         return len(self.leases) + self.others.open
 
-    def take_others(self, peer: str, sums: PeerSums, now_s: float) -> None:
-        """Take what another router says that it has open here: that is not foreign any more."""
-        others = self.others
-        news = others.take(peer, sums, now_s)
-        self.sent_prompt_tokens += news.sent_tokens
-        self.clock.beside(others.decoding, others.decoding_tokens, news.stall_ms, now_s)
+    def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float) -> None:
+        """Take what another router says that it has open here: that is not foreign any more. `clock_s` is what our
+        clock shows more than its clock."""
+        others, stall_ms = self.others, 0
+        before = others.take(peer, sums, clock_s)
+        if before is not None:
+            self.told_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
+            stall_ms = max(0, sums.stall_ms - before.stall_ms)
+        self.clock.beside(others.decoding, others.decoding_tokens, stall_ms, now_s)
+
+    def others_first_token(self, at_s: float, tokens: int) -> None:
+        """Another router had a first token from here then, of a prompt of which so many tokens were computed."""
+        self.others.first_token(at_s, tokens)
+        for batch in self._batches:
+            if batch.until_s > at_s - BATCH_MS / 1e3:
+                self._share(batch)
+        if at_s > self.alive_s:
+            self.alive(at_s)
+
+    def _share(self, batch: PrefillBatch) -> None:
+        """Have others' prompts take their parts of a batch's time, as far as they are known by now."""
+        before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
+        batch.since_s = max(batch.since_s, before_s)
 
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
-        self.others.forget(peer, now_s)
-        self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0.0, now_s)
+        if self.others.forget(peer):
+            self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
@@ -141,7 +176,7 @@ class Member:
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
-        lease.faded = self.faded
+        lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -150,9 +185,14 @@ class Member:
         lease.first_token_s = now_s
         since_s = max(lease.placed_s, self.first_token_s)
         lease.batch, lease.batch_tokens = self._join(lease, since_s, now_s), lease.uncached_tokens
+        if self.others.computed_tokens:
+            if self._batch is not lease.batch:
+                self._batches.append(lease.batch)
+            self._share(lease.batch)
         self._batch = lease.batch
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
+        self._others_tokens = self.others.computed_tokens
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
@@ -172,6 +212,8 @@ class Member:
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
         """The head of the queue has its first token: how long that took, and whether it was on time."""
         took_ms = (now_s - since_s) * 1e3
+        if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
+            took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
@@ -288,6 +330,7 @@ class Member:
         if old is not None and new is not None and new > old:
             self.faded += 1
             self.sent_prompt_tokens *= SHARE_FADE
+            self.told_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
@@ -299,11 +342,18 @@ class Member:
 
     @property
     def share(self) -> float:
-        """Part of the replica's prompt tokens that come through us, and through routers that tell us: others fill its
-        cache too."""
+        """Part of the replica's prompt tokens that come through us: others fill its cache too."""
+        return self._part(self.sent_prompt_tokens)
+
+    @property
+    def known_share(self) -> float:
+        """Part of the replica's prompt tokens that come through us, and through routers that tell us what they do."""
+        return self._part(self.sent_prompt_tokens + self.told_prompt_tokens)
+
+    def _part(self, prompt_tokens: float) -> float:
         if self.seen_prompt_tokens < SHARE_TOKENS_MIN:
             return 1.0
-        share = self.sent_prompt_tokens / self.seen_prompt_tokens
+        share = prompt_tokens / self.seen_prompt_tokens
         return share if share < SHARE_ALL else 1.0
 
     def _decodes(self, lease: Lease, now_s: float) -> None:

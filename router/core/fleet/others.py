@@ -1,28 +1,38 @@
 """What other routers have open at one replica, as they say themselves (core/sharing).
 
-Each says absolute sums, so what it says takes the place of what it said before. Sums of work fade as our own queue does
-(prefill_queue.py): the prefill at its head goes on without a message, what waits behind it does not.
+Each says absolute sums, so what it says takes the place of what it said before. Work that waits is one queue, whoever
+sent it: its head is the prompt that was placed first, and goes on with the clock (Member.wait_ms).
 
 Counts that only grow, such as prompt tokens sent, are taken as differences between two messages of one router.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+from bisect import bisect_left, insort
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+FIRST_TOKENS_MAX = 64  # moments remembered of one replica at which others had a first token
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Whole = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+Moment = Whole
+"""Milliseconds of the clock of whoever speaks."""
 
 
-class PeerSums(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
-    """What one router has open at one replica."""
+class PeerSums(Struct, array_like=True, gc=False):
+    """What one router has open at one replica. It stays the same object for as long as nothing changes."""
 
-    pending_ms: int = 0  # modelled prefill of all that waits there, the head included
-    head_ms: int = 0  # part of it that is under way
-    open: int = 0  # open leases
-    waiting: int = 0  # open leases whose prefill is not over
-    context_tokens: int = 0  # prompts of open leases
-    decoding_tokens: int = 0  # prompts of open leases whose prefill is over
-    sent_tokens: int = 0  # prompt tokens sent since the router began
-    computed_tokens: int = 0  # tokens computed of prompts whose first token came, since the router began
-    stall_ms: int = 0  # modelled prefill that interrupted streams, since the router began
+    waiting_ms: Count = 0  # modelled prefill of all that waits there, what is done of it included
+    head_ms: Count = 0  # part of it that is the head's
+    head_at_ms: Moment = 0  # time at which the head was placed
+    open: Count = 0  # open leases
+    waiting: Count = 0  # open leases whose prefill is not over
+    context_tokens: Count = 0  # prompts of open leases
+    decoding_tokens: Count = 0  # prompts of open leases whose prefill is over
+    sent_tokens: Count = 0  # prompt tokens sent since the router began
+    stall_ms: Count = 0  # modelled prefill that interrupted streams, since the router began
 
 
 NOTHING = PeerSums()
@@ -32,7 +42,8 @@ class Others:
     """Sums over all other routers. Without any all are 0."""
 
     __slots__ = (
-        "_busy",
+        "_first_tokens",
+        "_heads",
         "_said",
         "computed_tokens",
         "context_tokens",
@@ -41,69 +52,74 @@ class Others:
         "open",
         "peak",
         "waiting",
+        "waiting_ms",
     )
 
     def __init__(self) -> None:
         self._said: dict[str, PeerSums] = {}
-        self._busy: dict[str, tuple[int, int, float]] = {}  # router -> (pending_ms, head_ms, when it was heard)
+        self._heads: dict[str, tuple[float, int]] = {}  # router -> (when its head was placed, modelled prefill of it)
+        self._first_tokens: list[tuple[float, int]] = []  # (moment, tokens computed for it), ascending
+        self.waiting_ms = 0
         self.open = self.waiting = self.decoding = self.context_tokens = self.decoding_tokens = 0
-        self.computed_tokens = 0  # tokens that they had computed since we know them
+        self.computed_tokens = 0  # prompt tokens that they had computed since we know them
         self.peak = 0  # most that waited at once since `restart_peak`
 
-    def take(self, peer: str, sums: PeerSums, now_s: float) -> PeerSums:
-        """A router says what it has open now. Returns by how much it differs from what it said before."""
+    def take(self, peer: str, sums: PeerSums, clock_s: float) -> PeerSums | None:
+        """Take what a router has open; `clock_s` is what our clock shows more than its clock. Returns what it said
+        before: of a router that is new to us, what it has counted so far says nothing."""
         before = self._said.get(peer)
-        # Of a router that is new to us, what it did before says nothing.
-        news = PeerSums() if before is None else _difference(sums, before)
-        before = before or NOTHING
         self._said[peer] = sums
-        if sums.pending_ms:
-            self._busy[peer] = sums.pending_ms, sums.head_ms, now_s
-        else:
-            self._busy.pop(peer, None)
-        self.open += sums.open - before.open
-        self.waiting += sums.waiting - before.waiting
-        self.context_tokens += sums.context_tokens - before.context_tokens
-        self.decoding_tokens += sums.decoding_tokens - before.decoding_tokens
-        self.decoding = self.open - self.waiting
-        self.computed_tokens += news.computed_tokens
+        if sums.waiting_ms:
+            self._heads[peer] = clock_s + sums.head_at_ms / 1e3, sums.head_ms
+        elif peer in self._heads:
+            del self._heads[peer]
+        old = before if before is not None else NOTHING
+        self.waiting_ms += sums.waiting_ms - old.waiting_ms
+        self.open += sums.open - old.open
+        self.waiting += sums.waiting - old.waiting
+        self.context_tokens += sums.context_tokens - old.context_tokens
+        self.decoding_tokens += sums.decoding_tokens - old.decoding_tokens
+        self.decoding = max(0, self.open - self.waiting)
         if self.waiting > self.peak:
             self.peak = self.waiting
-        return news
+        return before
 
-    def idle(self, peer: str) -> PeerSums | None:
-        """What a router that has nothing open would say now; None where that changes nothing."""
-        said = self._said.get(peer)
-        if said is None or not (said.open or said.pending_ms):
-            return None
-        return PeerSums(
-            sent_tokens=said.sent_tokens, computed_tokens=said.computed_tokens, stall_ms=said.stall_ms
-        )  # what it counts stays
+    def of(self, peer: str) -> PeerSums:
+        """What one router said last."""
+        return self._said.get(peer, NOTHING)
 
-    def forget(self, peer: str, now_s: float) -> None:
-        """A router is there no more."""
-        if peer in self._said:
-            self.take(peer, NOTHING, now_s)
-            del self._said[peer]
+    def forget(self, peer: str) -> bool:
+        """A router is there no more; returns whether it had been here."""
+        if peer not in self._said:
+            return False
+        self.take(peer, NOTHING, 0.0)
+        del self._said[peer]
+        return True
 
-    def pending_ms(self, now_s: float) -> float:
-        """Modelled time until everything that they sent there is prefilled."""
-        sum_ms = 0.0
-        for pending_ms, head_ms, heard_s in self._busy.values():
-            gone_ms = (now_s - heard_s) * 1e3
-            sum_ms += pending_ms - min(gone_ms, head_ms)
-        return sum_ms
+    def head(self) -> tuple[float, int]:
+        """(when it was placed, modelled prefill) of what was placed first of all that waits; something must."""
+        return min(self._heads.values())
+
+    def first_token(self, at_s: float, tokens: int) -> None:
+        """One of them had a first token then, of a prompt of which so many tokens were computed."""
+        insort(self._first_tokens, (at_s, tokens))
+        del self._first_tokens[:-FIRST_TOKENS_MAX]
+        self.computed_tokens += tokens
+
+    @property
+    def first_token_s(self) -> float:
+        """When any of them last had a first token."""
+        return self._first_tokens[-1][0] if self._first_tokens else 0.0
+
+    def batch(self, until_s: float, within_s: float) -> tuple[float, int]:
+        """(when any of them last had a first token before the batch whose first tokens came at `until_s`, tokens of
+        theirs that were computed in it): first tokens `within_s` of each other are of one batch."""
+        known = self._first_tokens
+        begin = bisect_left(known, (until_s - within_s, 0))
+        end = bisect_left(known, (until_s + within_s, 0))
+        return known[begin - 1][0] if begin else 0.0, sum([tokens for _, tokens in known[begin:end]])
 
     def restart_peak(self) -> int:
         """The most of their requests that waited at once since the last call, or wait now."""
         peak, self.peak = max(self.peak, self.waiting), self.waiting
         return peak
-
-
-def _difference(sums: PeerSums, before: PeerSums) -> PeerSums:
-    """What a router counted between two messages; nothing where its counts went back."""
-    return PeerSums(
-        sent_tokens=max(0, sums.sent_tokens - before.sent_tokens),
-        computed_tokens=max(0, sums.computed_tokens - before.computed_tokens),
-        stall_ms=max(0, sums.stall_ms - before.stall_ms),
-    )

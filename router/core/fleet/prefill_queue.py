@@ -40,10 +40,9 @@ class PrefillQueue:
         left_ms = self._waiting_ms - waited_ms
         return left_ms if left_ms > 0 else 0.0
 
-    def head_ms(self, now_s: float) -> float:
-        """Part of `pending_ms` that is the head's: it goes on with the clock."""
-        head = self.head
-        return 0.0 if head is None else max(0.0, head.prefill_ms - (now_s - self._head_since_s) * 1e3)
+    def waiting_ms(self) -> float:
+        """Modelled prefill of all that is in the queue, what is done of the head's included."""
+        return self._waiting_ms
 
     def waiting(self) -> int:
         """Leases in the queue, the head included."""

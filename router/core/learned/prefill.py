@@ -97,6 +97,16 @@ class PrefillFit:
         self.fades_s = now_s + FADE_S
         self.model = self._solve(prior, weight)
 
+    def adopt(self, xx: list[float], xy: list[float], observations: int) -> None:
+        """Begin with the sums of another router's fit, of so many observations, in place of none."""
+        self._sums.xx, self._sums.xy, self.observations = list(xx), list(xy), observations
+        self.model = self._solve(PrefillModel(), GUESS_WEIGHT)
+
+    @property
+    def sums(self) -> Sums:
+        """What the model is fitted to. Not to be changed."""
+        return self._sums
+
     def fade(self, prior: PrefillModel, weight: float, now_s: float) -> None:
         """Where `prior` is much faster and nothing was observed for FADE_S: forget half, and the last of it whole.
         Arguments as in `observe`."""

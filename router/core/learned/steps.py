@@ -78,6 +78,16 @@ class StepFit:
         self.fades_s = now_s + FADE_S
         self._solve(prior, weight)
 
+    def adopt(self, xx: list[float], xy: list[float], observations: int) -> None:
+        """Begin with the sums of another router's fit, of so many observations, in place of none."""
+        self._sums.xx, self._sums.xy, self.observations = list(xx), list(xy), observations
+        self._solve(StepModel(), GUESS_WEIGHT)
+
+    @property
+    def sums(self) -> Sums:
+        """What the model is fitted to. Not to be changed."""
+        return self._sums
+
     def fade(self, prior: StepModel, weight: float, now_s: float) -> None:
         """Where the steps of `prior` are much shorter and nothing was observed for FADE_S: forget half, and the last of
         it whole. Arguments as in `observe`."""

@@ -58,10 +58,8 @@ class Pricer:
         slower, holders = self._fleet.slowness(now_s), self._index.holders
         waits_ms, sum_ms, in_flight, footprint = list[float](), 0.0, 0, 0
         for member in members:
-            wait_ms = member.queue.pending_ms(now_s)
             others = member.others
-            if others.open:
-                wait_ms += others.pending_ms(now_s)
+            wait_ms = member.wait_ms(now_s) if others.waiting_ms else member.queue.pending_ms(now_s)
             if member.foreign_waiting:
                 wait_ms += member.foreign_waiting * member.speeds.mean_work_ms
             if slower and member.id in slower:

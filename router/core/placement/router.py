@@ -31,7 +31,7 @@ from router.core.learned.answers import AnswerMemory
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer
-from router.core.placement.credit import AnswerCredits
+from router.core.placement.credit import AnswerCredit, AnswerCredits
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.policies import Near, Policy
@@ -51,18 +51,25 @@ _OK, _LEFT, _ESTIMATED = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED
 class Watch(Protocol):
     """Whoever is told what becomes of leases, as it happens."""
 
-    def opened(self, lease: Lease, now_s: float) -> None:
-        """A lease was given."""
+    def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
+        """A lease was given; its prompt quotes an answer that is counted as held from now on."""
 
-    def first_token(self, lease: Lease) -> None:
+    def first_token(self, lease: Lease, now_s: float) -> None:
         """The prefill of a lease is over."""
+
+    def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
+        """A lease is back; of a computed one the answer takes so many blocks behind the prompt."""
+
+    def gone(self, lease: Lease) -> None:
+        """A lease is back from a replica that has left."""
 
 
 class Router:
     """All state of placement. `now_s` is any clock that does not go back.
 
     Outside of the core only its methods are called, and three parts are read that have methods of their own: `models`
-    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say).
+    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say). In the core `answers`,
+    `reuse` and `fleet` are written by core/sharing too.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class Router:
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
-        self._reuse = ReuseMemory(memory_max)
+        self.reuse = ReuseMemory(memory_max)
         observations = Observations(
             self.index,
             blocks_max_default=blocks_max_default,
@@ -112,7 +119,7 @@ class Router:
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
-        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self._reuse)
+        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
@@ -222,7 +229,7 @@ class Router:
         if member and lease.id in member.leases and lease.first_token_s is None:
             member.prefilled(lease, now_s)
             if self.watch is not None:
-                self.watch.first_token(lease)
+                self.watch.first_token(lease, now_s)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
 
@@ -230,6 +237,8 @@ class Router:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
         member = self.fleet.members.get(lease.replica)
         if member is None:
+            if self.watch is not None:
+                self.watch.gone(lease)
             return
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
@@ -242,8 +251,11 @@ class Router:
         if lease.stored is not None and lease.tokens is not None:
             grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
-        if computed or (left and not lease.streams):  # an answer that did not stream may have been computed unseen
-            answer_keys = self._credits.keys_of_answer(lease, outcome)
+        computed = computed or (left and not lease.streams)  # it may have been computed unseen
+        answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
+        if self.watch is not None:
+            self.watch.ended(lease, outcome, len(answer_keys), computed=computed)
+        if computed:
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
         else:
             self.index.retract(lease.replica, lease.id)
@@ -388,13 +400,20 @@ class Router:
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
-        self._reuse.observe(keys, now_s)
+        self.reuse.observe(keys, now_s)
         self.index.pin(id_, lease.id, keys, now_s)
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
         if self.watch is not None:
-            self.watch.opened(lease, now_s)
+            self.watch.opened(lease, credit, now_s)
         return lease
+
+    def mirror(self, member: Member, number: int, keys: list[int], own_tokens: int, now_s: float) -> None:
+        """Another router opened a lease, which has a number below 0 here: its prompt is held where it goes."""
+        blocks_max = self.index.capacity(member.id)
+        member.live.open(number, keys, own_tokens)
+        self.reuse.observe(keys, now_s)
+        self.index.pin(member.id, number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
 
 
 def _long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from router.core.fleet.member import Member
 from router.core.fleet.others import PeerSums
 from router.core.placement.router import Router
-from router.core.sharing.engines import instance_of, number_of
+from router.core.sharing.delays import Delay
+from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import SharedMessage, SharedRow, body_of, sender_of
+from router.core.sharing.messages import ROWS_MAX, SharedMessage, SharedRow, body_of, sender_of
+from router.core.sharing.mirror import Leases, Mirror
+from router.core.sharing.models import adopt
 
 
 @dataclass(slots=True)
 class Peer:
     """Another router."""
 
+    number: int
     boot: int
     seq: int  # the number of its last message
     heard_s: float
-    busy: dict[str, SharedRow] = field(default_factory=dict)  # its last rows, by replica
-    open: int = 0
-    pending_ms: int = 0
+    delay: Delay = field(default_factory=Delay)
+    # Its last rows by the number of the replica, and who took them: nobody, where it means another engine.
+    rows: dict[int, tuple[SharedRow, Member | None]] = field(default_factory=dict)
+    leases: Leases = field(default_factory=Leases)
 
 
 class Heard:
-    """Writes what routers say to the fleet's members."""
+    """Writes what routers say to the fleet's members, and through Mirror to caches."""
 
-    def __init__(self, router: Router, name: str, boot: int, limits: SharingLimits) -> None:
-        self._router, self._name, self._boot, self._limits = router, name, boot, limits
+    def __init__(
+        self, router: Router, caches: Caches, name: str, boot: int, limits: SharingLimits, greet: Callable[[], None]
+    ) -> None:
+        """`greet()` is called when another router is heard for the first time."""
+        self._router, self._caches, self._name, self._boot = router, caches, name, boot
+        self._limits, self._greet = limits, greet
+        self._number = number_of(name)
+        self._mirror = Mirror(router, limits)
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
-        self._of: list[str] = []  # ids that `_ids` was made of
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Take a message. Raises BadMessage."""
@@ -49,17 +61,26 @@ class Heard:
             return
         body = body_of(message, begin)
         if peer is None or boot != peer.boot:
-            if peer is not None:
-                self._forget(name, now_s)
-            if len(self.peers) >= self._limits.peers_max:
-                self.ignored["many"] += 1
+            peer = self._welcome(name, boot, now_s)
+            if peer is None:
                 return
-            peer = self.peers[name] = Peer(boot, -1, now_s)
         if body.seq <= peer.seq:
             self.ignored["old"] += 1
             return
         peer.seq, peer.heard_s = body.seq, now_s
-        self._take_rows(name, peer, body, now_s)
+        peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
+        clock_s = now_s - peer.delay.delay_s - body.sent_ms / 1e3
+        self._take_rows(name, body, clock_s, now_s)
+        for first in body.first_tokens:
+            member = self._member(first.replica)
+            if member is not None:
+                member.others_first_token(min(clock_s + first.at_ms / 1e3, now_s), first.computed_tokens)
+        if body.placements or body.ends:
+            self._take_news(peer, body, clock_s, now_s)
+        if peer.leases:
+            self._mirror.end_before(peer.leases, body.first, now_s)
+        if body.models is not None:
+            adopt(self._router, body.models)
 
     def tick(self, now_s: float) -> None:
         """Forget who has been silent for too long."""
@@ -72,58 +93,93 @@ class Heard:
         for name in list(self.peers):
             self._forget(name, now_s)
 
+    def lags(self) -> list[tuple[int, int]]:
+        """What each router is to be told of how late it is heard."""
+        return [(peer.number, lag) for peer in self.peers.values() if (lag := peer.delay.lag_ms) is not None]
+
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _take_rows(self, name: str, peer: Peer, body: SharedMessage, now_s: float) -> None:
-        members, ids = self._router.fleet.members, self._known()
-        before, peer.busy = peer.busy, {}
-        peer.open = peer.pending_ms = 0
-        for row in body.rows:
-            id_ = ids.get(row.replica)
-            member = members.get(id_) if id_ is not None else None
-            if member is None or not _same(row.instance, member.replica.instance):
-                continue  # discovery does not tell all routers at the same moment
-            peer.busy[member.id] = row
-            peer.open += row.open
-            peer.pending_ms += row.pending_ms
-            before.pop(member.id, None)
-            member.take_others(name, _sums(row), now_s)
-        for id_ in before:
-            member = members.get(id_)
-            idle = member.others.idle(name) if member is not None else None
-            if member is not None and idle is not None:
-                member.take_others(name, idle, now_s)
+    def _welcome(self, name: str, boot: int, now_s: float) -> Peer | None:
+        """Another process of a router we knew, or a router we did not know; None where there are too many."""
+        if name in self.peers:
+            self._forget(name, now_s)
+        if len(self.peers) >= self._limits.peers_max:
+            self.ignored["many"] += 1
+            return None
+        self._greet()
+        peer = self.peers[name] = Peer(number_of(name), boot, -1, now_s)
+        return peer
+
+    def _take_rows(self, name: str, body: SharedMessage, clock_s: float, now_s: float) -> None:
+        peer, rows, whole = self.peers[name], body.rows, body.whole
+        for row in rows:
+            # Discovery does not tell all routers at the same moment which engines there are.
+            member = self._member(row.replica)
+            if member is not None and row.instance and not _same(row.instance, member):
+                member = None
+            said, taken_by = peer.rows.get(row.replica, (None, None))
+            peer.rows[row.replica] = row, member
+            if taken_by is not None and taken_by is not member:
+                taken_by.forget_other(name, now_s)
+            if member is not None and (taken_by is not member or row != said):
+                member.take_others(name, row.sums, clock_s, now_s)
+        if whole:
+            listed = {row.replica for row in rows}
+            for number in [number for number in peer.rows if number not in listed]:
+                row, taken_by = peer.rows.pop(number)
+                if taken_by is not None:
+                    taken_by.take_others(name, _idle(row.sums), clock_s, now_s)
+        while len(peer.rows) > ROWS_MAX:  # whole messages do not come
+            row, taken_by = peer.rows.pop(next(iter(peer.rows)))
+            if taken_by is not None:
+                taken_by.forget_other(name, now_s)
+
+    def _take_news(self, peer: Peer, body: SharedMessage, clock_s: float, now_s: float) -> None:
+        for shared in body.placements:
+            member = self._member(shared.replica)
+            if member is not None and self._speaks_of(peer, member, shared.replica, clock_s, now_s):
+                home = self._member(shared.credit.replica) if shared.credit is not None else None
+                self._mirror.place(peer.leases, shared, member, home, now_s)
+        for end in body.ends:
+            member = self._member(end.replica)
+            speaks = member is not None and self._speaks_of(peer, member, end.replica, clock_s, now_s)
+            self._mirror.end(peer.leases, end, member if speaks else None, now_s)
+
+    def _speaks_of(self, peer: Peer, member: Member, number: int, clock_s: float, now_s: float) -> bool:
+        """Whether what a router says of a replica is of the engine that is there, and of the cache that it has."""
+        row, taken_by = peer.rows.get(number, (None, None))
+        if row is None or taken_by is not member:
+            return False
+        return not self._caches.outlived(member, clock_s + row.cache_at_ms / 1e3, now_s)
 
     def _forget(self, name: str, now_s: float) -> None:
-        del self.peers[name]
+        self._mirror.end_all(self.peers.pop(name).leases, now_s)
         for member in self._router.fleet.members.values():
             member.forget_other(name, now_s)
 
-    def _known(self) -> dict[int, str]:
-        """Ids of replicas by their numbers."""
-        members = self._router.fleet.members
-        if len(members) != len(self._of) or any(map(str.__ne__, members, self._of)):
-            self._of = list(members)
-            self._ids = {number_of(id_): id_ for id_ in members}
-        return self._ids
+    def _member(self, number: int) -> Member | None:
+        members, id_ = self._router.fleet.members, self._ids.get(number)
+        if id_ is None and len(self._ids) != len(members):  # some joined since
+            self._ids = {number_of(each): each for each in members}
+            id_ = self._ids.get(number)
+        member = members.get(id_) if id_ is not None else None
+        if member is None and id_ is not None:  # it has left
+            self._ids = {number_of(each): each for each in members}
+        return member
 
 
-def _same(said: int, instance: str) -> bool:
-    """Whether a router means the engine that is there, where both know which."""
-    return not said or not instance or said == instance_of(instance)
+def _lag_of(lags: list[tuple[int, int]], number: int) -> int | None:
+    for each, lag_ms in lags:
+        if each == number:
+            return lag_ms
+    return None
 
 
-def _sums(row: SharedRow) -> PeerSums:
-    head_ms = min(row.head_ms, row.pending_ms)
-    waiting, decoding_tokens = min(row.waiting, row.open), min(row.decoding_tokens, row.context_tokens)
-    return PeerSums(
-        row.pending_ms,
-        head_ms,
-        row.open,
-        waiting,
-        row.context_tokens,
-        decoding_tokens,
-        row.sent_tokens,
-        row.computed_tokens,
-        row.stall_ms,
-    )
+def _same(instance: int, member: Member) -> bool:
+    """Whether a router means the engine that is there, as far as is known here."""
+    return not member.replica.instance or instance == instance_of(member.replica.instance)
+
+
+def _idle(sums: PeerSums) -> PeerSums:
+    """What a router says of a replica at which it has nothing open any more: what it has counted stays."""
+    return PeerSums(sent_tokens=sums.sent_tokens, stall_ms=sums.stall_ms)

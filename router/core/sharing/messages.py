@@ -19,16 +19,25 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from router.core.fleet.others import Count, Moment, PeerSums, Whole
+from router.core.learned.reuse import BUCKETS
+
 VERSION = 1
 NAME_BYTES_MAX = 255
 KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
+KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas whose speeds are told, and base models of a kind
+MEANS = (
+    *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
+    *("answer_ms_max", "token_ms_max", "longest_tokens"),
+)  # means and longest times of Speeds that are told
+LAGS_MAX = 256  # routers whose lags are in a message
+NEWS_MAX = 4_096  # placements, or ends, in a message
 MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
 _HEAD_BYTES = 2  # version and length of the name
 _BOOT_BYTES = 8
 
 
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 Number = Annotated[int, Meta(ge=0)]
 
 
@@ -37,28 +46,105 @@ class BadMessage(ValueError):
 
 
 class SharedRow(Struct, array_like=True, gc=False):
-    """What the router has open at one replica; what is counted since its process began; times in milliseconds."""
+    """What the router has open at one replica."""
 
     replica: Number  # number of the replica (`number_of`)
     instance: Number  # number of the engine that is there; 0: not known
-    age_ms: Count  # time since the replica's cache began, as far as the router has seen
+    cache_at_ms: Moment  # time at which the replica's cache began, as far as the router has seen
     began: bool  # whether it saw the cache begin: otherwise it may be older
-    pending_ms: Count
-    head_ms: Count
-    open: Count
-    waiting: Count
-    context_tokens: Count
-    decoding_tokens: Count
-    sent_tokens: Count
+    sums: PeerSums
+
+
+class SharedClaim(Struct, array_like=True, gc=False):
+    """Blocks of the engine's own size that are being computed for a prompt."""
+
+    block_tokens: Count
+    keys: bytes
+
+
+class SharedCredit(Struct, array_like=True, gc=False):
+    """A past answer that a prompt quotes: its blocks have the keys that the answer has as part of the prompt."""
+
+    replica: Number
+    blocks: Count  # leading blocks of the prompt, up to the answer's end
+    answer_keys: bytes  # keys under which the answer's blocks were counted so far
+
+
+class SharedPlacement(Struct, array_like=True, gc=False):
+    """A request was sent to a replica."""
+
+    lease: Count  # numbers ascend
+    replica: Number
+    own_tokens: Whole  # prompt tokens behind what may be shared in the KV pool; estimates may make it negative
+    left_ms: Count  # modelled time until its prefill is done
+    keys: bytes  # of all blocks of its prompt
+    claim: SharedClaim | None = None
+    credit: SharedCredit | None = None
+
+
+class SharedFirstToken(Struct, array_like=True, gc=False):
+    """The prefill of a prompt is over, of which so many tokens were computed."""
+
+    replica: Number
+    at_ms: Moment
     computed_tokens: Count
-    stall_ms: Count
+
+
+class SharedEnd(Struct, array_like=True, gc=False):
+    """The end of a lease. Where the answer ended well, the replica is the home of the conversation."""
+
+    lease: Count
+    replica: Number
+    computed: bool  # whether the prompt was computed
+    end_key: Number = 0  # key of the prompt; 0: it has none, or did not end well
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    answer_blocks: Count = 0  # blocks that the answer takes behind the prompt
+
+
+class SharedFit(Struct, array_like=True, gc=False):
+    """Sums that a model is fitted to (core/learned/least_squares.py)."""
+
+    xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
+    xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
+    observations: Count
+
+
+class SharedSpeeds(Struct, array_like=True, gc=False):
+    """What the answers of one kind of replicas taught; fields are those of Speeds."""
+
+    kind: Annotated[list[str], Meta(max_length=KIND_MAX)]  # base models that they serve
+    prefill: SharedFit
+    steps: SharedFit
+    answer_counts: tuple[float, float]
+    answers: Count
+    decodes: Count
+    means: Annotated[list[float], Meta(min_length=len(MEANS), max_length=len(MEANS))]  # of the fields MEANS
+
+
+class SharedModels(Struct, array_like=True, gc=False):
+    """What the router has learned: for a router that has learned nothing yet."""
+
+    speeds: Annotated[list[SharedSpeeds], Meta(max_length=KINDS_MAX)]
+    reused: Annotated[list[float], Meta(max_length=BUCKETS)]
+    ended: Annotated[list[float], Meta(max_length=BUCKETS)]
 
 
 class SharedMessage(Struct, array_like=True):
-    """One message. Rows are of all replicas at which the router has anything open: at the others it has nothing."""
+    """One message. Times are milliseconds of the sender's clock. Rows are of replicas at which anything changed, whose
+    last row they replace. A few times a second a message is `whole`: it has the rows of all replicas at which the
+    router has anything open, and at the others it has nothing."""
 
     seq: Count  # messages of this process before this one
+    sent_ms: Moment
+    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, Delays.lag_ms of it)
+    whole: bool
     rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
+    first: Count = 0  # leases before this one have ended
+    placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []
+    first_tokens: Annotated[list[SharedFirstToken], Meta(max_length=NEWS_MAX)] = []
+    ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
+    models: SharedModels | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()

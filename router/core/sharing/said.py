@@ -2,106 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from router.core.facts.placements import Outcome
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
+from router.core.fleet.others import PeerSums
+from router.core.placement.credit import AnswerCredit
 from router.core.placement.router import Router
-from router.core.sharing.engines import EngineAges, instance_of, number_of
+from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedMessage, SharedRow, encoded
+from router.core.sharing.models import learned
+from router.core.sharing.news import News
 
-AGAIN = 3  # messages that still have the row of a replica at which nothing is open any more
+AGAIN = 2  # whole messages that still have the row of a replica at which nothing is open any more
 
 
 @dataclass(slots=True)
 class _Counted:
     """What was counted at one replica since this process began."""
 
+    number: int  # of the replica
     sent_tokens: int = 0
-    computed_tokens: int = 0
     stall_ms: float = 0.0
-    again: int = 0  # messages that are to have its row though nothing is open there
+    again: int = 0  # whole messages that are to have its row though nothing is open there
 
 
 class Said:
     """Watches the Router (placement/router.py, Watch), and makes messages of what it sees."""
 
-    def __init__(self, router: Router, head: bytes, limits: SharingLimits, urgent: Callable[[], None]) -> None:
-        self._router, self._head, self._limits, self._urgent = router, head, limits, urgent
+    def __init__(
+        self, router: Router, caches: Caches, head: bytes, limits: SharingLimits, urgent: Callable[[], None]
+    ) -> None:
+        self._router, self._caches, self._head = router, caches, head
+        self._limits, self._urgent = limits, urgent
         self._counted: dict[str, _Counted] = {}
-        self._ages = EngineAges(router)
+        self._changed: dict[str, None] = {}  # replicas at which anything happened since the last message
+        self.news = News(limits)
         self._seq = 0
-        self._said_s = float("-inf")
-        self._pressing = False  # something urgent was placed since the last message
+        self._said_s = self._whole_s = self._models_s = float("-inf")
+        self._pressing = False  # something urgent happened since the last message
         router.watch = self
+
+    def greet(self) -> None:
+        """Another router is new here: the next message is whole, and has what was learned."""
+        self._models_s = self._whole_s = float("-inf")
 
     # -- what the router does (Watch) ----------------------------------------------------------------------------
 
-    def opened(self, lease: Lease, now_s: float) -> None:
+    def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
         """A lease was given. It is urgent where it moves prices by more than what cannot be told apart."""
-        counted = self._counted.get(lease.replica)
-        if counted is None:
-            counted = self._counted[lease.replica] = _Counted()
+        counted, member = self._change(lease.replica), self._router.fleet.members[lease.replica]
         counted.sent_tokens += lease.prompt_tokens
-        counted.again = AGAIN
-        if not self._pressing and lease.prefill_ms > self._router.fleet.members[lease.replica].speeds.units()[0]:
+        self.news.placed(lease, member.wait_ms(now_s), credit)
+        if not self._pressing and lease.prefill_ms > member.speeds.units()[0]:
             self._pressing = True
             self._urgent()
 
-    def first_token(self, lease: Lease) -> None:
+    def first_token(self, lease: Lease, now_s: float) -> None:
         """The prefill of a lease is over."""
-        counted = self._counted.get(lease.replica)
-        if counted is not None:
-            counted.computed_tokens += lease.uncached_tokens
-            counted.stall_ms += lease.stall_ms
-            counted.again = AGAIN
+        counted = self._change(lease.replica)
+        self.news.first_token(lease, now_s)
+        counted.stall_ms += lease.stall_ms
+
+    def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
+        """A lease is back."""
+        self._change(lease.replica)
+        self.news.ended(lease, outcome, answer_blocks, computed=computed)
+
+    def gone(self, lease: Lease) -> None:
+        """A lease is back from a replica that has left."""
+        self.news.gone(lease)
+
+    def _change(self, id_: str) -> _Counted:
+        counted = self._counted.get(id_)
+        if counted is None:
+            counted = self._counted[id_] = _Counted(number_of(id_))
+        counted.again, self._changed[id_] = AGAIN, None
+        return counted
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def say(self, now_s: float) -> bytes | None:
-        """The next message; None where it is too soon for one."""
+    def say(self, now_s: float, lags: Callable[[], list[tuple[int, int]]]) -> bytes | None:
+        """The next message, with the `lags` of other routers (Heard.lags); None where it is too soon for one."""
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
             return None
-        self._ages.look(now_s)
-        rows = self._rows(now_s)
-        if not rows and not self._pressing and since_s < limits.idle_s:
+        whole = now_s - self._whole_s >= limits.idle_s
+        if not self._changed and not self._pressing and not whole:
             return None
-        self._pressing, self._said_s = False, now_s
+        rows = self._all_rows(now_s) if whole else self._rows(self._changed, now_s)
+        if whole:
+            self._whole_s = now_s
+        self._changed = {}
+        placements, first_tokens, ends = self.news.next_few()
+        self._said_s, self._pressing = now_s, bool(self.news)
         self._seq += 1
-        return encoded(self._head, SharedMessage(self._seq, rows))
+        models = None
+        if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
+            self._models_s = now_s
+        sent_ms, first = int(now_s * 1e3), self.news.first
+        body = SharedMessage(self._seq, sent_ms, lags(), whole, rows, first, placements, first_tokens, ends, models)
+        if self._pressing:
+            self._urgent()
+        return encoded(self._head, body)
 
-    def _rows(self, now_s: float) -> list[SharedRow]:
-        rows, members = [], self._router.fleet.members
-        for id_ in [id_ for id_ in self._counted if id_ not in members]:
-            del self._counted[id_]
-        for id_, counted in self._counted.items():
-            member = members[id_]
-            if not member.leases:
-                if not counted.again:
-                    continue
-                counted.again -= 1
-            rows.append(self._row(member, counted, now_s))
-        return rows
+    def _all_rows(self, now_s: float) -> list[SharedRow]:
+        self._caches.look(now_s)
+        counted, members = self._counted, self._router.fleet.members
+        for id_ in [id_ for id_ in counted if id_ not in members]:
+            del counted[id_]
+        listed = [id_ for id_, each in counted.items() if each.again or members[id_].leases]
+        for id_ in listed:
+            counted[id_].again -= counted[id_].again > 0
+        return self._rows(listed, now_s)
+
+    def _rows(self, ids: Iterable[str], now_s: float) -> list[SharedRow]:
+        counted, members = self._counted, self._router.fleet.members
+        return [self._row(members[id_], counted[id_], now_s) for id_ in ids if id_ in members]
 
     def _row(self, member: Member, counted: _Counted, now_s: float) -> SharedRow:
-        queue, clock = member.queue, member.clock
-        pending_ms = int(queue.pending_ms(now_s))  # first: it may let leases leave the queue
-        age_ms, began = self._ages.of(member.id, now_s)
-        return SharedRow(
-            number_of(member.id),
-            instance_of(member.replica.instance),
-            age_ms,
-            began,
-            pending_ms,
-            min(pending_ms, int(queue.head_ms(now_s))),
+        queue, (cache_s, began) = member.queue, self._caches.of(member, now_s)
+        queue.decay(now_s)
+        head = queue.head
+        sums = PeerSums(
+            int(queue.waiting_ms()),
+            int(head.prefill_ms) if head is not None else 0,
+            int(head.placed_s * 1e3) if head is not None else 0,
             len(member.leases),
             queue.waiting(),
             member.context_tokens,
-            int(clock.context_tokens),
+            int(member.clock.context_tokens),
             counted.sent_tokens,
-            counted.computed_tokens,
             int(counted.stall_ms),
         )
+        return SharedRow(counted.number, instance_of(member.replica.instance), int(cache_s * 1e3), began, sums)

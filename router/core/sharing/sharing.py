@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from router.core.placement.router import Router
 from router.core.sharing import messages
+from router.core.sharing.engines import Caches
 from router.core.sharing.heard import Heard
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.said import Said
@@ -24,9 +25,10 @@ class PeerView(Struct):
     name: str
     boot: int
     age_s: float  # time since its last message
+    delay_s: float  # time that its messages take at best
     replicas: int  # replicas at which it has anything open
     open: int  # open leases
-    pending_ms: int  # modelled prefill that waits, of all replicas
+    waiting_ms: int  # modelled prefill that waits, of all replicas
 
 
 class Sharing:
@@ -44,12 +46,13 @@ class Sharing:
         """`name` tells this router apart from all others, whatever process it is (1 to 255 bytes of UTF-8), and `boot`
         this process from those before it: it is higher, and less than 2^64. Raises ValueError."""
         self._limits = limits
-        self._said = Said(router, messages.head(name, boot), limits, urgent)
-        self._heard = Heard(router, name, boot, limits)
+        caches = Caches(router)
+        self._said = Said(router, caches, messages.head(name, boot), limits, urgent)
+        self._heard = Heard(router, caches, name, boot, limits, self._said.greet)
 
     def say(self, now_s: float) -> bytes | None:
         """One message for all others; None where there is nothing to say yet."""
-        return self._said.say(now_s)
+        return self._said.say(now_s, self._heard.lags)
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Take a message from the channel. What is old, repeated, our own, or of another release is ignored. Raises
@@ -62,14 +65,26 @@ class Sharing:
 
     def peers(self, now_s: float) -> list[PeerView]:
         """The routers that are listened to, by name."""
-        return [
-            PeerView(name, peer.boot, now_s - peer.heard_s, len(peer.busy), peer.open, peer.pending_ms)
-            for name, peer in sorted(self._heard.peers.items())
-        ]
+        views = []
+        for name, peer in sorted(self._heard.peers.items()):
+            busy = [row.sums for row, _ in peer.rows.values() if row.sums.open]
+            open_, waiting_ms = sum(sums.open for sums in busy), sum(sums.waiting_ms for sums in busy)
+            age_s, delay_s = now_s - peer.heard_s, peer.delay.delay_s
+            views.append(PeerView(name, peer.boot, age_s, delay_s, len(busy), open_, waiting_ms))
+        return views
+
+    def mirrored(self) -> list[tuple[int, int]]:
+        """(open leases that are known one by one, keys of their prompts) of each other router."""
+        return [(len(peer.leases), peer.leases.keys) for peer in self._heard.peers.values()]
 
     def alone(self, now_s: float) -> None:
         """Forget all others at once: the channel is gone. Each is back with its next message."""
         self._heard.alone(now_s)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """What was left out of messages so far because of limits: `placements`, `ends`."""
+        return self._said.news.left_out
 
     @property
     def ignored(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ def test_others_see_what_one_router_has_open() -> None:
     here, there = routers.member("a", lease.replica), routers.member("b", lease.replica)
     assert there.open_leases == 1
     assert there.others.context_tokens == here.context_tokens == lease.prompt_tokens
-    assert there.others.pending_ms(1.0) == pytest.approx(here.pending_ms(1.0), abs=1)
+    assert there.wait_ms(1.0) == pytest.approx(here.pending_ms(1.0), abs=1)
 
 
 def test_the_work_of_others_fades_as_ours_does() -> None:
@@ -28,7 +28,7 @@ def test_the_work_of_others_fades_as_ours_does() -> None:
     routers.tell_all(1.0)
     for at_s in (1.1, 1.5, 2.0, 9.0):
         here, there = routers.member("a", lease.replica), routers.member("b", lease.replica)
-        assert there.others.pending_ms(at_s) == pytest.approx(here.pending_ms(at_s), abs=2)
+        assert there.wait_ms(at_s) == pytest.approx(here.pending_ms(at_s), abs=2)
 
 
 def test_what_has_ended_is_gone_with_the_next_message() -> None:
@@ -40,7 +40,7 @@ def test_what_has_ended_is_gone_with_the_next_message() -> None:
     routers.router("a").finish(lease, Outcome(Ending.OK, Usage(4_000, 10, 0)), 1.5)
     routers.tell_all(1.6)
     there = routers.member("b", lease.replica)
-    assert (there.open_leases, there.others.context_tokens, there.others.pending_ms(1.6)) == (0, 0, 0)
+    assert (there.open_leases, there.others.context_tokens, there.wait_ms(1.6)) == (0, 0, 0)
 
 
 def test_a_silent_router_is_forgotten_after_a_second() -> None:
@@ -61,13 +61,13 @@ def test_own_and_late_messages_are_ignored() -> None:
     lease = routers.place("a", prompt_tokens=4_000, now_s=1.0)
     first = routers.say("a", 1.0)
     routers.place("a", prompt_tokens=4_000, now_s=1.0)
-    second = routers.say("a", 1.1)
-    routers["a"].hear(second, 1.1)
+    second = routers.say("a", 1.3)
+    routers["a"].hear(second, 1.3)
     assert routers.member("a", lease.replica).others.open == 0
-    routers["b"].hear(second, 1.1)
-    routers["b"].hear(first, 1.2)
-    routers["b"].hear(second, 1.2)
-    assert routers["b"].peers(1.2)[0].open == 2
+    routers["b"].hear(second, 1.3)
+    routers["b"].hear(first, 1.4)
+    routers["b"].hear(second, 1.4)
+    assert routers["b"].peers(1.4)[0].open == 2
     assert routers["b"].ignored["old"] == 2
 
 
