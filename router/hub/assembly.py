@@ -34,7 +34,7 @@ from router.engines.ranks import Ranks
 from router.http.deadlines import ClientLimits
 from router.hub.local_placer import LocalPlacer
 from router.hub.parts import HubParts
-from router.hub.sharing import HubLink
+from router.hub.sharing import RouterLink
 from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
 from router.settings.networks import is_loopback
@@ -209,9 +209,9 @@ def placer_of(hub: HubParts) -> LocalPlacer:
     )
 
 
-def link_of(hub: HubParts) -> HubLink:
+def link_of(hub: HubParts) -> RouterLink:
     """What tells other routers, and hears them; once the admin listener has its port, by which this one is named."""
-    return HubLink(hub, urlsplit(hub.admin_url).port or 0)
+    return RouterLink(hub, urlsplit(hub.admin_url).port or 0)
 
 
 def warmer_of(hub: HubParts) -> Warmer:

@@ -22,7 +22,7 @@ from router.engines.discovery.static import StaticDiscovery
 from router.engines.kv_events.subscriber import Subscriber
 from router.hub import assembly
 from router.hub.roster import ReplicaRoster
-from router.hub.sharing import HubLink
+from router.hub.sharing import RouterLink
 from router.loop import closed_on_error, in_background
 from router.placer import Edges, NoEdges
 from router.settings import secrets, tls
@@ -50,7 +50,7 @@ class Hub:
         """`admin_socket` None: a socket is bound to the address in the settings."""
         self.settings = settings  # the settings in force
         self.edges: Edges = NoEdges()
-        self.link: HubLink | None = None  # None where nothing is shared
+        self.link: RouterLink | None = None  # None where nothing is shared
         self.totals = Totals(lambda: self.edges.figures())
         self.prompts: Prompts | None = None  # None where events are off
         self.tls = tls.for_replicas(settings.upstream)

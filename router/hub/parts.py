@@ -16,7 +16,7 @@ from router.engines.kv_events.subscriber import Subscriber
 from router.hub.admitter import Admitter
 from router.hub.local_placer import LocalPlacer
 from router.hub.roster import ReplicaRoster
-from router.hub.sharing import HubLink
+from router.hub.sharing import RouterLink
 from router.placer import Edges
 from router.prewarm.warmer import Warmer
 from router.settings.schema import Settings
@@ -50,7 +50,7 @@ class HubParts(Protocol):
     roster: ReplicaRoster
     prompts: Prompts | None
     placer: LocalPlacer
-    link: HubLink | None
+    link: RouterLink | None
 
     def ready(self) -> bool:
         """Whether requests should come here."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OWNER_WAIT_S = 0.25  # longest time in which other routers' words on a stored response are still to be expected
 
 
-class HubLink:
+class RouterLink:
     """The link of one hub, and what pages and metrics say of it."""
 
     def __init__(self, hub: HubParts, admin_port: int) -> None:
