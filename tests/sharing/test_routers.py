@@ -147,3 +147,30 @@ async def test_a_router_starts_and_serves_without_its_store(client: ClientSessio
             assert "warmroute_sharing_routers 1.0" in page
     finally:
         await server.__aexit__()
+
+
+async def test_a_tenants_rate_is_one_through_four_routers(
+    tmp_path: Path, client: ClientSession, engine: FakeEngine
+) -> None:
+    """A tenant that asks four routers at once gets its rate and not four times as much; without the store each router
+    has a part of it, and the parts are the whole."""
+    ring = Keyring(tmp_path, acme={"requests_per_min": 120})
+    async with StoreServer() as server, several(4, server.url, engine, **ring.settings) as apps:
+
+        async def ask(app: App) -> int:
+            async with client.post(app.url + CHAT, json=BODY, headers=ring.of("acme")) as response:
+                await response.read()
+                return response.status
+
+        began_s, statuses, elapsed_s = time.monotonic(), list[int](), 0.0
+        while elapsed_s < 10.0 or len(statuses) < 240:  # what went over in a burst is a debt, which is paid by then
+            statuses += await asyncio.gather(*map(ask, apps))
+            elapsed_s = time.monotonic() - began_s
+            await asyncio.sleep(0.02)
+        allowed = 120 + 2 * elapsed_s  # the bucket, and what it was filled with
+        assert 0.95 * allowed <= statuses.count(200) <= 1.05 * allowed
+        await server.kill()
+        await until(lambda: not any(map(whole, apps)))
+        parts = [app.hub.admission.quotas.part("acme") for app in apps]
+        assert sum(parts) == pytest.approx(1.0, abs=0.1)
+        assert min(parts) > 0
