@@ -3,6 +3,7 @@
 Everything here is in the background; a request neither waits for it nor fails by it.
 
 addresses  where the store is, as a URL says
+names      the store's name, asked for without a thread of the event loop's
 session    what is asked of an open session, and what may go wrong
 store      a session with Redis or Valkey
 frames     a message, as bytes

@@ -37,6 +37,7 @@ KEEP_S = 1.0  # between two writes of this router's presence
 PRESENCE_S = 5.0  # for how long presence counts in the store
 OVERLAP_MS = 5_000  # owners are read again from so long before the last whole moment
 CLOSE_S = 0.3  # longest time that saying goodbye may take
+WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
 REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
 
 
@@ -345,7 +346,7 @@ class SharingLink:
             self._unwritten.clear()
             self._unwritten.extend(self._made)
         while self._unwritten:
-            some = [self._unwritten[n] for n in range(min(OWNERS_MAX, len(self._unwritten)))]
+            some = [self._unwritten[n] for n in range(min(WRITTEN_MAX, len(self._unwritten)))]
             await session.write(some, self._limits.owners_max)
             for each in some:  # the oldest may have been dropped for newer ones meanwhile
                 if self._unwritten and self._unwritten[0] is each:

@@ -32,6 +32,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from router.sharing.addresses import StoreAddress, StoreKind
+from router.sharing.names import found
 from router.sharing.session import StoreFailed, Written
 
 PAGE = 512  # entries of the stream of owners that are read at once
@@ -53,10 +54,27 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
     async with AsyncExitStack() as stack:
         with_options = _options(address, timeout_s, tls)
         try:
+            await _some_found(address, timeout_s)
             keys, messages = await _clients(address, with_options, stack)
         except (RedisError, OSError, TimeoutError) as error:
             raise failure(error) from error
         yield Store(keys, messages, name, timeout_s)
+
+
+async def _some_found(address: StoreAddress, within_s: float) -> None:
+    """Return once the name of one host has an address. Raises OSError."""
+    asked = [asyncio.ensure_future(found(host, within_s)) for host in dict(address.hosts)]
+    try:
+        for each in asyncio.as_completed(asked):
+            try:
+                return await each
+            except OSError as error:
+                failed = error
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    raise failed
 
 
 def _options(address: StoreAddress, timeout_s: float, tls: TlsFiles) -> dict[str, Any]:

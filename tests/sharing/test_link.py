@@ -75,7 +75,7 @@ async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytes
         network = await stack.enter_async_context(Network(server.port))
         a = await stack.enter_async_context(linked(f"redis://127.0.0.1:{network.port}", "a"))
         b = await stack.enter_async_context(linked(server.url, "b"))
-        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.whole and b.link.whole)
         caplog.clear()
         if how == "frozen":
             server.freeze()
