@@ -66,7 +66,7 @@ class Others:
 
     def take(self, peer: str, sums: PeerSums, clock_s: float) -> PeerSums | None:
         """Take what a router has open; `clock_s` is what our clock shows more than its clock. Returns what it said
-        before: of a router that is new to us, what it has counted so far says nothing."""
+        before, if anything."""
         before = self._said.get(peer)
         self._said[peer] = sums
         if sums.waiting_ms:
