@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Annotated
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta
 
 FIRST_TOKENS_MAX = 64  # moments remembered of one replica at which others had a first token
 
@@ -21,7 +22,7 @@ Moment = Whole
 """Milliseconds of the clock of whoever speaks."""
 
 
-class PeerSums(Struct, array_like=True, gc=False):
+class PeerSums(msgspec.Struct, array_like=True, gc=False):
     """What one router has open at one replica. It stays the same object for as long as nothing changes."""
 
     waiting_ms: Count = 0  # modelled prefill of all that waits there, what is done of it included

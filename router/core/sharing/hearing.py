@@ -31,7 +31,7 @@ class Peer:
     leases: Leases = field(default_factory=Leases)
 
 
-class Heard:
+class Hearer:
     """Writes what routers say to the fleet's members, and through Mirror to caches."""
 
     def __init__(
