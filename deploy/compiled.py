@@ -36,7 +36,7 @@ ROOMS = {
     "core/cache": "estimate knowledge masks recency reported selfcheck",
     "core/facts": "placements replicas requests",
     "core/fleet": (
-        "breaker fitness fleet health kv_room lease member models observations prefill_queue roster unlearned"
+        "breaker fitness fleet health kv_room lease member models observations others prefill_queue roster unlearned"
     ),
     "core/learned": "answers means prefill reuse token_ratio",
     "core/observatory": "explain generations",
@@ -45,6 +45,7 @@ ROOMS = {
     "core/placement": "candidates credit evictions learner match receipts router spill wanted",
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
+    "core/sharing": "delays engines hearing mirror news sharing telling",
     "edge": "attempts proxy relay retry_budget routes",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "reading": "answering body callers charge paths placing question reader turns used",

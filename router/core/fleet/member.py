@@ -15,7 +15,7 @@ from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
 from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
-from router.core.fleet.others import Others, PeerSums
+from router.core.fleet.others import NOTHING, Others, PeerSums
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
@@ -139,11 +139,11 @@ class Member:
         """Open leases, those of other routers included, as far as they say."""
         return len(self.leases) + self.others.open
 
-    def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float) -> None:
+    def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float, *, known: bool = True) -> None:
         """Take what another router says that it has open here: that is not foreign any more. `clock_s` is what our
-        clock shows more than its clock."""
+        clock shows more than its clock. Of a router that was not `known` before, what it has counted says nothing."""
         others, stall_ms = self.others, 0
-        before = others.take(peer, sums, clock_s)
+        before = others.take(peer, sums, clock_s) or (NOTHING if known else None)
         if before is not None:
             self.told_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
             stall_ms = max(0, sums.stall_ms - before.stall_ms)

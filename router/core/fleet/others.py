@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Annotated
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta
 
 FIRST_TOKENS_MAX = 64  # moments remembered of one replica at which others had a first token
 
@@ -21,7 +22,7 @@ Moment = Whole
 """Milliseconds of the clock of whoever speaks."""
 
 
-class PeerSums(Struct, array_like=True, gc=False):
+class PeerSums(msgspec.Struct, array_like=True, gc=False):
     """What one router has open at one replica. It stays the same object for as long as nothing changes."""
 
     waiting_ms: Count = 0  # modelled prefill of all that waits there, what is done of it included
@@ -66,7 +67,7 @@ class Others:
 
     def take(self, peer: str, sums: PeerSums, clock_s: float) -> PeerSums | None:
         """Take what a router has open; `clock_s` is what our clock shows more than its clock. Returns what it said
-        before: of a router that is new to us, what it has counted so far says nothing."""
+        before, if anything."""
         before = self._said.get(peer)
         self._said[peer] = sums
         if sums.waiting_ms:

@@ -13,7 +13,6 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Protocol
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
@@ -31,13 +30,14 @@ from router.core.learned.answers import AnswerMemory
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer
-from router.core.placement.credit import AnswerCredit, AnswerCredits
+from router.core.placement.credit import AnswerCredits
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.policies import Near, Policy
 from router.core.placement.receipts import kept, reason_of
 from router.core.placement.spill import spill
 from router.core.placement.wanted import Wanted
+from router.core.placement.watch import LeaseWatch
 from router.core.prompts.blocks import BLOCK_BYTES
 
 NOBODY: frozenset[str] = frozenset()
@@ -48,28 +48,11 @@ STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill th
 _OK, _LEFT, _ESTIMATED = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED
 
 
-class Watch(Protocol):
-    """Whoever is told what becomes of leases, as it happens."""
-
-    def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
-        """A lease was given; its prompt quotes an answer that is counted as held from now on."""
-
-    def first_token(self, lease: Lease, now_s: float) -> None:
-        """The prefill of a lease is over."""
-
-    def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
-        """A lease is back; of a computed one the answer takes so many blocks behind the prompt."""
-
-    def gone(self, lease: Lease) -> None:
-        """A lease is back from a replica that has left."""
-
-
 class Router:
     """All state of placement. `now_s` is any clock that does not go back.
 
     Outside of the core only its methods are called, and three parts are read that have methods of their own: `models`
-    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say). In the core `answers`,
-    `reuse` and `fleet` are written by core/sharing too.
+    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say).
     """
 
     def __init__(
@@ -98,7 +81,7 @@ class Router:
         tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
         `repeats`: engines may be asked to repeat events (cache/engine_blocks.py)."""
         self.policy = policy
-        self.watch: Watch | None = None  # who is told of leases: core/sharing
+        self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
@@ -407,13 +390,6 @@ class Router:
         if self.watch is not None:
             self.watch.opened(lease, credit, now_s)
         return lease
-
-    def mirror(self, member: Member, number: int, keys: list[int], own_tokens: int, now_s: float) -> None:
-        """Another router opened a lease, which has a number below 0 here: its prompt is held where it goes."""
-        blocks_max = self.index.capacity(member.id)
-        member.live.open(number, keys, own_tokens)
-        self.reuse.observe(keys, now_s)
-        self.index.pin(member.id, number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
 
 
 def _long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:

@@ -17,7 +17,7 @@ from sys import byteorder
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from router.core.fleet.others import Count, Moment, PeerSums, Whole
 from router.core.learned.reuse import BUCKETS
@@ -45,7 +45,7 @@ class BadMessage(ValueError):
     """A message cannot be read; the text says why in one line."""
 
 
-class SharedRow(Struct, array_like=True, gc=False):
+class SharedRow(msgspec.Struct, array_like=True, gc=False):
     """What the router has open at one replica."""
 
     replica: Number  # number of the replica (`number_of`)
@@ -55,14 +55,14 @@ class SharedRow(Struct, array_like=True, gc=False):
     sums: PeerSums
 
 
-class SharedClaim(Struct, array_like=True, gc=False):
+class SharedClaim(msgspec.Struct, array_like=True, gc=False):
     """Blocks of the engine's own size that are being computed for a prompt."""
 
     block_tokens: Count
     keys: bytes
 
 
-class SharedCredit(Struct, array_like=True, gc=False):
+class SharedCredit(msgspec.Struct, array_like=True, gc=False):
     """A past answer that a prompt quotes: its blocks have the keys that the answer has as part of the prompt."""
 
     replica: Number
@@ -70,7 +70,7 @@ class SharedCredit(Struct, array_like=True, gc=False):
     answer_keys: bytes  # keys under which the answer's blocks were counted so far
 
 
-class SharedPlacement(Struct, array_like=True, gc=False):
+class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
     """A request was sent to a replica."""
 
     lease: Count  # numbers ascend
@@ -82,7 +82,7 @@ class SharedPlacement(Struct, array_like=True, gc=False):
     credit: SharedCredit | None = None
 
 
-class SharedFirstToken(Struct, array_like=True, gc=False):
+class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):
     """The prefill of a prompt is over, of which so many tokens were computed."""
 
     replica: Number
@@ -90,7 +90,7 @@ class SharedFirstToken(Struct, array_like=True, gc=False):
     computed_tokens: Count
 
 
-class SharedEnd(Struct, array_like=True, gc=False):
+class SharedEnd(msgspec.Struct, array_like=True, gc=False):
     """The end of a lease. Where the answer ended well, the replica is the home of the conversation."""
 
     lease: Count
@@ -102,7 +102,7 @@ class SharedEnd(Struct, array_like=True, gc=False):
     answer_blocks: Count = 0  # blocks that the answer takes behind the prompt
 
 
-class SharedFit(Struct, array_like=True, gc=False):
+class SharedFit(msgspec.Struct, array_like=True, gc=False):
     """Sums that a model is fitted to (core/learned/least_squares.py)."""
 
     xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
@@ -110,7 +110,7 @@ class SharedFit(Struct, array_like=True, gc=False):
     observations: Count
 
 
-class SharedSpeeds(Struct, array_like=True, gc=False):
+class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):
     """What the answers of one kind of replicas taught; fields are those of Speeds."""
 
     kind: Annotated[list[str], Meta(max_length=KIND_MAX)]  # base models that they serve
@@ -122,7 +122,7 @@ class SharedSpeeds(Struct, array_like=True, gc=False):
     means: Annotated[list[float], Meta(min_length=len(MEANS), max_length=len(MEANS))]  # of the fields MEANS
 
 
-class SharedModels(Struct, array_like=True, gc=False):
+class SharedModels(msgspec.Struct, array_like=True, gc=False):
     """What the router has learned: for a router that has learned nothing yet."""
 
     speeds: Annotated[list[SharedSpeeds], Meta(max_length=KINDS_MAX)]
@@ -130,7 +130,7 @@ class SharedModels(Struct, array_like=True, gc=False):
     ended: Annotated[list[float], Meta(max_length=BUCKETS)]
 
 
-class SharedMessage(Struct, array_like=True):
+class SharedMessage(msgspec.Struct, array_like=True):
     """One message. Times are milliseconds of the sender's clock. Rows are of replicas at which anything changed, whose
     last row they replace. A few times a second a message is `whole`: it has the rows of all replicas at which the
     router has anything open, and at the others it has nothing."""

@@ -89,7 +89,10 @@ class Mirror:
         due_s = now_s + shared.left_ms / 1e3
         mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed))
         leases.add(shared.lease, mirrored)
-        router.mirror(member, mirrored.number, keys, shared.own_tokens, now_s)
+        member.live.open(mirrored.number, keys, shared.own_tokens)
+        router.reuse.observe(keys, now_s)
+        blocks_max = router.index.capacity(member.id)
+        router.index.pin(member.id, mirrored.number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
         if claim is not None and claimed:
             router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens)
         while len(leases) > self._limits.leases_max or leases.keys > self._limits.lease_keys_max:

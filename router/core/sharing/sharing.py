@@ -14,9 +14,9 @@ from msgspec import Struct
 from router.core.placement.router import Router
 from router.core.sharing import messages
 from router.core.sharing.engines import Caches
-from router.core.sharing.heard import Heard
+from router.core.sharing.hearing import Hearer
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.said import Said
+from router.core.sharing.telling import Teller
 
 
 class PeerView(Struct):
@@ -47,8 +47,8 @@ class Sharing:
         this process from those before it: it is higher, and less than 2^64. Raises ValueError."""
         self._limits = limits
         caches = Caches(router)
-        self._said = Said(router, caches, messages.head(name, boot), limits, urgent)
-        self._heard = Heard(router, caches, name, boot, limits, self._said.greet)
+        self._said = Teller(router, caches, messages.head(name, boot), limits, urgent)
+        self._heard = Hearer(router, caches, name, boot, limits, self._said.greet)
 
     def say(self, now_s: float) -> bytes | None:
         """One message for all others; None where there is nothing to say yet."""

@@ -24,13 +24,14 @@ class Peer:
     boot: int
     seq: int  # the number of its last message
     heard_s: float
+    known: bool = False  # a whole message was heard: what is in no row of it has not been counted yet
     delay: Delay = field(default_factory=Delay)
     # Its last rows by the number of the replica, and who took them: nobody, where it means another engine.
     rows: dict[int, tuple[SharedRow, Member | None]] = field(default_factory=dict)
     leases: Leases = field(default_factory=Leases)
 
 
-class Heard:
+class Hearer:
     """Writes what routers say to the fleet's members, and through Mirror to caches."""
 
     def __init__(
@@ -122,7 +123,8 @@ class Heard:
             if taken_by is not None and taken_by is not member:
                 taken_by.forget_other(name, now_s)
             if member is not None and (taken_by is not member or row != said):
-                member.take_others(name, row.sums, clock_s, now_s)
+                member.take_others(name, row.sums, clock_s, now_s, known=peer.known)
+        peer.known |= whole
         if whole:
             listed = {row.replica for row in rows}
             for number in [number for number in peer.rows if number not in listed]:

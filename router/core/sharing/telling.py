@@ -30,8 +30,8 @@ class _Counted:
     again: int = 0  # whole messages that are to have its row though nothing is open there
 
 
-class Said:
-    """Watches the Router (placement/router.py, Watch), and makes messages of what it sees."""
+class Teller:
+    """Watches the Router (placement/watch.py, LeaseWatch), and makes messages of what it sees."""
 
     def __init__(
         self, router: Router, caches: Caches, head: bytes, limits: SharingLimits, urgent: Callable[[], None]
@@ -50,7 +50,7 @@ class Said:
         """Another router is new here: the next message is whole, and has what was learned."""
         self._models_s = self._whole_s = float("-inf")
 
-    # -- what the router does (Watch) ----------------------------------------------------------------------------
+    # -- what the router does (LeaseWatch) ----------------------------------------------------------------------------
 
     def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
         """A lease was given. It is urgent where it moves prices by more than what cannot be told apart."""
@@ -86,7 +86,7 @@ class Said:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def say(self, now_s: float, lags: Callable[[], list[tuple[int, int]]]) -> bytes | None:
-        """The next message, with the `lags` of other routers (Heard.lags); None where it is too soon for one."""
+        """The next message, with the `lags` of other routers (Hearer.lags); None where it is too soon for one."""
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
             return None
