@@ -7,6 +7,7 @@ names      the store's name, asked for without a thread of the event loop's
 session    what is asked of an open session, and what may go wrong
 store      a session with Redis or Valkey
 frames     a message, as bytes
+sides      whose words the link carries
 link       the life of the link: sessions, whole or alone, saying, keeping
 hearing    who is heard, and where each part of a message goes
 shared     rates, evidence and owners, as messages carry them

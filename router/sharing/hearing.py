@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from router.sharing.frames import BadFrame, frame_of, head_of
-
-if TYPE_CHECKING:
-    from router.sharing.link import CoreSharing, StoreSide
+from router.sharing.sides import CoreSharing, StoreSide
 
 log = logging.getLogger(__name__)
 
@@ -104,10 +100,9 @@ class Hearing:
     """Takes messages apart."""
 
     def __init__(
-        self, peers: HeardRouters, core: CoreSharing, side: StoreSide, counts: Counter[str], clock: Callable[[], float]
+        self, peers: HeardRouters, core: CoreSharing, side: StoreSide, counts: Counter[str], origin: int
     ) -> None:
-        self._peers, self._core, self._side, self._counts, self._clock = peers, core, side, counts, clock
-        self._own = peers._origin  # noqa: SLF001 - the two are one thing in two classes
+        self._peers, self._core, self._side, self._counts, self._origin = peers, core, side, counts, origin
         self.asked = False  # another router wants to be told everything
 
     def hear(self, message: bytes, now_s: float) -> float | None:
@@ -117,7 +112,7 @@ class Hearing:
         if head is None:
             self._counts["other_release"] += 1
             return None
-        if head.origin == self._own:
+        if head.origin == self._origin:
             return head.at_s
         frame = frame_of(message)
         earlier = self._peers.heard_from(head.origin, frame.name, head.at_s, now_s)

@@ -18,11 +18,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from router.sharing.frames import OWNERS_MAX, BadFrame, Frame, packed
 from router.sharing.hearing import HeardRouters, Hearing
 from router.sharing.session import REFUSALS, Open, Session, StoreFailed, Written
+from router.sharing.sides import CoreSharing, StoreSide
 
 log = logging.getLogger(__name__)
 
@@ -39,47 +39,6 @@ OVERLAP_MS = 5_000  # owners are read again from so long before the last whole m
 CLOSE_S = 0.3  # longest time that saying goodbye may take
 WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
 REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
-
-
-class CoreSharing(Protocol):
-    """The core's side (router/core/sharing)."""
-
-    def say(self, now_s: float) -> bytes | None:
-        """The core's next message; None where it has nothing to say yet."""
-
-    def hear(self, message: bytes, now_s: float) -> None:
-        """Take in a message of another router's core. Raises ValueError."""
-
-    def tick(self, now_s: float) -> None:
-        """Forget routers that are silent."""
-
-    def alone(self, now_s: float) -> None:
-        """Forget all other routers now."""
-
-
-class StoreSide(Protocol):
-    """What else is shared."""
-
-    def add_to(self, frame: Frame, *, everything: bool) -> None:
-        """Put into a frame what others are to be told; `everything` as far as it fits."""
-
-    def hear(self, origin: int, frame: Frame, *, leaving: bool) -> None:
-        """Another router has said this."""
-
-    def own(self, owners: list[Written]) -> None:
-        """Owners of stored responses were read from the store."""
-
-    def silent(self, origin: int, *, left: bool) -> None:
-        """A router is not heard any more; `left`: it said that it leaves, or another process has its name."""
-
-    def alone(self) -> None:
-        """Nobody is heard."""
-
-    def together(self) -> None:
-        """The others are heard again."""
-
-    def tick(self) -> None:
-        """A second has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +73,7 @@ class SharingLink:
         self.failures: Counter[str] = Counter()  # by kind
         self.delay_s: float | None = None  # from saying to hearing an own message, the last one
         self._peers = HeardRouters(name, origin, limits.peers_max)
-        self._hearing = Hearing(self._peers, core, side, self.counts, clock)
+        self._hearing = Hearing(self._peers, core, side, self.counts, origin)
         self._news: deque[Written] = deque(maxlen=limits.owners_max)  # owners that others were not told of
         self._unwritten: deque[Written] = deque(maxlen=limits.owners_max)  # owners that the store was not told of
         self._made: deque[Written] = deque(maxlen=limits.owners_max)  # all owners that this router has told of
@@ -122,7 +81,10 @@ class SharingLink:
         self._present, self._rewritten_s = False, float("-inf")
         self._wake, self._write = asyncio.Event(), asyncio.Event()
         self._urgent = False
-        self._echo_s = float("-inf")  # when an own message was last heard
+        # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
+        # late but not read yet.
+        self._awake_s = 0.0
+        self._echo_s = float("-inf")  # when an own message was last heard, in such time
         self._whole_s: float | None = None  # when the link was last whole
         self._begin = self._everything = True  # the next message asks others to say everything; says everything
         self._session: Session | None = None
@@ -201,8 +163,8 @@ class SharingLink:
 
     async def _silence(self) -> None:
         """Fail when own messages are not heard: one of the two directions is cut. Raises StoreFailed."""
-        opened_s = self._clock()
-        while self._clock() - max(self._echo_s, opened_s) < ALONE_S:  # noqa: ASYNC110 - a look every so often
+        opened_s = self._awake_s
+        while self._awake_s - max(self._echo_s, opened_s) < ALONE_S:  # noqa: ASYNC110 - a look every so often
             await asyncio.sleep(WATCH_S)
         raise StoreFailed("silent", "own messages are not heard")
 
@@ -212,11 +174,13 @@ class SharingLink:
 
     async def _watch(self) -> None:
         """Say when the link becomes whole, and when it is whole no more; and forget who is silent."""
-        ticked_s = self._clock()
+        ticked_s = before_s = self._clock()
         while True:
             await asyncio.sleep(WATCH_S)
             now_s = self._clock()
-            if self.whole and now_s - self._echo_s >= ALONE_S:
+            self._awake_s += min(now_s - before_s, 2 * WATCH_S)
+            before_s = now_s
+            if self.whole and self._awake_s - self._echo_s >= ALONE_S:
                 self._became_alone(now_s)
             for origin in self._peers.silent(now_s):
                 self._side.silent(origin, left=False)
@@ -295,7 +259,7 @@ class SharingLink:
                 log.warning("a message of no router was heard", extra={"event": "sharing_bad_message", "fields": what})
             return
         if own_s is not None:
-            self._echo_s, self.delay_s = now_s, max(0.0, now_s - own_s)
+            self._echo_s, self.delay_s = self._awake_s, max(0.0, now_s - own_s)
             self._whole_s = now_s
             if not self.whole:
                 self._became_whole()
@@ -360,7 +324,7 @@ class SharingLink:
             away_ms = int((self._clock() - last_s) * 1_000)
             since_ms = max(0, await session.now_ms() - away_ms - OVERLAP_MS)
         async for owners in session.read(since_ms):
-            self._side.own(owners if isinstance(owners, list) else list(owners))
+            self._side.own(owners)
             await asyncio.sleep(0)
 
     def _refused(self, failed: StoreFailed) -> None:

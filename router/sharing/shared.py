@@ -6,7 +6,7 @@ The hub gives what each of these is about; the link brings and takes the message
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from router.core.admission.rates import Quotas
@@ -65,7 +65,7 @@ class SharedThings:
             for replica, count in self._deaths.agreed(self._found(), now_s):
                 self._replicas.told_dead(replica, f"{count} other routers found it dead", now_s)
 
-    def own(self, owners: list[Written]) -> None:
+    def own(self, owners: Sequence[Written]) -> None:
         """Take owners that were read from the store."""
         for response_id, replica, tenant in owners:
             self._learn(response_id, replica, tenant)

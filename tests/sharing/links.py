@@ -87,7 +87,7 @@ async def linked(
     name: str,
     *,
     fleet: str = "f",
-    timeout_s: float = 0.5,
+    timeout_s: float = 5.0,
     tls: TlsFiles = TlsFiles(),  # noqa: B008 - frozen
     tenants: dict[str, Rates] | None = None,
     owners_max: int = 1_000,
