@@ -24,7 +24,7 @@ from router.sharing.shared import SharedThings
 from router.telemetry.metrics.figures import SharingFigures
 
 if TYPE_CHECKING:
-    from router.hub.parts import HubParts  # which has a link itself
+    from router.hub.parts import HubParts  # the parts have a link among them
 
 OWNER_WAIT_S = 0.25  # longest time in which other routers' words on a stored response are still to be expected
 

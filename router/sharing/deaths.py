@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 DEAD_ROUTERS = 3  # routers that must have found a replica dead; this one may be one of them
-EVIDENCE_S = 2.0  # for how long what a router has said counts
+EVIDENCE_S = 2.0  # time for which the words of a router count
 
 
 class DeathNotices:

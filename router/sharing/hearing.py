@@ -17,7 +17,7 @@ SILENT_S = 1.0  # a router that was not heard for so long is there no more
 @dataclass(slots=True)
 class _Peer:
     name: str
-    at_s: float  # its own clock in its last message
+    at_s: float  # the time in its last message, by its own clock
     heard_s: float
     silent: bool = False
 
@@ -89,7 +89,7 @@ class HeardRouters:
             del self._of[peer.name]
 
     def silent(self, now_s: float) -> list[int]:
-        """Those that have newly been silent for SILENT_S."""
+        """Numbers of the processes that have newly been silent for SILENT_S."""
         found = [origin for origin, peer in self._peers.items() if not peer.silent and now_s - peer.heard_s >= SILENT_S]
         for origin in found:
             self._peers[origin].silent = True

@@ -30,11 +30,11 @@ BEAT_S = 0.2  # longest time between two messages
 ASK_S = 0.051  # between two questions to the core: it says something every 50 ms, and timers may be a little early
 URGENT_GAP_S = 0.005  # shortest time between two messages of what is urgent, and for each router that hears them
 URGENT_GAP_PER_ROUTER_S = 0.0025
-ALONE_S = 0.75  # without an own message heard, after which this router is alone
+ALONE_S = 0.75  # longest time without an own message heard; then this router is alone
 WATCH_S = 0.05  # interval of the looks whether the link is whole
 RETRY_S = 0.1  # between two tries to open a session
 KEEP_S = 1.0  # between two writes of this router's presence
-PRESENCE_S = 5.0  # for how long presence counts in the store
+PRESENCE_S = 5.0  # time for which presence counts in the store
 OVERLAP_MS = 5_000  # owners are read again from so long before the last whole moment
 CLOSE_S = 0.3  # longest time that saying goodbye may take
 WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
@@ -70,8 +70,8 @@ class SharingLink:
         self.why = "not connected yet"  # why it is not whole
         self.refusal = ""  # the store's words where it answers and takes no writes
         self.counts: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()  # by kind
-        self.delay_s: float | None = None  # from saying to hearing an own message, the last one
+        self.failures: Counter[str] = Counter()  # counts by kind
+        self.delay_s: float | None = None  # time from saying to hearing the last own message
         self._peers = HeardRouters(name, origin, limits.peers_max)
         self._hearing = Hearing(self._peers, core, side, self.counts, origin)
         self._news: deque[Written] = deque(maxlen=limits.owners_max)  # owners that others were not told of
@@ -84,8 +84,8 @@ class SharingLink:
         # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
         # late but not read yet.
         self._awake_s = 0.0
-        self._echo_s = float("-inf")  # when an own message was last heard, in such time
-        self._whole_s: float | None = None  # when the link was last whole
+        self._echo_s = float("-inf")  # time of the last own message that was heard, likewise
+        self._whole_s: float | None = None  # last time at which the link was whole
         self._begin = self._everything = True  # the next message asks others to say everything; says everything
         self._session: Session | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -36,7 +36,7 @@ from router.sharing.names import found
 from router.sharing.session import StoreFailed, Written
 
 PAGE = 512  # entries of the stream of owners that are read at once
-FIELDS = (b"i", b"r", b"t")  # of an entry: id of the response, replica, tenant
+FIELDS = (b"i", b"r", b"t")  # fields of an entry: id of the response, replica, tenant
 
 
 @dataclass(frozen=True, slots=True)

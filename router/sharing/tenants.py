@@ -23,8 +23,8 @@ from router.sharing.frames import TENANTS_MAX, Spent
 
 FADE_S = 60.0  # time in which what was spent loses two thirds of its weight: a rate is by the minute
 FLOOR = 0.02  # minute's worths that every router counts as having spent of a rate, so that nobody's part is 0
-RESERVED_S = 60.0  # for how long the part of a router that fell silent is left untouched
-NEW_S = 1.0  # for how long a router that has come takes over from others what is left
+RESERVED_S = 60.0  # time for which the part of a router that fell silent is left untouched
+NEW_S = 1.0  # time in which a router that has come takes over from others what is left
 IN_TURN = 32  # tenants that are told in each message though nothing has changed, so that what was lost is told again
 
 
@@ -104,7 +104,7 @@ class TenantsTogether:
         other = self._others.get(origin)
         if other is None:
             other = self._others[origin] = _Other()
-        if other.silent_since_s is not None:  # what it has spent meanwhile was within its part
+        if other.silent_since_s is not None:  # nothing that it has spent meanwhile was beyond its part
             other.told, other.silent_since_s = {}, None
             self._share_out(now_s)
         for each in said:
@@ -116,7 +116,7 @@ class TenantsTogether:
         if limits == (None, None):
             return
         before = other.told.get(tenant)
-        if before is None:  # what was spent until now is past
+        if before is None:  # spending until now is past
             before = (each.requests, each.tokens)
         # A minute's worth at most: no message, whoever wrote it, may shut a tenant out for longer.
         requests = max(0.0, min(each.requests - before[0], limits[0] or 0.0))
