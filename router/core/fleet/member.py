@@ -165,6 +165,9 @@ class Member:
 
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
+        for told in (self.fit.told, self.steps.told):
+            if told is not None:
+                told.drop(peer)
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 

@@ -13,7 +13,7 @@ from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import ROWS_MAX, SharedMessage, SharedRow, body_of, sender_of
 from router.core.sharing.mirror import Leases, Mirror
-from router.core.sharing.models import adopt
+from router.core.sharing.models import take_fits, take_models
 
 
 @dataclass(slots=True)
@@ -81,7 +81,11 @@ class Hearer:
         if peer.leases:
             self._mirror.end_before(peer.leases, body.first, now_s)
         if body.models is not None:
-            adopt(self._router, body.models)
+            take_models(self._router, name, body.models)
+        for fits in body.fits:
+            member = self._member(fits.replica)
+            if member is not None:
+                take_fits(name, member, fits)
 
     def tick(self, now_s: float) -> None:
         """Forget who has been silent for too long."""
@@ -158,6 +162,8 @@ class Hearer:
         self._mirror.end_all(self.peers.pop(name).leases, now_s)
         for member in self._router.fleet.members.values():
             member.forget_other(name, now_s)
+        for speeds in self._router.fleet.means.speeds.values():
+            speeds.forget_other(name)
 
     def _member(self, number: int) -> Member | None:
         members, id_ = self._router.fleet.members, self._ids.get(number)

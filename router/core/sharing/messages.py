@@ -31,6 +31,7 @@ MEANS = (
     *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
     *("answer_ms_max", "token_ms_max", "longest_tokens"),
 )  # means and longest times of Speeds that are told
+FITS_MAX = 64  # replicas whose own speeds are in a message
 LAGS_MAX = 256  # routers whose lags are in a message
 NEWS_MAX = 4_096  # placements, or ends, in a message
 MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
@@ -110,6 +111,14 @@ class SharedFit(msgspec.Struct, array_like=True, gc=False):
     observations: Count
 
 
+class SharedFits(msgspec.Struct, array_like=True, gc=False):
+    """What was learned of one replica's own speed."""
+
+    replica: Number
+    prefill: SharedFit
+    steps: SharedFit
+
+
 class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):
     """What the answers of one kind of replicas taught; fields are those of Speeds."""
 
@@ -145,6 +154,7 @@ class SharedMessage(msgspec.Struct, array_like=True):
     first_tokens: Annotated[list[SharedFirstToken], Meta(max_length=NEWS_MAX)] = []
     ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
     models: SharedModels | None = None
+    fits: Annotated[list[SharedFits], Meta(max_length=FITS_MAX)] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,7 +14,7 @@ from router.core.placement.router import Router
 from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedMessage, SharedRow, encoded
-from router.core.sharing.models import learned
+from router.core.sharing.models import fits_of, learned
 from router.core.sharing.news import News
 
 AGAIN = 2  # whole messages that still have the row of a replica at which nothing is open any more
@@ -41,7 +41,7 @@ class Teller:
         self._counted: dict[str, _Counted] = {}
         self._changed: dict[str, None] = {}  # replicas at which anything happened since the last message
         self.news = News(limits)
-        self._seq = 0
+        self._seq = self._turn = 0
         self._said_s = self._whole_s = self._models_s = float("-inf")
         self._pressing = False  # something urgent happened since the last message
         router.watch = self
@@ -104,10 +104,20 @@ class Teller:
         if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
             self._models_s = now_s
         sent_ms, first = int(now_s * 1e3), self.news.first
-        body = SharedMessage(self._seq, sent_ms, lags(), whole, rows, first, placements, first_tokens, ends, models)
+        fits = fits_of(self._router, self._next_few()) if whole else []
+        body = SharedMessage(
+            self._seq, sent_ms, lags(), whole, rows, first, placements, first_tokens, ends, models, fits
+        )
         if self._pressing:
             self._urgent()
         return encoded(self._head, body)
+
+    def _next_few(self) -> list[str]:
+        """Replicas whose own speeds are told next, by turns."""
+        ids = list(self._router.fleet.members)
+        few = ids[self._turn : self._turn + self._limits.fits_max]
+        self._turn = self._turn + len(few) if self._turn + len(few) < len(ids) else 0
+        return few
 
     def _all_rows(self, now_s: float) -> list[SharedRow]:
         self._caches.look(now_s)
