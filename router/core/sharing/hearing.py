@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from router.core.facts.peers import PeerSums
 from router.core.fleet.member import Member
-from router.core.fleet.others import PeerSums
 from router.core.placement.router import Router
 from router.core.sharing.delays import Delay
 from router.core.sharing.engines import Caches, instance_of, number_of

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.core.fleet.others import Count, Moment, PeerSums, Whole
+from router.core.facts.peers import Count, Moment, PeerSums, Whole
 from router.core.learned.reuse import BUCKETS
 
 VERSION = 1

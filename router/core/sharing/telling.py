@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from router.core.facts.peers import PeerSums
 from router.core.facts.placements import Outcome
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
-from router.core.fleet.others import PeerSums
 from router.core.placement.credit import AnswerCredit
 from router.core.placement.router import Router
 from router.core.sharing.engines import Caches, instance_of, number_of
