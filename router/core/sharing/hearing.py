@@ -11,7 +11,16 @@ from router.core.placement.router import Router
 from router.core.sharing.delays import Delay
 from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import ROWS_MAX, SharedMessage, SharedRow, body_of, sender_of
+from router.core.sharing.messages import (
+    ROWS_MAX,
+    Gap,
+    SharedEnd,
+    SharedMessage,
+    SharedPlacement,
+    SharedRow,
+    body_of,
+    sender_of,
+)
 from router.core.sharing.mirror import Leases, Mirror
 from router.core.sharing.models import take_fits, take_models
 
@@ -35,11 +44,20 @@ class Hearer:
     """Writes what routers say to the fleet's members, and through Mirror to caches."""
 
     def __init__(
-        self, router: Router, caches: Caches, name: str, boot: int, limits: SharingLimits, greet: Callable[[], None]
+        self,
+        router: Router,
+        caches: Caches,
+        name: str,
+        boot: int,
+        limits: SharingLimits,
+        greet: Callable[[], None],
+        asked: Callable[[Gap], None],
     ) -> None:
-        """`greet()` is called when another router is heard for the first time."""
+        """`greet()` is called when another router is heard for the first time, `asked` with messages of ours that one
+        has missed."""
         self._router, self._caches, self._name, self._boot = router, caches, name, boot
-        self._limits, self._greet = limits, greet
+        self._limits, self._greet, self._asked = limits, greet, asked
+        self._missed: list[Gap] = []  # messages of others that did not come
         self._number = number_of(name)
         self._mirror = Mirror(router, limits)
         self.peers: dict[str, Peer] = {}
@@ -68,6 +86,8 @@ class Hearer:
         if body.seq <= peer.seq:
             self.ignored["old"] += 1
             return
+        if peer.known and body.seq > peer.seq + 1 and len(self._missed) < self._limits.gaps_max:
+            self._missed.append((peer.number, peer.seq + 1, body.seq - 1))
         peer.seq, peer.heard_s = body.seq, now_s
         peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
         clock_s = now_s - peer.delay.delay_s - body.sent_ms / 1e3
@@ -76,8 +96,14 @@ class Hearer:
             member = self._member(first.replica)
             if member is not None:
                 member.others_first_token(min(clock_s + first.at_ms / 1e3, now_s), first.computed_tokens)
+        for again in body.again:
+            if again.router == self._number:
+                self._take_news(peer, again.placements, again.ends, clock_s, now_s)
         if body.placements or body.ends:
-            self._take_news(peer, body, clock_s, now_s)
+            self._take_news(peer, body.placements, body.ends, clock_s, now_s)
+        for gap in body.missed:
+            if gap[0] == self._number:
+                self._asked((peer.number, gap[1], gap[2]))
         if peer.leases:
             self._mirror.end_before(peer.leases, body.first, now_s)
         if body.models is not None:
@@ -101,6 +127,11 @@ class Hearer:
     def lags(self) -> list[tuple[int, int]]:
         """What each router is to be told of how late it is heard."""
         return [(peer.number, lag) for peer in self.peers.values() if (lag := peer.delay.lag_ms) is not None]
+
+    def missed(self) -> list[Gap]:
+        """Messages of others that did not come since the last call."""
+        missed, self._missed = self._missed, []
+        return missed
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -140,13 +171,15 @@ class Hearer:
             if taken_by is not None:
                 taken_by.forget_other(name, now_s)
 
-    def _take_news(self, peer: Peer, body: SharedMessage, clock_s: float, now_s: float) -> None:
-        for shared in body.placements:
+    def _take_news(
+        self, peer: Peer, placements: list[SharedPlacement], ends: list[SharedEnd], clock_s: float, now_s: float
+    ) -> None:
+        for shared in placements:
             member = self._member(shared.replica)
             if member is not None and self._speaks_of(peer, member, shared.replica, clock_s, now_s):
                 home = self._member(shared.credit.replica) if shared.credit is not None else None
                 self._mirror.place(peer.leases, shared, member, home, now_s)
-        for end in body.ends:
+        for end in ends:
             member = self._member(end.replica)
             speaks = member is not None and self._speaks_of(peer, member, end.replica, clock_s, now_s)
             self._mirror.end(peer.leases, end, member if speaks else None, now_s)

@@ -20,6 +20,8 @@ class SharingLimits:
     news_max: int = 32  # placements, first tokens, and ends, in a message
     fits_max: int = 4  # replicas whose own speeds are in a message
     queue_news_max: int = 4_096  # placements, first tokens, and ends, that wait for a message
+    told_max: int = 256  # messages whose news are kept for those that missed them: some seconds
+    gaps_max: int = 8  # gaps that a message asks for, or fills
     leases_max: int = 8_192  # open leases of another router whose blocks are kept from eviction
     lease_keys_max: int = 1 << 20  # keys of their prompts: 130 million tokens, 40 MB
     peers_max: int = 64  # other routers that are listened to
