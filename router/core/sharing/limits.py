@@ -17,7 +17,7 @@ class SharingLimits:
     # What one message has is taken in at once, which must not take the event loop longer than a millisecond.
     keys_max: int = 1_024  # keys of blocks in a message that has more than one placement: 130,000 tokens
     queue_keys_max: int = 1 << 17  # keys that wait for a message: a megabyte
-    news_max: int = 32  # placements, first tokens, and ends, in a message
+    news_max: int = 16  # placements, first tokens, and ends, in a message
     fits_max: int = 4  # replicas whose own speeds are in a message
     queue_news_max: int = 4_096  # placements, first tokens, and ends, that wait for a message
     told_max: int = 256  # messages whose news are kept for those that missed them: some seconds
