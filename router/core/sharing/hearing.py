@@ -57,6 +57,7 @@ class Hearer:
         has missed."""
         self._router, self._caches, self._name, self._boot = router, caches, name, boot
         self._limits, self._greet, self._asked = limits, greet, asked
+        self._silent: dict[str, tuple[int, int]] = {}  # routers that were silent too long: boot, last message
         self._missed: list[Gap] = []  # messages of others that did not come
         self._number = number_of(name)
         self._mirror = Mirror(router, limits)
@@ -86,7 +87,7 @@ class Hearer:
         if body.seq <= peer.seq:
             self.ignored["old"] += 1
             return
-        if peer.known and body.seq > peer.seq + 1 and len(self._missed) < self._limits.gaps_max:
+        if peer.seq >= 0 and body.seq > peer.seq + 1 and len(self._missed) < self._limits.gaps_max:
             self._missed.append((peer.number, peer.seq + 1, body.seq - 1))
         peer.seq, peer.heard_s = body.seq, now_s
         peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
@@ -143,7 +144,9 @@ class Hearer:
             self.ignored["many"] += 1
             return None
         self._greet()
-        peer = self.peers[name] = Peer(number_of(name), boot, -1, now_s)
+        # One that was silent for a while goes on where it was.
+        known_boot, seq = self._silent.pop(name, (boot, -1))
+        peer = self.peers[name] = Peer(number_of(name), boot, seq if known_boot == boot else -1, now_s)
         return peer
 
     def _take_rows(self, name: str, body: SharedMessage, clock_s: float, now_s: float) -> None:
@@ -192,7 +195,11 @@ class Hearer:
         return not self._caches.outlived(member, clock_s + row.cache_at_ms / 1e3, now_s)
 
     def _forget(self, name: str, now_s: float) -> None:
-        self._mirror.end_all(self.peers.pop(name).leases, now_s)
+        peer = self.peers.pop(name)
+        self._silent[name] = peer.boot, peer.seq
+        if len(self._silent) > self._limits.peers_max:
+            del self._silent[next(iter(self._silent))]
+        self._mirror.end_all(peer.leases, now_s)
         for member in self._router.fleet.members.values():
             member.forget_other(name, now_s)
         for speeds in self._router.fleet.means.speeds.values():

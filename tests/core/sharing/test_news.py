@@ -122,6 +122,20 @@ def test_what_was_missed_is_told_again_to_whoever_missed_it() -> None:
     assert routers.router("c").index.holders[lease.replica].owner == stamps
 
 
+def test_what_happened_while_a_router_was_not_heard_is_told_when_it_is_back() -> None:
+    """The channel was gone for seconds: its first message says how much was missed, and that is asked for."""
+    routers = Several("a", "b")
+    routers.tell_all(0.9)
+    routers["b"].tick(5.0)
+    lease = routers.place("a", prompt_tokens=PROMPT, now_s=3.0, group=1)
+    routers.say("a", 3.0)  # lost
+    assert routers["b"].peers(5.0) == []
+    routers["b"].hear(routers.say("a", 6.0), 6.0)
+    routers["a"].hear(routers.say("b", 6.1), 6.1)
+    routers["b"].hear(routers.say("a", 6.2), 6.2)
+    assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
+
+
 def test_a_router_that_dies_takes_with_it_what_was_not_computed() -> None:
     """Its clients are gone with it: what should be computed by now is held, the rest is not."""
     routers = Several("a", "b", replicas=1)
