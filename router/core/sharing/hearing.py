@@ -81,7 +81,7 @@ class Hearer:
             return
         body = body_of(message, begin)
         if peer is None or boot != peer.boot:
-            peer = self._welcome(name, boot, now_s)
+            peer = self._welcome(name, boot, body.seq, now_s)
             if peer is None:
                 return
         if body.seq <= peer.seq:
@@ -90,6 +90,31 @@ class Hearer:
         if peer.seq >= 0 and body.seq > peer.seq + 1 and len(self._missed) < self._limits.gaps_max:
             self._missed.append((peer.number, peer.seq + 1, body.seq - 1))
         peer.seq, peer.heard_s = body.seq, now_s
+        self._take(name, peer, body, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Forget who has been silent for too long."""
+        due_s = now_s - self._limits.silent_s
+        for name in [name for name, peer in self.peers.items() if peer.heard_s < due_s]:
+            self._forget(name, now_s)
+
+    def alone(self, now_s: float) -> None:
+        """Forget everybody."""
+        for name in list(self.peers):
+            self._forget(name, now_s)
+
+    def lags(self) -> list[tuple[int, int]]:
+        """What each router is to be told of how late it is heard."""
+        return [(peer.number, lag) for peer in self.peers.values() if (lag := peer.delay.lag_ms) is not None]
+
+    def missed(self) -> list[Gap]:
+        """Messages of others that did not come since the last call."""
+        missed, self._missed = self._missed, []
+        return missed
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _take(self, name: str, peer: Peer, body: SharedMessage, now_s: float) -> None:
         peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
         clock_s = now_s - peer.delay.delay_s - body.sent_ms / 1e3
         self._take_rows(name, body, clock_s, now_s)
@@ -114,29 +139,7 @@ class Hearer:
             if member is not None:
                 take_fits(name, member, fits)
 
-    def tick(self, now_s: float) -> None:
-        """Forget who has been silent for too long."""
-        due_s = now_s - self._limits.silent_s
-        for name in [name for name, peer in self.peers.items() if peer.heard_s < due_s]:
-            self._forget(name, now_s)
-
-    def alone(self, now_s: float) -> None:
-        """Forget everybody."""
-        for name in list(self.peers):
-            self._forget(name, now_s)
-
-    def lags(self) -> list[tuple[int, int]]:
-        """What each router is to be told of how late it is heard."""
-        return [(peer.number, lag) for peer in self.peers.values() if (lag := peer.delay.lag_ms) is not None]
-
-    def missed(self) -> list[Gap]:
-        """Messages of others that did not come since the last call."""
-        missed, self._missed = self._missed, []
-        return missed
-
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _welcome(self, name: str, boot: int, now_s: float) -> Peer | None:
+    def _welcome(self, name: str, boot: int, seq: int, now_s: float) -> Peer | None:
         """Another process of a router we knew, or a router we did not know; None where there are too many."""
         if name in self.peers:
             self._forget(name, now_s)
@@ -144,9 +147,10 @@ class Hearer:
             self.ignored["many"] += 1
             return None
         self._greet()
-        # One that was silent for a while goes on where it was.
-        known_boot, seq = self._silent.pop(name, (boot, -1))
-        peer = self.peers[name] = Peer(number_of(name), boot, seq if known_boot == boot else -1, now_s)
+        # One that was silent for a while goes on where it was; behind that nothing is known of it.
+        known_boot, last = self._silent.pop(name, (boot, -1))
+        known = last if known_boot == boot and last < seq else -1
+        peer = self.peers[name] = Peer(number_of(name), boot, known, now_s)
         return peer
 
     def _take_rows(self, name: str, body: SharedMessage, clock_s: float, now_s: float) -> None:
