@@ -9,13 +9,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
+from router.core.facts.peers import NOTHING, PeerSums
 from router.core.facts.placements import Grade, Outcome
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
 from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
-from router.core.fleet.others import NOTHING, Others, PeerSums
+from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
@@ -165,6 +166,9 @@ class Member:
 
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
+        for told in (self.fit.told, self.steps.told):
+            if told is not None:
+                told.drop(peer)
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 

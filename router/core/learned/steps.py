@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from router.core.learned.least_squares import Sums, Vector, squares
+from router.core.learned.least_squares import Sums, ToldSums, Vector, squares
 
 ANSWER_TOKENS_MIN = 8  # a shorter answer says little of a step
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
@@ -55,6 +55,7 @@ class StepFit:
     model: StepModel = field(default_factory=StepModel)
     observations: int = 0
     fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
+    told: ToldSums | None = None  # what other routers have observed
     _sums: Sums = field(default_factory=Sums)
 
     def observe(
@@ -78,10 +79,13 @@ class StepFit:
         self.fades_s = now_s + FADE_S
         self._solve(prior, weight)
 
-    def adopt(self, xx: list[float], xy: list[float], observations: int) -> None:
-        """Begin with the sums of another router's fit, of so many observations, in place of none."""
-        self._sums.xx, self._sums.xy, self.observations = list(xx), list(xy), observations
-        self._solve(StepModel(), GUESS_WEIGHT)
+    def tell(self, router: str, xx: list[float], xy: list[float], prior: StepModel, weight: float) -> None:
+        """Another router's fit has these sums: they count as if observed here. `prior` and `weight` as in `observe`."""
+        if self.told is None:
+            self.told = ToldSums()
+        self.told.put(router, xx, xy)
+        if not self.observations:  # otherwise the next observation is soon enough
+            self._solve(prior, weight)
 
     @property
     def sums(self) -> Sums:
@@ -99,7 +103,7 @@ class StepFit:
 
     def _solve(self, prior: StepModel, weight: float) -> None:
         pseudo = zip(PSEUDO, _pseudo_squares(weight), strict=True)
-        best = self._sums.solve([(xx, x, prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS)
+        best = self._sums.solve([(xx, x, prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS, self.told)
         if best is not None:
             self.model = StepModel(best[0], best[1] / 10, best[2] / 1e5)
 

@@ -15,10 +15,13 @@ class SharingLimits:
     models_s: float = 5.0  # between two messages with what was learned; a new router is told at once
     silent_s: float = 1.0  # a router that was not heard for so long is there no more
     # What one message has is taken in at once, which must not take the event loop longer than a millisecond.
-    keys_max: int = 4_096  # keys of blocks in a message that has more than one placement: 0.5 million tokens
+    keys_max: int = 1_024  # keys of blocks in a message that has more than one placement: 130,000 tokens
     queue_keys_max: int = 1 << 17  # keys that wait for a message: a megabyte
-    news_max: int = 256  # placements, and ends, in a message
-    queue_news_max: int = 4_096  # placements, and ends, that wait for a message
+    news_max: int = 16  # placements, first tokens, and ends, in a message
+    fits_max: int = 4  # replicas whose own speeds are in a message
+    queue_news_max: int = 4_096  # placements, first tokens, and ends, that wait for a message
+    told_max: int = 256  # messages whose news are kept for those that missed them: some seconds
+    gaps_max: int = 8  # gaps that a message asks for, or fills
     leases_max: int = 8_192  # open leases of another router whose blocks are kept from eviction
     lease_keys_max: int = 1 << 20  # keys of their prompts: 130 million tokens, 40 MB
     peers_max: int = 64  # other routers that are listened to

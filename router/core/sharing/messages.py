@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.core.fleet.others import Count, Moment, PeerSums, Whole
+from router.core.facts.peers import Count, Moment, PeerSums, Whole
 from router.core.learned.reuse import BUCKETS
 
 VERSION = 1
@@ -31,6 +31,8 @@ MEANS = (
     *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
     *("answer_ms_max", "token_ms_max", "longest_tokens"),
 )  # means and longest times of Speeds that are told
+GAPS_MAX = 64  # gaps in what others said that a message asks for, or fills
+FITS_MAX = 64  # replicas whose own speeds are in a message
 LAGS_MAX = 256  # routers whose lags are in a message
 NEWS_MAX = 4_096  # placements, or ends, in a message
 MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
@@ -39,6 +41,10 @@ _BOOT_BYTES = 8
 
 
 Number = Annotated[int, Meta(ge=0)]
+
+
+Gap = tuple[Number, Number, Number]
+"""(number of a router, first and last of its messages that were missed)"""
 
 
 class BadMessage(ValueError):
@@ -102,12 +108,28 @@ class SharedEnd(msgspec.Struct, array_like=True, gc=False):
     answer_blocks: Count = 0  # blocks that the answer takes behind the prompt
 
 
+class SharedAgain(msgspec.Struct, array_like=True):
+    """News that one router missed, told once more. They are for that one alone: to all others they are old."""
+
+    router: Number
+    placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)]
+    ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)]
+
+
 class SharedFit(msgspec.Struct, array_like=True, gc=False):
     """Sums that a model is fitted to (core/learned/least_squares.py)."""
 
     xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
     xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
     observations: Count
+
+
+class SharedFits(msgspec.Struct, array_like=True, gc=False):
+    """What was learned of one replica's own speed."""
+
+    replica: Number
+    prefill: SharedFit
+    steps: SharedFit
 
 
 class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):
@@ -145,6 +167,9 @@ class SharedMessage(msgspec.Struct, array_like=True):
     first_tokens: Annotated[list[SharedFirstToken], Meta(max_length=NEWS_MAX)] = []
     ends: Annotated[list[SharedEnd], Meta(max_length=NEWS_MAX)] = []
     models: SharedModels | None = None
+    fits: Annotated[list[SharedFits], Meta(max_length=FITS_MAX)] = []
+    missed: Annotated[list[Gap], Meta(max_length=GAPS_MAX)] = []
+    again: Annotated[list[SharedAgain], Meta(max_length=GAPS_MAX)] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,8 +1,9 @@
 """What happened since the last message: placements with their keys, first tokens, ends of leases. Bounded; what does
 not fit is left out, and counted.
 
-Unlike sums these are told once. A placement that is lost is made good by the next turn of its conversation, an end by
-the number of the oldest lease that is still open, which each message has.
+Unlike sums these are told once. Messages are numbered, so whoever misses one asks for its news, which are kept for a
+while. What is lost for good is a prompt until the next turn of its conversation; an end is made good by the number of
+the oldest lease that is still open, which each message has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from router.core.sharing.engines import number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import (
     KEY_BYTES,
+    Gap,
+    SharedAgain,
     SharedClaim,
     SharedCredit,
     SharedEnd,
@@ -36,6 +39,9 @@ class News:
         self._first_tokens: deque[SharedFirstToken] = deque()
         self._ends: deque[SharedEnd] = deque()
         self._keys = 0  # keys of blocks in `_placements`
+        # What was told of late: (number of the message, placements, ends, keys of blocks).
+        self._told: deque[tuple[int, list[SharedPlacement], list[SharedEnd], int]] = deque()
+        self._told_keys = 0
         # Open leases that were told, oldest first. Not a dict: one that loses its first entries is searched from its
         # first slot.
         self._open: OrderedDict[int, None] = OrderedDict()
@@ -118,6 +124,30 @@ class News:
                 self._ends.append(end)
         count = min(len(self._first_tokens), limits.news_max)
         return placements, [self._first_tokens.popleft() for _ in range(count)], ends
+
+    def keep(self, seq: int, placements: list[SharedPlacement], ends: list[SharedEnd]) -> None:
+        """They are in this message: it may not come to all."""
+        if placements or ends:
+            keys = sum(map(_keys_of, placements))
+            self._told.append((seq, placements, ends, keys))
+            self._told_keys += keys
+        while len(self._told) > self._limits.told_max or self._told_keys > self._limits.queue_keys_max:
+            self._told_keys -= self._told.popleft()[3]
+
+    def again(self, gap: Gap) -> SharedAgain:
+        """What was in messages that a router missed, as far as it is kept and fits into a message; leases that have
+        ended since are computed by now."""
+        again, keys = SharedAgain(gap[0], [], []), 0
+        for seq, placements, ends, more in self._told:
+            if gap[1] <= seq <= gap[2] and (not keys or keys + more <= self._limits.keys_max):
+                keys += more
+                again.placements += [each if each.lease in self._open else _over(each) for each in placements]
+                again.ends += ends
+        return again
+
+
+def _over(shared: SharedPlacement) -> SharedPlacement:
+    return SharedPlacement(shared.lease, shared.replica, shared.own_tokens, 0, shared.keys, None, shared.credit)
 
 
 def _claim(lease: Lease) -> SharedClaim | None:

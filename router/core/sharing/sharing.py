@@ -48,11 +48,11 @@ class Sharing:
         self._limits = limits
         caches = Caches(router)
         self._said = Teller(router, caches, messages.head(name, boot), limits, urgent)
-        self._heard = Hearer(router, caches, name, boot, limits, self._said.greet)
+        self._heard = Hearer(router, caches, name, boot, limits, self._said.greet, self._said.asked)
 
     def say(self, now_s: float) -> bytes | None:
         """One message for all others; None where there is nothing to say yet."""
-        return self._said.say(now_s, self._heard.lags)
+        return self._said.say(now_s, self._heard.lags, self._heard.missed)
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Take a message from the channel. What is old, repeated, our own, or of another release is ignored. Raises

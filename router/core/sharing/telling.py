@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from router.core.facts.peers import PeerSums
 from router.core.facts.placements import Outcome
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
-from router.core.fleet.others import PeerSums
 from router.core.placement.credit import AnswerCredit
 from router.core.placement.router import Router
 from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import SharedMessage, SharedRow, encoded
-from router.core.sharing.models import learned
+from router.core.sharing.messages import Gap, SharedMessage, SharedRow, encoded
+from router.core.sharing.models import fits_of, learned
 from router.core.sharing.news import News
 
 AGAIN = 2  # whole messages that still have the row of a replica at which nothing is open any more
@@ -41,14 +41,21 @@ class Teller:
         self._counted: dict[str, _Counted] = {}
         self._changed: dict[str, None] = {}  # replicas at which anything happened since the last message
         self.news = News(limits)
-        self._seq = 0
+        self._seq = self._turn = 0
         self._said_s = self._whole_s = self._models_s = float("-inf")
+        self._asked: list[Gap] = []  # messages that others missed
         self._pressing = False  # something urgent happened since the last message
         router.watch = self
 
     def greet(self) -> None:
         """Another router is new here: the next message is whole, and has what was learned."""
         self._models_s = self._whole_s = float("-inf")
+
+    def asked(self, gap: Gap) -> None:
+        """A router missed messages: the next one has their news."""
+        if len(self._asked) < self._limits.gaps_max:
+            self._asked.append(gap)
+            self._press()
 
     # -- what the router does (LeaseWatch) ----------------------------------------------------------------------------
 
@@ -57,9 +64,8 @@ class Teller:
         counted, member = self._change(lease.replica), self._router.fleet.members[lease.replica]
         counted.sent_tokens += lease.prompt_tokens
         self.news.placed(lease, member.wait_ms(now_s), credit)
-        if not self._pressing and lease.prefill_ms > member.speeds.units()[0]:
-            self._pressing = True
-            self._urgent()
+        if lease.prefill_ms > member.speeds.units()[0]:
+            self._press()
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The prefill of a lease is over."""
@@ -76,6 +82,11 @@ class Teller:
         """A lease is back from a replica that has left."""
         self.news.gone(lease)
 
+    def _press(self) -> None:
+        if not self._pressing:
+            self._pressing = True
+            self._urgent()
+
     def _change(self, id_: str) -> _Counted:
         counted = self._counted.get(id_)
         if counted is None:
@@ -85,8 +96,11 @@ class Teller:
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def say(self, now_s: float, lags: Callable[[], list[tuple[int, int]]]) -> bytes | None:
-        """The next message, with the `lags` of other routers (Hearer.lags); None where it is too soon for one."""
+    def say(
+        self, now_s: float, lags: Callable[[], list[tuple[int, int]]], missed: Callable[[], list[Gap]]
+    ) -> bytes | None:
+        """The next message, with what Hearer has to say to other routers: their `lags`, and what was `missed` of their
+        messages. None where it is too soon for one."""
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
             return None
@@ -103,11 +117,22 @@ class Teller:
         models = None
         if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
             self._models_s = now_s
-        sent_ms, first = int(now_s * 1e3), self.news.first
-        body = SharedMessage(self._seq, sent_ms, lags(), whole, rows, first, placements, first_tokens, ends, models)
+        body = SharedMessage(self._seq, int(now_s * 1e3), lags(), whole, rows, self.news.first)
+        body.placements, body.first_tokens, body.ends, body.models = placements, first_tokens, ends, models
+        self.news.keep(self._seq, placements, ends)
+        body.missed, body.again, self._asked = missed(), list(map(self.news.again, self._asked)), []
+        if whole:
+            body.fits = fits_of(self._router, self._next_few())
         if self._pressing:
             self._urgent()
         return encoded(self._head, body)
+
+    def _next_few(self) -> list[str]:
+        """Replicas whose own speeds are told next, by turns."""
+        ids = list(self._router.fleet.members)
+        few = ids[self._turn : self._turn + self._limits.fits_max]
+        self._turn = self._turn + len(few) if self._turn + len(few) < len(ids) else 0
+        return few
 
     def _all_rows(self, now_s: float) -> list[SharedRow]:
         self._caches.look(now_s)

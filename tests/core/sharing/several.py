@@ -11,6 +11,7 @@ from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.prompts.token_keys import TokenPrompt
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.sharing import Sharing
 from tests.core.ready import ready
@@ -60,13 +61,22 @@ class Several:
         """A replica as one of them sees it."""
         return self._routers[name].fleet.members[id_]
 
-    def place(self, name: str, *, prompt_tokens: int, now_s: float, group: int | None = None, **how: Any) -> Lease:
+    def place(
+        self,
+        name: str,
+        *,
+        prompt_tokens: int,
+        now_s: float,
+        group: int | None = None,
+        tokens: TokenPrompt | None = None,
+        **how: Any,
+    ) -> Lease:
         """Place a prompt that shares nothing, or as much as it can with those of its group."""
         self._group += group is None
         chosen = group if group is not None else 1_000 + self._group
         chain = Chain(keys(chosen, prompt_tokens // TOKENS_A_BLOCK), 7, (chosen << 32) + prompt_tokens, (), chosen)
         ask = Ask(MODEL, Prompt(text=b"", first_user_end=0, skipped_bytes=4 * prompt_tokens), stream=True)
-        return self._routers[name].route(Wanted(ask, MODEL, chain, f"{chosen}"), now_s, **how)
+        return self._routers[name].route(Wanted(ask, MODEL, chain, f"{chosen}", tokens), now_s, **how)
 
     def say(self, name: str, now_s: float) -> bytes:
         """What one of them says now."""

@@ -101,6 +101,41 @@ def test_a_lost_end_is_made_good() -> None:
     assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
 
 
+def test_what_was_missed_is_told_again_to_whoever_missed_it() -> None:
+    """A gap in the numbers of messages is asked for, and filled for that router alone."""
+    routers = Several("a", "b", "c")
+    routers.tell_all(0.9)
+    lease = routers.place("a", prompt_tokens=PROMPT, now_s=1.0, group=1)
+    routers["c"].hear(routers.say("a", 1.0), 1.0)  # and b misses it
+    _answer(routers, "a", lease, 1.1)
+    routers["c"].hear(routers.say("a", 1.2), 1.2)
+    routers["b"].hear(routers.say("a", 1.5), 1.5)
+    assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 0
+    routers["a"].hear(routers.say("b", 1.6), 1.6)
+    stamps = dict(routers.router("c").index.holders[lease.replica].owner)
+    again = routers.say("a", 1.7)
+    for name in ("b", "c"):
+        routers[name].hear(again, 1.7)
+    assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
+    assert routers.router("b").answers.get((1 << 32) + PROMPT) is not None
+    assert routers.router("b").index.holders[lease.replica].pins == {}
+    assert routers.router("c").index.holders[lease.replica].owner == stamps
+
+
+def test_what_happened_while_a_router_was_not_heard_is_told_when_it_is_back() -> None:
+    """The channel was gone for seconds: its first message says how much was missed, and that is asked for."""
+    routers = Several("a", "b")
+    routers.tell_all(0.9)
+    routers["b"].tick(5.0)
+    lease = routers.place("a", prompt_tokens=PROMPT, now_s=3.0, group=1)
+    routers.say("a", 3.0)  # lost
+    assert routers["b"].peers(5.0) == []
+    routers["b"].hear(routers.say("a", 6.0), 6.0)
+    routers["a"].hear(routers.say("b", 6.1), 6.1)
+    routers["b"].hear(routers.say("a", 6.2), 6.2)
+    assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
+
+
 def test_a_router_that_dies_takes_with_it_what_was_not_computed() -> None:
     """Its clients are gone with it: what should be computed by now is held, the rest is not."""
     routers = Several("a", "b", replicas=1)
