@@ -32,20 +32,21 @@ from deploy.compiled_sources import for_mypyc
 
 REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
+    "admin/history": "intervals",
     "core/admission": "queue rates windows",
     "core/cache": "estimate knowledge masks recency reported selfcheck",
     "core/facts": "placements replicas requests",
     "core/fleet": (
         "breaker fitness fleet health kv_room lease member models observations prefill_queue roster unlearned"
     ),
-    "core/learned": "answers means prefill reuse token_ratio",
+    "core/learned": "answer_tokens answers means prefill reuse speeds steps token_ratio",
     "core/observatory": "explain generations",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
-    "core/placement": "candidates credit evictions learner match receipts router spill wanted",
+    "core/placement": "candidates credit evictions learner match receipts ring router spill wanted",
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
-    "edge": "answering attempts body callers charge proxy question reader relay retry_budget routes turns used",
+    "edge": ("answering attempts body callers charge observer proxy question reader relay retry_budget routes turns used"),
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "hub": "admitter local_placer owners",
     "telemetry": "gen_ai logs record series tallies",
