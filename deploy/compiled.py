@@ -46,7 +46,9 @@ ROOMS = {
     "core/placement": "candidates credit evictions learner match receipts ring router spill wanted",
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
-    "edge": ("answering attempts body callers charge observer proxy question reader relay retry_budget routes turns used"),
+    "edge": (
+        "answering attempts body callers charge observer proxy question reader relay retry_budget routes turns used"
+    ),
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "hub": "admitter local_placer owners",
     "telemetry": "gen_ai logs record series tallies",
