@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-k8s test-supply manifests lock sbom dist wheels clean
+.PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-envoy test-k8s test-supply manifests lock sbom dist wheels clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
 	$(BIN)/warmroute demo $(ARGS)
@@ -21,7 +21,7 @@ evidence: $(VENV)/.dev  ## all that measures time or rates, and one table of it:
 test: $(VENV)/.dev  ## the test suite; ARGS=router/core/placement runs the tests of that room
 	$(BIN)/python -m pytest -n auto --dist worksteal $(patsubst loadtest/%,tests/loadtest/%,$(patsubst router/%,tests/%,$(ARGS)))
 
-COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/attack tests/edge tests/engines tests/http tests/hub tests/prewarm tests/telemetry tests/tokens tests/workers
+COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/attack tests/edge tests/engines tests/gateway tests/http tests/hub tests/prewarm tests/reading tests/telemetry tests/tokens tests/workers
 
 test-compiled: .compiled/.made  ## the core's tests and those over HTTP, with the native code that the image has
 	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal $(COMPILED_TESTS) $(ARGS)
@@ -83,13 +83,18 @@ test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium; needs chr
 	cd tests/browser && npm install --no-audit --no-fund --no-package-lock --loglevel=error
 	$(BIN)/python -m pytest tests/browser --timeout=180 $(ARGS)
 
-test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Prometheus and schemas, no cluster
+test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Envoy, Prometheus and schemas, no cluster
 	$(BIN)/python -m tests.k8s.install
+	$(BIN)/python -m tests.envoy.install
 	$(BIN)/python -m pytest tests/k8s --timeout=600 $(ARGS)
 
 test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, linted workflows and images
 	$(BIN)/python -m tests.supply.install
 	$(BIN)/python -m pytest tests/supply --timeout=900 $(ARGS)
+
+test-envoy: $(VENV)/.dev  ## the picker behind a real Envoy, which is 107 MB of disk
+	$(BIN)/python -m tests.envoy.install
+	$(BIN)/python -m pytest tests/envoy --timeout=600 $(ARGS)
 
 manifests: $(VENV)/.dev  ## what is made from the chart and for it: plain manifests, the schema of its values
 	$(BIN)/python -m tests.k8s.install
@@ -102,9 +107,9 @@ LOCK := .venv-supply/bin/uv pip compile --quiet --python-platform x86_64-manylin
 lock: $(VENV)/.dev  ## requirements/*.lock from pyproject.toml; ARGS=--upgrade takes the newest
 	$(BIN)/python -m tests.supply.install
 	$(LOCK) requirements/build.in -o requirements/build.lock
-	$(LOCK) pyproject.toml --extra kubernetes --extra tokenizers --extra tracing --extra demo -o requirements/demo.lock
+	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra tokenizers --extra tracing --extra demo -o requirements/demo.lock
 	$(LOCK) requirements/native.in -c requirements/build.lock -c requirements/demo.lock -o requirements/native.lock
-	$(LOCK) pyproject.toml --extra kubernetes --extra tokenizers --extra tracing -c requirements/demo.lock -o requirements/image.lock
+	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra tokenizers --extra tracing -c requirements/demo.lock -o requirements/image.lock
 	$(LOCK) pyproject.toml -c requirements/demo.lock -o requirements/runtime.lock
 
 sbom: $(VENV)/.dev  ## dist/warmroute-*.cdx.json: what is in the image, as CycloneDX
@@ -120,7 +125,7 @@ wheels: $(VENV)/.dev  ## dist/: a native wheel for each Python here; ARGS="--pyt
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} .venv-supply/bin/python -m deploy.wheels dist $(ARGS)
 
 clean:  ## remove .venv and everything else that targets made
-	rm -rf .compiled .compiled.part .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
+	rm -rf .compiled .compiled.part .venv-envoy .venv-k8s .venv-supply tests/node/node_modules tests/browser/node_modules $(VENV) .venv-engines .venv-sglang .venv-rivals
 	rm -rf site
 
 $(VENV)/bin/python:

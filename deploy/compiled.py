@@ -46,10 +46,9 @@ ROOMS = {
     "core/placement": "candidates credit evictions learner match receipts ring router spill wanted",
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
-    "edge": (
-        "answering attempts body callers charge observer proxy question reader relay retry_budget routes turns used"
-    ),
+    "edge": "attempts proxy relay retry_budget routes",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
+    "reading": "answering body callers charge observer paths placing question reader turns used",
     "hub": "admitter local_placer owners",
     "telemetry": "gen_ai logs record series tallies",
 }

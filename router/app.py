@@ -1,40 +1,63 @@
-"""One process: a hub, which knows the replicas, and an edge, which faces clients, side by side."""
+"""One process: a hub, which knows the replicas, and the faces that `listen.face` names, side by side."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from router.core.facts.misses import Template
 from router.core.placement.router import Router
 from router.edge.edge import Edge
 from router.hub.hub import Hub
 from router.loop import closed_on_error
+from router.placer import Edges
+from router.reading.desk import Desk
 from router.settings.schema import Settings
 from router.telemetry import logs
+
+if TYPE_CHECKING:
+    from router.gateway.gateway import Gateway  # an extra: imported where it is wanted
 
 
 class App:
     """A running router: `async with App(settings) as app`."""
 
+    edge: Edge  # there only with this face
+    gateway: Gateway  # likewise
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stack = AsyncExitStack()
+        self._faces: list[Edge | Gateway] = []
         self.hub = Hub(settings)
 
     async def __aenter__(self) -> Self:
         """Start listening. Replicas are found in the background; `/readyz` says when one is ready."""
+        settings = self._settings
         async with closed_on_error(self._stack):
             await self._stack.enter_async_context(self.hub)
-            self.edge = Edge(self._settings, self.hub.placer, shared_prompts=self.hub.prompts)
-            self.hub.serve(self.edge)
-            await self._stack.enter_async_context(self.edge)
+            self._desk = Desk(settings, self.hub.placer, shared_prompts=self.hub.prompts)
+            await self._stack.enter_async_context(self._desk)
+            if settings.listen.face != "picker":
+                self.edge = Edge(settings, self.hub.placer, desk=self._desk)
+                self._faces.append(self.edge)
+            if settings.listen.face != "edge":
+                from router.gateway.gateway import Gateway
+
+                self.gateway = Gateway(settings, self.hub.placer, self._desk)
+                self._faces.append(self.gateway)
+            self.hub.serve(Faces(self._desk, self._faces))
+            for face in self._faces:
+                await self._stack.enter_async_context(face)
         return self
 
     @property
     def url(self) -> str:
-        """URL of the main listener."""
-        return self.edge.url
+        """URL of the main listener; of the picker where there is none."""
+        return self._faces[0].url
 
     @property
     def admin_url(self) -> str:
@@ -49,11 +72,13 @@ class App:
     def lame_duck(self) -> None:
         """From now on `/readyz` says 503 and each answer ends its connection; everything else goes on."""
         self.hub.drain()
-        self.edge.lame_duck()
+        for face in self._faces:
+            face.lame_duck()
 
     def reload(self, settings: Settings) -> None:
         """Apply the settings that may change at run time. Raises SettingsError, and then the old settings stay."""
-        self.edge.reload(settings)
+        for face in self._faces:
+            face.reload(settings)
         self.hub.reload(settings)
         logs.configure(settings.log.level, requests=settings.log.requests)
         self._settings = settings
@@ -65,3 +90,47 @@ class App:
         block was cancelled, running answers are cut at once."""
         self.hub.drain()
         await self._stack.__aexit__(kind, error, trace)
+
+
+class Faces:
+    """All faces of this process, and their desk, as the hub sees them (placer.Edges)."""
+
+    def __init__(self, desk: Desk, faces: list[Edge | Gateway]) -> None:
+        self._desk = desk
+        self._faces: list[Edges] = list(faces)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered."""
+        return sum(face.in_flight for face in self._faces)
+
+    def figures(self) -> Mapping[str, int]:
+        """Totals of all faces, and of their desk."""
+        figures = Counter(self._desk.figures())
+        for face in self._faces:
+            figures.update(face.figures())
+        return figures
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Templates that the desk saw, new or changed since the last call."""
+        return self._desk.templates()
+
+    def lost(self, replica: str) -> None:
+        """Tell the faces."""
+        for face in self._faces:
+            face.lost(replica)
+
+    def stuck(self, replica: str) -> None:
+        """Tell the faces."""
+        for face in self._faces:
+            face.stuck(replica)
+
+    def left(self, replica: str) -> None:
+        """Tell the faces."""
+        for face in self._faces:
+            face.left(replica)
+
+    def ready(self, replica: str) -> None:
+        """Tell the faces."""
+        for face in self._faces:
+            face.ready(replica)

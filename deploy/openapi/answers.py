@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deploy.openapi.parts import JSON, TEXT, Part, answer, asked, in_json, one_of, ref, text, whole
 
-GRADES = ("exact", "catching-up", "estimated")
+GRADES = ("exact", "catching-up", "estimated", "unseen")
 MAIN = {
     400: "The request cannot be understood.",
     401: "The API key is missing or unknown.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.openapi.answers import HINTS, MAIN, RECEIPTS, of_clients
 from deploy.openapi.parts import JSON, Part, answer, asked, in_json, one_of, ref, text
 from router.core.dialects import PATHS
-from router.edge.routes import METHODS, RESPONSE_ACTIONS, RESPONSE_METHODS
+from router.reading.paths import METHODS, RESPONSE_ACTIONS, RESPONSE_METHODS
 from router.settings.schema import Settings
 
 KEYS: list[Part] = [{}, {"key": []}, {"anthropicKey": []}]

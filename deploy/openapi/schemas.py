@@ -263,7 +263,7 @@ def _replicas() -> Part:
         "grade": one_of(*GRADES),
         "events": maybe(ref("EventStream")),
         "models": rows(text()),
-        **each(whole(), "in_flight blocks blocks_max"),
+        **each(whole(), "in_flight blocks blocks_max unseen_answers"),
         "window": maybe(whole("Requests that it may have open.")),
         **each(number(), "pending_prefill_ms answer_tokens"),
         "load": ref("Load"),

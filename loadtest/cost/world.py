@@ -30,8 +30,8 @@ from router.core.fleet.lease import Lease
 from router.core.kv_events.decoding import decode, slices
 from router.core.prompts.blocks import chain_of, token_chain
 from router.core.prompts.token_keys import KeyCache, TokenPrompt, rest
-from router.edge.question import Question
-from router.edge.reader import Reader, ReadingRules
+from router.reading.question import Question
+from router.reading.reader import Reader, ReadingRules
 from router.settings.schema import Settings
 from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import RUNS_MAX, Tokens

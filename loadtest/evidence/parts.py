@@ -120,7 +120,13 @@ PARTS = (
         "figures",
         5,
         "times that tests come by",
-        (_timed(), Command((PYTHON, "-m", "tests.k8s.install")), _timed("tests/k8s", "--timeout=600")),
+        (
+            _timed(),
+            Command((PYTHON, "-m", "tests.k8s.install")),
+            Command((PYTHON, "-m", "tests.envoy.install")),
+            _timed("tests/k8s", "--timeout=600"),
+            _timed("tests/envoy", "--timeout=600"),
+        ),
         lines=True,
     ),
     Part(

@@ -26,7 +26,7 @@ from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Limits
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.facts.replicas import Load
-from router.edge.reader import Reader, ReadingRules
+from router.reading.reader import Reader, ReadingRules
 from router.settings.keys import Caller, Tenant
 
 PATH, MODEL = "/v1/completions", "sim"

@@ -30,11 +30,11 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest.common import rivals
+from loadtest.common import envoy, rivals
 from loadtest.common.processes import READY, Process, ProcessError, free_port, started, until_ready
 from loadtest.common.report import Row, progress_bar, report_console, write_json
 from loadtest.common.usage import rss_mb
-from loadtest.overhead import answers, bodies, load, observatory, slow_and_long, workers
+from loadtest.overhead import answers, bodies, load, observatory, picker, slow_and_long, workers
 from loadtest.overhead.options import parser
 from loadtest.overhead.report import CASES, EXTRAS, Case, CaseRun, goals, print_report, row_of, write_chart
 
@@ -126,6 +126,8 @@ class OverheadBench:
             return await workers.rows(self._streamed, self._replayed, plan.rounds, plan.slack, told, again=plan.again)
         if name == "observatory":
             return await observatory.rows(self._observed, plan.rounds, plan.slack, told, again=plan.again)
+        if name == "picker":
+            return await self._picker(told)
         router = next(r for r in plan.routers if r.name == rivals.OURS)
         async with self.running(router) as (address, process):
             if name == "slow_reader":
@@ -134,6 +136,17 @@ class OverheadBench:
                 row = await slow_and_long.long_prompts(address, self._folder, LONG_PROMPTS_S, self._plan.rounds)
         told()
         return [replace(row, replicas=len(self.urls))]
+
+    async def _picker(self, told: Callable[[], None]) -> list[Row]:
+        """What warmroute costs as the picker of a gateway, where there is an Envoy."""
+        plan, program = self._plan, envoy.program()
+        if program is None:
+            self.absent["picker"] = f"there is no Envoy in {envoy.ENVIRONMENT}: python -m tests.envoy.install"
+            told()
+            return []
+        async with picker.running(program, self._folder, self.urls) as run:
+            found = await picker.rows(run, self.replicas[0], plan.window_s, plan.rate_per_s, plan.slack, told)
+        return [replace(row, replicas=len(self.urls)) for row in found]
 
     async def _streamed(self, number: int) -> load.Measured:
         """Streams through warmroute with so many workers."""

@@ -42,11 +42,14 @@ CASES = {
         Case("stream300", 300, streams=True, text="likewise"),
     )
 }
+PICKER = ("picker_short", "picker_mid", "picker_long", "picker_chunk", "picker_added")
+"""Rows that there are only where an Envoy is installed."""
 EXTRAS = {
     "slow_reader": ("slow_reader",),
     "long_prompts": ("long_prompts",),
     "workers": ("workers_chunk", "workers_hits"),
     "observatory": ("observatory_short", "observatory_mid", "observatory_long"),
+    "picker": PICKER,
 }
 """What is measured at warmroute alone, and the workloads of its rows."""
 

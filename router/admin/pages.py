@@ -132,6 +132,7 @@ class Pages:
             "models": sorted(member.models),
             "in_flight": len(member.leases),
             "window": self._window(member.id),
+            "unseen_answers": member.unseen_answers,
             "pending_prefill_ms": round(member.pending_ms(now_s), 1),
             "load": member.load,
             "share": round(member.share, 3),

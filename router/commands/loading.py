@@ -13,19 +13,20 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 
 from router.core.dialects.repairs import REPAIRS
 from router.core.placement.policies import POLICIES
-from router.engines.discovery import SOURCES
+from router.engines.discovery import POOLS_MAX, SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
 from router.settings.files import NotYaml, yaml_of
 from router.settings.hints import nearest, refused, shown
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
-from router.settings.networks import allowed_problems, is_loopback
-from router.settings.pairs import base_urls, event_problems, token_problems, url_problems
+from router.settings.networks import allowed_problems, is_address, is_loopback
+from router.settings.pairs import base_urls, event_problems, objective_problems, token_problems, url_problems
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
 from router.telemetry.tracing import METRICS_PATH
@@ -170,6 +171,7 @@ def _check(settings: Settings) -> list[str]:
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
+    problems += _check_gateway(settings)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
     problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)
@@ -186,6 +188,7 @@ def _check(settings: Settings) -> list[str]:
 
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as in Kubernetes
+_OBJECT_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")  # RFC 6335 section 5.1
 _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -213,6 +216,32 @@ def _check_discovery(discovery: DiscoverySettings) -> list[str]:
         problems.append(f"'discovery.port': with discovery.source dns a number is needed; it is '{port}'")
     if source == "kubernetes":
         problems += _check_kubernetes(discovery)
+    return problems + _check_pools(discovery)
+
+
+def _check_pools(discovery: DiscoverySettings) -> list[str]:
+    """Problems of `discovery.pools`."""
+    pools, problems = discovery.pools, []
+    if not pools:
+        return []
+    if discovery.source != "kubernetes":
+        problems.append(f"'discovery.pools': needs discovery.source kubernetes; it is '{discovery.source}'")
+    for pool in pools:
+        namespace, slash, name = pool.rpartition("/")
+        if not _OBJECT_NAME.fullmatch(name) or (slash and not _LABEL.fullmatch(namespace)):
+            problems.append(f"'discovery.pools': '{pool}' is neither the name of an InferencePool nor namespace/name")
+    if len(set(pools)) < len(pools):
+        problems.append("'discovery.pools': a pool is given twice")
+    if len(pools) > POOLS_MAX:
+        problems.append(f"'discovery.pools': {len(pools)} pools are more than one router follows, {POOLS_MAX}")
+    for key, value in (("selector", discovery.selector), ("port", discovery.port)):
+        if value:
+            problems.append(
+                f"'discovery.{key}': '{value}' would not count beside discovery.pools, which say it: drop one"
+            )
+    if len(discovery.namespaces) > 1:
+        hint = "name pools as namespace/name instead"
+        problems.append(f"'discovery.namespaces': one at most with discovery.pools, where plain names are; {hint}")
     return problems
 
 
@@ -228,6 +257,27 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
     if not any(Path(place, "aio").is_dir() for place in places or ()):
         why = "needs the official client, 36 or newer: pip install '.[kubernetes]'"
         problems.append(f"'discovery.source': kubernetes {why}")
+    return problems
+
+
+def _check_gateway(settings: Settings) -> list[str]:
+    """Problems of the settings of the picker."""
+    gateway, problems = settings.gateway, []
+    problems += objective_problems(gateway.objectives)
+    problems += listener_problems(gateway.tls_certificate, gateway.tls_key, gateway.tls_client_ca, "gateway")
+    if not gateway.host:
+        problems.append("'gateway.host': must not be empty; 0.0.0.0 is every address")
+    if settings.listen.face == "edge":
+        return problems
+    if any(importlib.util.find_spec(name) is None for name in ("grpc", "grpc_health")):
+        problems.append(f"'listen.face': {settings.listen.face} needs gRPC: pip install '.[gateway]'")
+    if settings.listen.workers > 1:
+        what = "the picker is one process; for more, run several routers and give the gateway all of them"
+        problems.append(f"'listen.workers': must be 1 with 'listen.face' {settings.listen.face}: {what}")
+    for url in settings.replicas:
+        host = (urlsplit(url).hostname or "") if "://" in url else ""
+        if not is_address(host):
+            problems.append(f"'replicas': '{url}': a gateway takes addresses such as http://10.0.0.1:8000, not names")
     return problems
 
 

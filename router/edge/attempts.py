@@ -25,11 +25,8 @@ from msgspec import Struct
 
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.ranks import for_rank
-from router.core.facts.placements import Ending, Outcome, Shed
+from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
-from router.core.fleet.models import NoReplica
-from router.edge.answering import made_response, none_ready
-from router.edge.question import RESPONSES, STORED, Question
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
 from router.http.engine_failed import EngineFailed
@@ -46,11 +43,11 @@ from router.http.failures import (
 )
 from router.http.request import Refusal
 from router.http.upstream import Upstream
-from router.placer import LEFT, Placed, Placer, UnknownResponse
+from router.placer import Placed, Placer
+from router.reading.answering import made_response, none_ready
+from router.reading.placing import UNSENT_MAX, placed
+from router.reading.question import RESPONSES, STORED, Question
 from router.telemetry.record import RequestRecord
-
-UNSENT_MAX = 3  # attempts of one request that reached nobody
-RESPONSE_ID_CHARS_MAX = 128
 
 
 class Tried:
@@ -185,20 +182,7 @@ class Attempts:
 
     async def _place(self, question: Question, excluded: frozenset[str]) -> Placed:
         """Raises Refusal when no replica is left to try."""
-        try:
-            for _ in range(UNSENT_MAX):
-                lease = await self._placer.place(question.wanted, excluded)
-                if self._placer.stands(lease):
-                    return lease
-                self._placer.finish(lease, LEFT, self._clock())
-            raise none_ready(self._placer.standing())
-        except NoReplica as error:
-            raise none_ready(self._placer.standing()) from error
-        except UnknownResponse as unknown:  # said as engines say it, so that nobody learns of another tenant's response
-            said = f"Response with id '{str(unknown)[:RESPONSE_ID_CHARS_MAX]}' not found."
-            raise Refusal(404, "response_not_found", said, "response_id") from unknown
-        except Shed as shed:
-            raise Refusal(429, shed.code, str(shed), retry_after_s=shed.retry_after_s) from shed
+        return await placed(self._placer, question.wanted, excluded, self._clock)
 
     async def _attempt(self, question: Question, lease: Placed) -> EngineAnswer:
         request, streams, trace = question.request, question.wanted.ask.stream, question.trace

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -14,10 +13,7 @@ from typing import Self
 
 from router.core.facts.misses import Template
 from router.edge.attempts import Attempts, RetryLimits
-from router.edge.callers import Callers
-from router.edge.observer import Observer
 from router.edge.proxy import Proxy
-from router.edge.reader import Reader, ReadingRules
 from router.edge.retry_budget import RetryBudget
 from router.edge.routes import Routes
 from router.http.accepting import cannot_listen, url_of
@@ -27,16 +23,13 @@ from router.http.server import Server
 from router.http.upstream import EngineLimits, Upstream
 from router.loop import closed_on_error, in_background
 from router.placer import Placer
-from router.settings import secrets, tls
+from router.reading.desk import Desk
+from router.settings import tls
 from router.settings.descriptors import connections_within, say_connections
-from router.settings.keys import Keys, files_of_settings, keys_of
+from router.settings.keys import Keys, files_of_settings
 from router.settings.schema import Settings
-from router.telemetry import logs
-from router.telemetry.process_counts import BODIES, CLOSED, CONNECTIONS, PROMPTS, SPANS_DROPPED, UNEXPLAINED
-from router.telemetry.record import RequestRecord
-from router.telemetry.tracing import Tracer
-from router.tokens.encoder import Prompts, make_prompts, messages_bytes_max
-from router.tokens.request_tokens import Asker, Tokens
+from router.telemetry.process_counts import BODIES, CLOSED, CONNECTIONS
+from router.tokens.encoder import Prompts
 
 
 class Edge:
@@ -49,23 +42,22 @@ class Edge:
         *,
         listening: socket.socket | None = None,
         shared_prompts: Prompts | None = None,
+        desk: Desk | None = None,
     ) -> None:
         """`listening` None: a socket is bound to the address in the settings. `shared_prompts` belong to a hub in this
-        process; None: the edge makes its own."""
+        process. `desk` is shared with another face of this process; None: the edge has its own."""
         self._settings = settings
         self._placer = placer
         self._socket = listening
-        self._shared_prompts = shared_prompts
-        self._prompts: Prompts | None = None  # the hub's if it shares them, otherwise made here
-        self._tracer: Tracer | None = None
-        self._observer = Observer(settings.observatory) if settings.observatory.enabled else None
-        self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that asks replicas for tokens
+        self._owns_desk = desk is None
+        self._desk = desk or Desk(settings, placer, shared_prompts=shared_prompts)
         self._stack = AsyncExitStack()
-        self._ended: list[RequestRecord] = []
         self.url = ""
 
     async def __aenter__(self) -> Self:
         async with closed_on_error(self._stack):
+            if self._owns_desk:
+                await self._stack.enter_async_context(self._desk)
             self._build()
             await self._listen()
         return self
@@ -102,18 +94,13 @@ class Edge:
         has changed, or not at all."""
         s = settings
         with files_of_settings():
-            keys = keys_of(s)
-            admin_token = secrets.read(s.admin.token, s.admin.token_file)
-            api_key = secrets.read(s.upstream.api_key, s.upstream.api_key_file)
             listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
-            tls.renew(self._asking_tls, s.upstream)
-        self._settings, self._callers.keys = s, keys
-        self.show(admin_token=admin_token, api_key=api_key)
+        self._desk.reload(s)
+        self._settings = s
         self.upstream.limits = _engine_limits(s)
         self._attempts.limits = _retry_limits(s)
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
         self.proxy.receipts = s.api.receipts
-        self.reader.configure(_reading_rules(s))
         self._routes.configure(s)
         self._server.configure(_client_limits(s))
         self._server.tls, self.upstream.tls = listener_tls, replica_tls
@@ -121,12 +108,7 @@ class Edge:
     @property
     def keys(self) -> Keys | None:
         """The table of keys; None where anybody may ask. It is replaced as a whole, for requests to come."""
-        return self._callers.keys
-
-    def show(self, *, admin_token: str, api_key: str) -> None:
-        """Ask for this token before metrics are shown, and show replicas this key, from now on."""
-        self._callers.admin_token = admin_token
-        self.reader.credentials(passed_on=self.keys is None, api_key=api_key)
+        return self._desk.keys
 
     @property
     def in_flight(self) -> int:
@@ -150,27 +132,18 @@ class Edge:
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
         """Prefixes that conversations of our clients share, new or changed since the last call."""
-        return {"": self._observer.templates()} if self._observer is not None else {}
+        return self._desk.templates()
 
     def figures(self) -> dict[str, int]:
         """Totals of this edge for the hub's metrics; open connections and bytes of bodies are levels."""
-        server, prompts = self._server, self._prompts
+        server = self._server
         closed = {CLOSED + why: count for why, count in server.closed.items()}
-        outcomes = prompts.counts() if prompts is not None else {}
-        return closed | {
-            CONNECTIONS: server.connections,
-            BODIES: server.bodies.held_bytes,
-            SPANS_DROPPED: self._tracer.dropped if self._tracer is not None else 0,
-            UNEXPLAINED: self._observer.unexplained if self._observer is not None else 0,
-            **{PROMPTS + outcome: count for outcome, count in outcomes.items()},
-        }
+        own = self._desk.figures() if self._owns_desk else {}
+        return own | closed | {CONNECTIONS: server.connections, BODIES: server.bodies.held_bytes}
 
     def _build(self) -> None:
         s = self._settings
         self._outbox = Outbox(asyncio.get_running_loop())
-        if s.tracing.endpoint:
-            self._tracer = Tracer(s.tracing, scheme="https" if s.listen.tls_certificate else "http")
-            self._stack.push_async_callback(self._tracer.close)  # closed last: answers that are cut have spans, too
         self.upstream = Upstream(
             _engine_limits(s),
             outbox=self._outbox,
@@ -178,20 +151,7 @@ class Edge:
             tls=tls.for_replicas(s.upstream),
         )
         self._stack.push_async_callback(self.upstream.close)
-        self.reader = Reader(
-            self._placer,
-            self._tokens() if s.events.enabled else None,
-            _reading_rules(s),
-            secret=secrets.read(s.auth.secret, s.auth.secret_file),
-            messages_bytes_max=messages_bytes_max(s) if s.events.enabled else 0,
-            observer=self._observer,
-        )
-        self._stack.callback(self.reader.close)
-        self._callers = Callers(keys_of(s), "")
-        self.show(
-            admin_token=secrets.read(s.admin.token, s.admin.token_file),
-            api_key=secrets.read(s.upstream.api_key, s.upstream.api_key_file),
-        )
+        self.reader, self._callers = self._desk.reader, self._desk.callers
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
         self._attempts = Attempts(
             self._placer, self.upstream, _retry_limits(s), clock=time.monotonic, budget=self._budget
@@ -201,26 +161,13 @@ class Edge:
             self.reader,
             self._attempts,
             self.upstream,
-            self._report,
+            self._desk.report,
             clock=time.monotonic,
             receipts=s.api.receipts,
-            tracer=self._tracer,
+            tracer=self._desk.tracer,
         )
         self._routes = Routes(self._callers, self.proxy, self._placer, s)
         self._stack.push_async_callback(in_background(self.upstream.watch()))
-
-    def _tokens(self) -> Tokens:
-        s = self._settings
-        own = self._shared_prompts
-        if own is None:
-            own = self._prompts = make_prompts(s)
-            self._stack.callback(own.close)
-        asker = None
-        if s.tokens.ask_replicas:
-            self._asking_tls = tls.for_replicas(s.upstream)
-            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._asking_tls)
-            self._stack.push_async_callback(asker.close)
-        return Tokens(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
 
     async def _listen(self) -> None:
         s = self._settings
@@ -245,18 +192,6 @@ class Edge:
             raise cannot_listen(error, s.listen.host, s.listen.port) from error
         self.url = url_of(*bound, tls=self._server.tls is not None)
 
-    def _report(self, record: RequestRecord) -> None:
-        """Report at the end of the loop's turn. All records of a turn together take half the time."""
-        if not self._ended:
-            self._server.loop.call_soon(self._tell)
-        self._ended.append(record)
-
-    def _tell(self) -> None:
-        ended, self._ended = self._ended, []
-        for record in ended:
-            self._placer.report(record)
-        logs.log_requests(ended)
-
 
 def _engine_limits(settings: Settings) -> EngineLimits:
     upstream = settings.upstream
@@ -271,22 +206,6 @@ def _engine_limits(settings: Settings) -> EngineLimits:
 
 def _retry_limits(settings: Settings) -> RetryLimits:
     return RetryLimits(settings.upstream.retries_max, settings.upstream.retry_on_timeout)
-
-
-def _reading_rules(settings: Settings) -> ReadingRules:
-    observatory = settings.observatory
-    return ReadingRules(
-        offload_bytes_min=settings.limits.offload_bytes_min,
-        json_depth_max=settings.limits.json_depth_max,
-        json_parts_max=settings.limits.json_parts_max,
-        reading_bytes_max=settings.limits.reading_bytes_max,
-        reading_wait_s=settings.limits.reading_wait_s,
-        ask_usage=settings.api.ask_usage,
-        repairs=observatory.repairs,
-        append_only=observatory.append_only,
-        step_header=observatory.step_header,
-        step_field=observatory.step_field,
-    )
 
 
 def _client_limits(settings: Settings) -> ClientLimits:

@@ -22,31 +22,36 @@ from contextlib import suppress
 from router.core.dialects import Dialect, spoken_on
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.observatory.explain import settled
-from router.edge.answering import final_receipt, refuse, request_id
 from router.edge.attempts import Attempts, Call, judge_of
-from router.edge.question import RESPONSES, STORED, Question
-from router.edge.reader import FINAL_RECEIPT, Reader
 from router.edge.relay import Relay
-from router.edge.used import believed, tokens_in, tokens_of
 from router.http.client_connection import ClientLeft
 from router.http.failures import BrokeMidway, Stalled
 from router.http.request import ADDRESS_HEADERS, Refusal, Request
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placer
+from router.reading.answering import (
+    CLIENT_LEFT_STATUS,
+    COMPUTED,
+    DRAINED,
+    final_receipt,
+    may_not_hear,
+    note,
+    receipt_text,
+    refuse,
+    request_id,
+    route_of,
+)
+from router.reading.question import Question
+from router.reading.reader import FINAL_RECEIPT, Reader
+from router.reading.used import believed, tokens_in, tokens_of
 from router.settings.keys import ANYBODY, Caller
-from router.telemetry.record import RequestRecord, session_key
+from router.telemetry.record import RequestRecord
 from router.telemetry.spans import Moments
 from router.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
-DRAINED = "drained"  # the ending of an answer that was cut because the router stops
-CLIENT_LEFT_STATUS = 499  # nginx's code for a client that left; it stands in metrics and logs only
-# Endings after which the prompt was computed. After any other, nobody knows whether a token of it was.
-COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)
 _OK = Ending.OK  # looking up an enum's member costs as much as a call
-
-WAITED_MIN_S = 0.0005  # shorter waits are left out of the receipt
 
 
 class Proxy:
@@ -82,7 +87,8 @@ class Proxy:
     async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
         """Answer one request, whatever happens, and report it once."""
         started_s = self._clock()
-        record = RequestRecord(id=request_id(request), route=_route(request.path), at_s=time.time(), tenant=caller.name)
+        route = route_of(request.path)
+        record = RequestRecord(id=request_id(request), route=route, at_s=time.time(), tenant=caller.name)
         trace = self._tracer.begin(request, started_s) if self._tracer is not None else None
         if not self.in_flight:
             self._idle.clear()
@@ -150,18 +156,12 @@ class Proxy:
 
     def _record(self, question: Question, record: RequestRecord, trace: Moments | None) -> None:
         """Note what is known before placing."""
-        wanted = question.wanted
         if trace is not None:
+            wanted = question.wanted
             question.trace, trace.parsed_s = trace, self._clock()
             kinds = list(self._placer.engines(wanted.model)) if wanted.model else []
             trace.provider = kinds[0] if len(kinds) == 1 else ""
-        record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
-        record.repairs, record.warning = question.repairs, question.warning
-        name = question.request.fields.get(b"x-session-id")
-        if not name and wanted.ask.session:
-            name = wanted.ask.session.encode(errors="surrogatepass")
-        if name:
-            record.session = session_key(name)
+        note(question, record)
 
     def _outcome(self, call: Call) -> Outcome:
         """The outcome of an answer that was delivered to its end."""
@@ -210,7 +210,7 @@ class Proxy:
             return
         last = None
         if FINAL_RECEIPT in question.request.fields and self.receipts and question.receipts:
-            last = final_receipt(question.dialect, call.lease.receipt, record, isolated=_isolated(caller, record))
+            last = final_receipt(question.dialect, call.lease.receipt, record, isolated=may_not_hear(caller, record))
         call.relay = Relay(
             answer,
             question.request.begin(answer.status, lines),
@@ -242,18 +242,7 @@ class Proxy:
         """Header lines for the client: the engine's, and our own."""
         lines = call.answer.lines
         if self.receipts and call.question.receipts:
-            receipt, told = call.lease.receipt, ""
-            if receipt.miss is not None and receipt.miss.misses:
-                told = f"x-warmroute-miss: {receipt.miss.header(isolated=_isolated(caller, record))}\r\n"
-            if record.queued_s >= WAITED_MIN_S:
-                told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
-            lines.append(
-                f"x-warmroute-request-id: {record.id}\r\n"
-                f"x-warmroute-replica: {receipt.replica}\r\n"
-                f"x-warmroute-reason: {receipt.reason}\r\n"
-                f"x-warmroute-grade: {receipt.grade}\r\n"
-                f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n{told}".encode()
-            )
+            lines.append(receipt_text(call.lease.receipt, record, isolated=may_not_hear(caller, record)).encode())
         else:
             if call.answer.tells_where:
                 lines = [line for line in lines if line[: line.index(b":")].lower() not in ADDRESS_HEADERS]
@@ -299,12 +288,6 @@ class Proxy:
                 record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
 
 
-def _isolated(caller: Caller, record: RequestRecord) -> bool:
-    """Whether the client may not hear that another identity has the prompt."""
-    tenant, sighting = caller.tenant, record.sighting
-    return (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
-
-
 def _used(call: Call, relay: Relay) -> int:
     """Tokens of a stream of which no usage is known: an estimate where its tenant pays for them, else its events."""
     return tokens_of(relay) if call.question.metered else relay.events
@@ -320,8 +303,3 @@ def _stalled(dialect: Dialect, tail: bytes) -> bytes:
 
 def _drained(dialect: Dialect, tail: bytes) -> bytes:
     return dialect.error_event(503, DRAINED, "The router stops: this is not all of the answer.", tail)
-
-
-def _route(path: str) -> str:
-    """The label of a path: response ids are left out."""
-    return RESPONSES + "/{id}" if path.startswith(STORED) else path

@@ -7,21 +7,17 @@ from collections.abc import Awaitable
 
 from router import __version__
 from router.core.dialects import PATHS, spoken_on
-from router.edge.answering import filtered, refuse, request_id
-from router.edge.callers import METRICS, Callers
-from router.edge.charge import Met, charge
 from router.edge.proxy import Proxy
-from router.edge.question import STORED
 from router.http.body_budget import no_room
 from router.http.request import Refusal, Request, date_line
-from router.placer import MODELS, REQUESTS, Page, Placer, RequestOwner
+from router.placer import MODELS, REQUESTS, Page, Placer
+from router.reading.answering import filtered, owner_of, refuse, request_id
+from router.reading.callers import METRICS, Callers
+from router.reading.charge import Met, charge
+from router.reading.paths import is_for_engines
 from router.settings.keys import ANYBODY, Caller
 from router.settings.schema import Settings
 from router.telemetry.record import RequestRecord
-
-RESPONSE_METHODS = ("GET", "DELETE")
-RESPONSE_ACTIONS = ("cancel", "input_items")
-METHODS = ("GET", "POST", "DELETE")  # methods on stored responses; no path takes any but these
 
 ACCEPT_CHARS_MAX = 1_024  # longest `Accept` that is looked at
 
@@ -66,7 +62,7 @@ class Routes:
             caller = self._callers.who(request)
         except Refusal as refusal:
             return self._refused(request, refusal, ANYBODY)
-        if not self._is_for_engines(request):
+        if not is_for_engines(request, self._inference):
             return self._answer(request, caller)
         if request.body_bytes and not self._holds(request, caller):
             return self._refused(request, no_room(), caller)
@@ -78,7 +74,7 @@ class Routes:
         caller = self._callers.meet(request)
         if caller.tenant is not None:
             request.holder = caller.tenant.name
-        wanted = self._is_for_engines(request)
+        wanted = is_for_engines(request, self._inference)
         if wanted:
             charge(self._placer, request, caller)
         return wanted
@@ -88,9 +84,6 @@ class Routes:
         if caller.tenant is not None and not request.held_bytes:
             request.holder = caller.tenant.name
         return request.hold()
-
-    def _is_for_engines(self, request: Request) -> bool:
-        return (request.method == "POST" and request.path in self._inference) or _about_response(request)
 
     def refuse(self, request: Request, refusal: Refusal, caller: Caller = ANYBODY) -> None:
         """Answer with an error and report that. Method and path are empty where they were not read."""
@@ -123,33 +116,14 @@ class Routes:
         if path == METRICS:
             return await self._placer.page(path, None, _accept(request)) if self._metrics_here else None
         if path.startswith(REQUESTS):
-            return await self._placer.page(path, self._owner(caller))
+            return await self._placer.page(path, owner_of(caller, receipts=self._proxy.receipts))
         page = await self._placer.page(path)
         if caller.tenant is not None and page is not None and path.startswith(MODELS):
             return filtered(page, path, caller.tenant.allows)
         return page
-
-    def _owner(self, caller: Caller) -> RequestOwner:
-        """The caller as whoever may read of their own requests as much as answers to them tell."""
-        tenant = caller.tenant
-        if tenant is None:
-            return RequestOwner(None, self._proxy.receipts, isolated=False)
-        return RequestOwner(tenant.name, self._proxy.receipts and tenant.receipts, tenant.isolated)
 
 
 def _accept(request: Request) -> str:
     """The header `Accept`; "" for one that is not in ASCII, or longer than any scraper's."""
     value = request.header(b"accept")
     return value if len(value) <= ACCEPT_CHARS_MAX and value.isascii() else ""
-
-
-def _about_response(request: Request) -> bool:
-    """Whether a stored response is to be fetched, deleted or cancelled, or its input listed."""
-    if not request.path.startswith(STORED):
-        return False
-    id_, slash, action = request.path.removeprefix(STORED).partition("/")
-    if not id_.strip(".") or request.method not in METHODS:
-        return False  # an engine that resolves dots in paths would serve another path
-    if not slash:  # a trailing slash is no action: engines answer it with a redirect, which shows their address
-        return request.method in RESPONSE_METHODS
-    return action in RESPONSE_ACTIONS

@@ -22,6 +22,7 @@ from router.core.admission.rates import Quotas, RateLevels, Rates
 from router.core.admission.returning import Returning
 from router.core.admission.windows import Admission, AdmissionLimits
 from router.core.facts.placements import Ending, HeldBack, Outcome, Shed
+from router.core.facts.replicas import is_among
 from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
 from router.core.placement.router import NOBODY, Router
@@ -193,7 +194,7 @@ class Admitter:
     def _place(
         self, wanted: Wanted, exclude: frozenset[str], charged_tokens: int, *, may_hold_back: bool = False
     ) -> Lease:
-        only, now_s = self._owner(wanted), self._clock()
+        only, now_s = self._only(wanted), self._clock()
         hold_back = may_hold_back and only is None
         lease = self._router.route(
             wanted, now_s, exclude=exclude, only=only, full=self._admission.full, may_hold_back=hold_back
@@ -203,12 +204,16 @@ class Admitter:
             self._charged[lease.id] = (wanted.tenant, charged_tokens)
         return lease
 
-    def _owner(self, wanted: Wanted) -> str | None:
-        """The one replica that can answer; None where any may. Raises UnknownResponse."""
-        return self._owners.owner(wanted.response_id, wanted.tenant)
+    def _only(self, wanted: Wanted) -> str | frozenset[str] | None:
+        """The one replica that can answer, or the addresses of those that may; None where any may. Raises
+        UnknownResponse."""
+        owner, among = self._owners.owner(wanted.response_id, wanted.tenant), wanted.among
+        if owner is None or among is None:
+            return owner or among
+        return owner if is_among(owner, among) else frozenset()
 
     def _pool(self, wanted: Wanted) -> Pool:
-        return wanted.model, self._owner(wanted)
+        return wanted.model, self._only(wanted)
 
     def _prompt_tokens(self, wanted: Wanted) -> int:
         """Tokens of the prompt, as far as known before it is matched."""

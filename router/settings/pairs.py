@@ -57,6 +57,17 @@ def event_topics(given: Iterable[str]) -> dict[str, str]:
     return {topic: replica.rstrip("/") for topic, _, replica in (each.rpartition("=") for each in given)}
 
 
+def objectives(pairs: Iterable[str]) -> dict[str, str]:
+    """Parse `NAME=PRIORITY` into a mapping."""
+    return {name: priority for name, _, priority in (given.rpartition("=") for given in pairs)}
+
+
+def objective_problems(pairs: Iterable[str]) -> list[str]:
+    """Problems of the setting `gateway.objectives`."""
+    wrong = [given for given in pairs if not re.fullmatch(r"[^=\s]+=(high|normal|low)", given)]
+    return [f"'gateway.objectives': '{given}' is not of the form NAME=high, normal or low" for given in wrong]
+
+
 def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -> list[str]:
     """Problems of the settings `events.*`."""
     problems = []

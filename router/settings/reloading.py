@@ -33,6 +33,7 @@ LIVE = frozenset(
         "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
         "listen.connections_per_client_max", "listen.head_timeout_s", "listen.body_bytes_per_s_min",
         "listen.body_timeout_s", "listen.send_timeout_s",
+        "gateway.tls_certificate", "gateway.tls_key", "gateway.tls_client_ca",
         "admin.token", "admin.token_file", "admin.replicas_allowed", "admin.connections_max",
         "admin.connections_per_client_max",
         "auth.keys_file", "auth.isolate", "auth.receipts",
@@ -54,10 +55,14 @@ LIVE = frozenset(
 # Settings of sockets, processes, and parts that are built once: index, tokenizers, probe sessions, event followers.
 FIXED = frozenset(
     (
+        "discovery.pools",
         "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
         "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
         "discovery.loopback", "discovery.replicas_max",
-        "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
+        "gateway.host", "gateway.port", "gateway.health_port", "gateway.fallbacks_max", "gateway.objectives",
+        "gateway.sampled_ratio", "gateway.streams_max", "gateway.stream_s_max", "gateway.keepalive_s",
+        "gateway.conformance",
+        "listen.face", "listen.host", "listen.port", "listen.admin_host", "listen.admin_port", "listen.workers",
         "listen.hub_timeout_s",
         "admin.history_path", "admin.history_bytes_max", "admin.history_days_max",
         "auth.secret", "auth.secret_file", "auth.tenants_max",
@@ -83,6 +88,7 @@ FIXED = frozenset(
 # Settings that decide, by being empty or not, how parts are built: with TLS, with keys.
 SWITCHES = frozenset(
     (
+        "gateway.tls_certificate", "gateway.tls_client_ca",
         "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "upstream.tls_ca",
         "upstream.tls_certificate",
     )
@@ -90,6 +96,7 @@ SWITCHES = frozenset(
 
 # Live settings that name files, which are looked at for changes.
 FILES = (
+    "gateway.tls_certificate", "gateway.tls_key", "gateway.tls_client_ca",
     "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "admin.token_file", "auth.keys_file",
     "upstream.api_key_file", "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
     "prewarm.prefixes_file",

@@ -44,6 +44,9 @@ class DiscoverySettings:
     selector: str = ""
     """Label selector of the pods, such as `app=vllm`. Empty: pods that bear the labels of a known serving stack, and
     no others, so that no pod is taken by accident."""
+    pools: tuple[str, ...] = ()
+    """InferencePools (`inference.networking.k8s.io/v1`) whose members the pods are, as `name` or `namespace/name`;
+    their selectors and target ports go before `discovery.selector` and `discovery.port`. Only with `kubernetes`."""
     port: str = ""
     """Port of the engines, by number or by the container port's name; a pod's annotation `warmroute/port` goes before.
     Empty: the container port named `http`, else the only one. With `dns` a number."""
@@ -97,6 +100,9 @@ class TracingSettings:
 class ListenSettings:
     """Where the router listens."""
 
+    face: Literal["edge", "picker", "both"] = "edge"
+    """Who stands before the replicas: `edge`, this router, which carries the bytes; `picker`, a gateway that asks here
+    where each request goes (settings `gateway`; there is no main listener then); or `both`."""
     host: str = "127.0.0.1"
     """Address of the main listener. Loopback unless told otherwise: nobody is served by accident."""
     port: Port = 8000
@@ -143,6 +149,44 @@ class ListenSettings:
     send_timeout_s: Seconds = 60.0
     """Seconds that a client may leave what is written to it unread; then its connection is closed. Only time in which
     it is the client that does not read counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The endpoint picker: what a gateway asks by Envoy's external processing. Needs the extra `gateway`."""
+
+    host: str = "127.0.0.1"
+    """Address of the picker's two listeners. Loopback unless told otherwise: nobody is served by accident."""
+    port: Port = 9002
+    """Port of the picker, gRPC over HTTP/2; 0 takes a free one. As in the Gateway API's Inference Extension."""
+    health_port: Port = 9003
+    """Port of gRPC health checks alone, never with TLS: `liveness`, `readiness`; 0 takes a free one. They are answered
+    on `gateway.port` too."""
+    tls_certificate: str = ""
+    """PEM file of the picker's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
+    tls_key: str = ""
+    """PEM file of its private key; empty: it is in `tls_certificate`."""
+    tls_client_ca: str = ""
+    """PEM file of authorities; gateways must then show a certificate of theirs."""
+    fallbacks_max: Annotated[int, Meta(ge=0, le=4)] = 2
+    """Further endpoints that a request is given, in order of price, to be tried where the first cannot be reached.
+    0 for gateways that take one endpoint only, such as those with Envoy's cluster type ORIGINAL_DST."""
+    objectives: tuple[str, ...] = ()
+    """Priorities of objectives that clients name in `x-llm-d-inference-objective`: `batch=low`, `chat=high`. Others are
+    `normal`."""
+    sampled_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    """Part of the answers that the gateway is asked to send here as well, where it sends none, after the first 64:
+    speeds and lengths are learned from them. It needs `allow_mode_override` there, and costs those answers some 0.2 ms
+    of CPU a chunk. 0: none."""
+    streams_max: Positive = 16_384
+    """Requests that may be under way at once; whoever comes then is told to come again (503)."""
+    stream_s_max: Seconds = 3_600.0
+    """Seconds after which a request's lease is given back, whatever its gateway says."""
+    keepalive_s: Seconds = 30.0
+    """Seconds between two questions whether a silent gateway is still there; it has as long to answer."""
+    conformance: bool = False
+    """Whether requests on all paths are placed, and the header `test-epp-endpoint-selection` names who may take one, as
+    the upstream conformance suite wants. Off: a client must not choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,6 +532,8 @@ class Settings:
     """Where replicas come from, besides `replicas`."""
     listen: ListenSettings = field(default_factory=ListenSettings)
     """Where the router listens."""
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    """What a gateway asks."""
     admin: AdminSettings = field(default_factory=AdminSettings)
     """Who may see and change what on the admin listener."""
     auth: AuthSettings = field(default_factory=AuthSettings)

@@ -93,12 +93,12 @@ def for_replicas(files: ReplicaFiles) -> ssl.SSLContext | None:
     return replica_context(files.tls_ca, files.tls_certificate, files.tls_key) if named else None
 
 
-def listener_problems(certificate: str, key: str, client_ca: str) -> list[str]:
-    """Problems of the listener's files, by the names of their settings."""
+def listener_problems(certificate: str, key: str, client_ca: str, section: str = "listen") -> list[str]:
+    """Problems of a listener's files, by the names of their settings in this section."""
     if not certificate:
         named = [name for name, value in (("tls_key", key), ("tls_client_ca", client_ca)) if value]
-        return [f"'listen.{name}': needs 'listen.tls_certificate' too" for name in named]
-    return _chain_problem("listen", certificate, key) + _ca_problem("listen.tls_client_ca", client_ca)
+        return [f"'{section}.{name}': needs '{section}.tls_certificate' too" for name in named]
+    return _chain_problem(section, certificate, key) + _ca_problem(f"{section}.tls_client_ca", client_ca)
 
 
 def replica_problems(ca: str, certificate: str, key: str) -> list[str]:

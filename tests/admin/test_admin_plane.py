@@ -19,10 +19,10 @@ from router.admin import dashboard, openapi, runbook
 from router.admin.replicas import Additions
 from router.app import App
 from router.core.dialects import PATHS
-from router.edge.callers import METRICS
-from router.edge.question import RESPONSES
-from router.edge.routes import METHODS, RESPONSE_ACTIONS
 from router.engines.discovery.static import StaticDiscovery
+from router.reading.callers import METRICS
+from router.reading.paths import METHODS, RESPONSE_ACTIONS
+from router.reading.question import RESPONSES
 from router.settings.keys import OPEN
 from router.settings.networks import NotAllowed, allowed, checked
 from tests.support.fakes import FakeEngine, running

@@ -19,7 +19,7 @@ from router.core.facts.requests import Ask
 from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.texts import Match
 from router.core.prompts.blocks import Chain
-from router.edge.observer import Observer
+from router.reading.observer import Observer
 from router.telemetry import logs
 from router.telemetry.record import RequestRecord
 from tests.support.fakes import FakeEngine, running

@@ -17,7 +17,7 @@ from aiohttp import ClientSession
 from loadtest.observe import sidechannel
 from router.core.dialects import PATHS
 from router.core.facts.placements import Grade
-from router.edge.reader import FREE_PATHS
+from router.reading.reader import FREE_PATHS
 from tests.engines.test_exact import caught_up, graded, replicas, routing
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import Keyring

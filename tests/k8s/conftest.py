@@ -9,7 +9,7 @@ import trustme
 
 from router.settings.keys import entry_of, make_key
 from tests.k8s import install
-from tests.k8s.tools import EXAMPLES, NEEDED_OPTIONS, Document, documents, example, template
+from tests.k8s.tools import EXAMPLES, NEEDED_OPTIONS, PICKERS, Document, documents, example, picker, template
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,9 +27,16 @@ def rendered(tools: None) -> dict[str, list[Document]]:
 
 
 @pytest.fixture(scope="session")
-def everything(rendered: dict[str, list[Document]]) -> dict[str, list[Document]]:
+def pickers(tools: None) -> dict[str, list[Document]]:
+    """Every example of an endpoint picker by its name."""
+    return {name: template("--values", picker(name)) for name in PICKERS}
+
+
+@pytest.fixture(scope="session")
+def everything(rendered: dict[str, list[Document]], pickers: dict[str, list[Document]]) -> dict[str, list[Document]]:
     """All that, and the sidecar."""
-    return rendered | {"sidecar": documents(example("sidecar").read_text(encoding="utf-8"))}
+    sidecar = documents(example("sidecar").read_text(encoding="utf-8"))
+    return rendered | {f"picker-{name}": found for name, found in pickers.items()} | {"sidecar": sidecar}
 
 
 @pytest.fixture(scope="session")

@@ -119,14 +119,17 @@ def test_a_selector_that_is_given_stays() -> None:
 
 
 def test_only_the_routers_of_the_release_reach_the_ports(stack: list[tools.Document]) -> None:
-    """Each model's policy selects its pods and lets in the labels that the routers' pods have, to its ports."""
+    """Each model's policy selects its pods and lets in the labels that the routers' pods have, to its ports; beside
+    them what connects for a picker, to the port of requests alone."""
     router = named(stack, "Deployment", "warmroute")["spec"]["template"]["metadata"]["labels"]
     for model in ("sim", "llama", "qwen"):
         policy, deployment = (named(stack, kind, model)["spec"] for kind in ("NetworkPolicy", "Deployment"))
         assert policy["podSelector"] == deployment["selector"]
-        (rule,) = policy["ingress"]
+        rule, envoys = policy["ingress"]
         assert rule["from"][0]["podSelector"]["matchLabels"].items() <= router.items()
         (container,) = deployment["template"]["spec"]["containers"]
+        assert not envoys["from"][0]["podSelector"]["matchLabels"].items() <= router.items()
+        assert [port["port"] for port in envoys["ports"]] == [container["ports"][0]["containerPort"]]
         assert [port["port"] for port in rule["ports"]] == [port["containerPort"] for port in container["ports"]]
 
 

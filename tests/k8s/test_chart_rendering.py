@@ -41,6 +41,7 @@ from tests.k8s.tools import (
 )
 
 CUSTOM = {"monitoring.coreos.com/v1", "gateway.networking.k8s.io/v1"}
+OF_PICKERS = {"inference.networking.k8s.io/v1", "gateway.envoyproxy.io/v1alpha1", "networking.istio.io/v1alpha3"}
 RULES = {
     "groups": [{"name": "warmroute", "rules": [{"alert": "Down", "expr": "up == 0", "labels": {"a": "{{ $x }}"}}]}]
 }
@@ -78,7 +79,7 @@ def test_both_engines_render_the_same(rendered: dict[str, list[Document]]) -> No
 def test_objects_are_valid(everything: dict[str, list[Document]], with_all: list[Document]) -> None:
     """Every object of every example is valid, strictly, against the schemas of three Kubernetes versions."""
     found = [document for documents_ in [*everything.values(), with_all] for document in documents_]
-    known = [document for document in found if document["apiVersion"] not in CUSTOM]
+    known = [document for document in found if document["apiVersion"] not in CUSTOM | OF_PICKERS]
 
     assert invalid(known) == []
     assert {"HorizontalPodAutoscaler", "Ingress", "NetworkPolicy"} <= {document["kind"] for document in known}
@@ -201,8 +202,11 @@ def test_every_image_has_a_version(everything: dict[str, list[Document]]) -> Non
     """Images have a tag that is no `latest`, or a digest; the router's is the chart's version."""
     for name, found in everything.items():
         for container in [container for spec in pod_specs(found) for container in containers(spec)]:
-            assert re.search(r":[0-9][\w.-]*$|@sha256:[0-9a-f]{64}$", container["image"]), (name, container["image"])
-            if container["name"] != "agent":
+            assert re.search(r":(distroless-v)?[0-9][\w.-]*$|@sha256:[0-9a-f]{64}$", container["image"]), (
+                name,
+                container["image"],
+            )
+            if container["name"] not in ("agent", "envoy"):
                 assert container["image"] == f"registry.example.com/warmroute:{router.__version__}"
     digest = "sha256:" + "0" * 64
     for spec in pod_specs(template("--values", example("vllm"), "--set", f"image.digest={digest}")):

@@ -350,7 +350,15 @@ def test_every_object_is_closed() -> None:
                 walk(part, f"{path}.{key}" if key not in {"properties", "items"} else path)
 
     walk(chart_schema.schema(), "")
-    of_kubernetes = (".extra", ".initContainers", ".affinity", ".resources", ".test.resources", ".global")
+    of_kubernetes = (
+        ".extra",
+        ".initContainers",
+        ".affinity",
+        ".resources",
+        ".test.resources",
+        ".envoy.resources",
+        ".global",
+    )
     outside = [path for path in open_ones if not path.startswith(of_kubernetes)]
     assert sorted({path.split(".")[-1] for path in outside}) == [
         "engines",

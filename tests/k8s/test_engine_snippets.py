@@ -81,12 +81,16 @@ def test_pods_are_watched_and_end_in_peace(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_the_router_reaches_the_ports(engine: str) -> None:
-    """The NetworkPolicy selects the engines' pods and lets the router alone to every port, KV events among them."""
+    """The NetworkPolicy selects the engines' pods and lets the router alone to every port, KV events among them; the
+    chart's Envoy reaches the port of requests and no other."""
     policy, deployment = of_kind(engine, "NetworkPolicy")["spec"], of_kind(engine, "Deployment")["spec"]
     assert policy["podSelector"] == deployment["selector"]
     assert policy["policyTypes"] == ["Ingress"]
-    (rule,) = policy["ingress"]
+    rule, envoys = policy["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "warmroute"}}}]
+    assert envoys["from"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "warmroute-envoy"}}}]
+    (port,) = envoys["ports"]
+    assert port["port"] == next(each["containerPort"] for each in container(engine)["ports"] if each["name"] == "http")
     assert {port["port"] for port in rule["ports"]} == {port["containerPort"] for port in container(engine)["ports"]}
 
 

@@ -117,8 +117,17 @@ def example(name: str) -> Path:
     return CHART / "values-production.yaml" if name == PRODUCTION else CHART / "examples" / f"{name}.yaml"
 
 
+def picker(name: str) -> Path:
+    """A values file of an endpoint picker."""
+    return CHART / "examples" / "picker" / f"{name}.yaml"
+
+
 # Values files: what is not one is the sidecar, a pod to copy from.
 EXAMPLES = [*sorted(path.stem for path in (CHART / "examples").glob("*.yaml") if path.stem != "sidecar"), PRODUCTION]
+
+
+# Values files of endpoint pickers.
+PICKERS = sorted(path.stem for path in (CHART / "examples" / "picker").glob("*.yaml"))
 
 
 def only(found: list[Document], kind: str) -> Document:

@@ -79,8 +79,8 @@ async def test_files_are_read_again(tmp_path: Path, engine: FakeEngine, client: 
                 async with client.post(app.url + CHAT, json=body(), headers=headers, ssl=trusting) as response:
                     assert response.status == status
             assert engine.seen[-1].headers["authorization"] == "Bearer key-1"
-            assert app.edge._asking_tls is not None
-            assert app.edge._asking_tls.cert_store_stats()["x509_ca"] == len(authorities)
+            assert app.edge._desk._asking_tls is not None
+            assert app.edge._desk._asking_tls.cert_store_stats()["x509_ca"] == len(authorities)
             for number, status in ((1, 200), (0, 401)):
                 bearer = {"Authorization": f"Bearer admin-token-{number:04}"}
                 async with client.get(app.admin_url + "/metrics", headers=bearer) as response:

@@ -284,6 +284,7 @@ def test_settings_cannot_be_changed() -> None:
 
 DNS = {"discovery__source": "dns", "discovery__dns_name": "vllm.default.svc", "discovery__port": "8000"}
 PODS = {"discovery__source": "kubernetes", "discovery__selector": "app=vllm"}
+POOLS = {"discovery__source": "kubernetes", "discovery__pools": "vllm"}
 
 
 @pytest.mark.parametrize(
@@ -306,6 +307,14 @@ PODS = {"discovery__source": "kubernetes", "discovery__selector": "app=vllm"}
         (PODS | {"discovery__namespaces": "default,Prod"}, "'Prod' is not the name of a namespace"),
         (PODS | {"discovery__namespaces": "a,a"}, "a namespace is given twice"),
         (PODS | {"discovery__kubeconfig": "/nowhere/config"}, "/nowhere/config: No such file"),
+        ({"discovery__pools": "vllm"}, "needs discovery.source kubernetes; it is 'static'"),
+        (POOLS | {"discovery__pools": "Vllm"}, "'Vllm' is neither the name of an InferencePool nor namespace/name"),
+        (POOLS | {"discovery__pools": "/vllm"}, "'/vllm' is neither"),
+        (POOLS | {"discovery__pools": "vllm,vllm"}, "a pool is given twice"),
+        (POOLS | {"discovery__pools": ",".join(f"p{n}" for n in range(65))}, "65 pools are more"),
+        (POOLS | {"discovery__selector": "app=vllm"}, "would not count beside discovery.pools"),
+        (POOLS | {"discovery__port": "8000"}, "would not count beside discovery.pools"),
+        (POOLS | {"discovery__namespaces": "a,b"}, "one at most with discovery.pools"),
     ],
 )
 def test_a_discovery_that_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
@@ -323,6 +332,7 @@ def test_a_discovery_that_makes_no_sense_is_refused(given: dict[str, Any], said:
         DNS | {"discovery__dns_name": "localhost", "discovery__port": 8000},
         PODS,
         PODS | {"discovery__port": "http-api", "discovery__namespaces": "a,b-2", "discovery__scheme": "https"},
+        POOLS | {"discovery__pools": "vllm,team-b/llama.v3", "discovery__namespaces": "a"},
     ],
 )
 def test_a_discovery_that_makes_sense_is_taken(given: dict[str, Any]) -> None:

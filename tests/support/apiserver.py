@@ -1,10 +1,11 @@
-"""A fake Kubernetes API server: a real aiohttp server on port 0, for pods only, with the faults that real ones have.
+"""A fake Kubernetes API server: a real aiohttp server on port 0, for pods and InferencePools, with the faults that
+real ones have.
 
     async with ApiServer() as api:
         api.store.create(pod("a", ip="127.0.0.1", port=engine.port))
         settings = DiscoverySettings(source="kubernetes", selector="app=vllm", kubeconfig=str(api.kubeconfig(folder)))
 
-What it holds is in `api.store` (podstore.py); watchers hear of a change at once, however it was made.
+What it holds is in `api.store` and `api.pools` (podstore.py); watchers hear of a change at once, however it was made.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import contextlib
 import json
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +33,8 @@ class ApiServer:
     """`async with ApiServer() as api`. Everything below `port` may be changed at any time."""
 
     store: PodStore = field(default_factory=PodStore)
+    pools: PodStore = field(default_factory=PodStore)
+    knows_pools: bool = True  # whether the definition of InferencePools is installed
     port: int = 0
     token: str = "secret-token"
     host: str = "127.0.0.1"
@@ -66,6 +69,10 @@ class ApiServer:
         """Listen: on a free port first, then on the same again."""
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._pods)
+        if self.knows_pools:
+            app.router.add_get(
+                "/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools", self._inferencepools
+            )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls).start()
@@ -105,6 +112,12 @@ class ApiServer:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _pods(self, request: web.Request) -> web.StreamResponse:
+        return await self._asked(request, self.store, "pods")
+
+    async def _inferencepools(self, request: web.Request) -> web.StreamResponse:
+        return await self._asked(request, self.pools, "inferencepools")
+
+    async def _asked(self, request: web.Request, store: PodStore, what: str) -> web.StreamResponse:
         verb = "watch" if request.query.get("watch") in ("1", "true", "True") else "list"
         self.asked[verb] += 1
         if self.failing is not None:
@@ -115,29 +128,33 @@ class ApiServer:
         namespace = request.match_info["namespace"]
         if self.odd is not None and (answer := await self.odd(verb, request)) is not None:
             return answer
-        if not self.forbidden.isdisjoint((verb, namespace)):
-            message = f'pods is forbidden: User "fake" cannot {verb} resource "pods" in the namespace "{namespace}"'
+        if not self.forbidden.isdisjoint((verb, namespace, what)):
+            message = f'{what} is forbidden: User "fake" cannot {verb} resource "{what}" in the namespace "{namespace}"'
             return self._failed(403, "Forbidden", message)
         while self.stalled:
             await asyncio.sleep(LOOK_S)
         if verb == "watch":
-            return await self._watch(request, namespace)
+            return await self._watch(request, store, namespace)
         if self.slow_s:
             await asyncio.sleep(self.slow_s)
         query = request.query
         try:
-            page = self.store.list(
-                namespace, query.get("labelSelector", ""), int(query.get("limit", "0")), query.get("continue", "")
+            page = store.list(
+                namespace,
+                query.get("labelSelector", ""),
+                int(query.get("limit", "0")),
+                query.get("continue", ""),
+                _name(query),
             )
         except Gone:
             return self._answer(410, expired(query["continue"]))
         return self._answer(200, page)
 
-    async def _watch(self, request: web.Request, namespace: str) -> web.StreamResponse:
-        behind = int(request.query.get("resourceVersion") or self.store.revision)
-        if behind > self.store.revision:
+    async def _watch(self, request: web.Request, store: PodStore, namespace: str) -> web.StreamResponse:
+        behind = int(request.query.get("resourceVersion") or store.revision)
+        if behind > store.revision:
             return self._failed(504, "Timeout", "Too large resource version")
-        if behind < self.store.compacted and self.gone_as_status:
+        if behind < store.compacted and self.gone_as_status:
             return self._answer(410, expired(str(behind)))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
@@ -147,12 +164,14 @@ class ApiServer:
         with contextlib.suppress(ConnectionError):
             try:
                 await response.prepare(request)
-                await self._tell(request, response, namespace, behind)
+                await self._tell(request, response, store, namespace, behind)
             finally:
                 self.watching.discard(transport)
         return response
 
-    async def _tell(self, request: web.Request, response: web.StreamResponse, namespace: str, behind: int) -> None:
+    async def _tell(
+        self, request: web.Request, response: web.StreamResponse, store: PodStore, namespace: str, behind: int
+    ) -> None:
         """Events until the time is over that the watcher has asked for."""
         loop, query = asyncio.get_running_loop(), request.query
         end_s = loop.time() + float(query.get("timeoutSeconds", "1800"))
@@ -160,17 +179,17 @@ class ApiServer:
         while self.stalled or loop.time() < end_s:
             if not self.stalled:
                 try:
-                    events = list(self.store.events(namespace, query.get("labelSelector", ""), behind))
+                    events = list(store.events(namespace, query.get("labelSelector", ""), behind, _name(query)))
                 except Gone:
                     await self._send(response, {"type": "ERROR", "object": expired(str(behind))})
                     return
-                behind = self.store.revision
+                behind = store.revision
                 for event in [] if self.dropping else events:
                     for _ in range(1 + self.repeating):
                         await self._send(response, event)
                 if loop.time() >= bookmark_s and query.get("allowWatchBookmarks") in ("1", "true", "True"):
                     bookmark_s = loop.time() + self.bookmark_s
-                    await self._send(response, self.store.bookmark())
+                    await self._send(response, store.bookmark())
             await asyncio.sleep(LOOK_S)
 
     async def _send(self, response: web.StreamResponse, event: dict[str, Any]) -> None:
@@ -184,3 +203,10 @@ class ApiServer:
     @staticmethod
     def _answer(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> web.StreamResponse:
         return web.json_response(body, status=status, headers=headers)
+
+
+def _name(query: Mapping[str, str]) -> str:
+    """The name that a question asks for alone; "" where it asks for all."""
+    field_, _, name = query.get("fieldSelector", "").partition("=")
+    assert field_ in ("", "metadata.name"), field_
+    return name

@@ -70,6 +70,32 @@ def pod(
     }
 
 
+def pool(
+    name: str,
+    *ports: int,
+    namespace: str = "default",
+    labels: Mapping[str, str] | None = None,
+    failure_mode: str = "FailOpen",
+) -> Pod:
+    """An InferencePool as the API server shows it; on port 8000 unless told otherwise."""
+    return {
+        "apiVersion": "inference.networking.k8s.io/v1",
+        "kind": "InferencePool",
+        "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {
+            "selector": {"matchLabels": dict(labels if labels is not None else {"app": "vllm"})},
+            "targetPorts": [{"number": port} for port in ports or (8000,)],
+            "endpointPickerRef": {
+                "group": "",
+                "kind": "Service",
+                "name": "picker",
+                "port": {"number": 9002},
+                "failureMode": failure_mode,
+            },
+        },
+    }
+
+
 def matches(selector: str, labels: Mapping[str, str]) -> bool:
     """Whether labels match a selector: `a=b`, `a==b`, `a!=b`, `a in (b, c)`, `a notin (b)`, `a`, `!a`, all of them."""
     for term in _TERM.finditer(selector):
@@ -113,9 +139,9 @@ class Change:
     after: Pod | None
     last: Pod
 
-    def event(self, namespace: str, selector: str) -> dict[str, Any] | None:
-        """What somebody who watches this namespace by this selector is told."""
-        if self.key[0] != namespace:
+    def event(self, namespace: str, selector: str, name: str = "") -> dict[str, Any] | None:
+        """What somebody who watches this namespace by this selector, or one name of it, is told."""
+        if self.key[0] != namespace or name not in ("", self.key[1]):
             return None
         was = self.before is not None and matches(selector, self.before["metadata"].get("labels", {}))
         is_ = self.after is not None and matches(selector, self.after["metadata"].get("labels", {}))
@@ -126,7 +152,7 @@ class Change:
 
 @dataclass
 class PodStore:
-    """Pods are never changed in place: every version is an object of its own."""
+    """Pods, or pools, are never changed in place: every version is an object of its own."""
 
     revision: int = FIRST_REVISION
     compacted: int = 0  # changes up to this revision are forgotten
@@ -191,8 +217,10 @@ class PodStore:
 
     # -- what can be asked -----------------------------------------------------------------------------------------
 
-    def list(self, namespace: str, selector: str = "", limit: int = 0, token: str = "") -> dict[str, Any]:
-        """A PodList, or one page of it; raises Gone when the revision of a page's first one is compacted."""
+    def list(
+        self, namespace: str, selector: str = "", limit: int = 0, token: str = "", name: str = ""
+    ) -> dict[str, Any]:
+        """A list of them, or one page of it; raises Gone when the revision of a page's first one is compacted."""
         revision, after = json.loads(base64.urlsafe_b64decode(token)) if token else (self.revision, "")
         if token and revision < self.compacted:
             raise Gone
@@ -200,7 +228,10 @@ class PodStore:
         found = [
             pods[key]
             for key in sorted(pods)
-            if key[0] == namespace and key[1] > after and matches(selector, pods[key]["metadata"].get("labels", {}))
+            if key[0] == namespace
+            and key[1] > after
+            and name in ("", key[1])
+            and matches(selector, pods[key]["metadata"].get("labels", {}))
         ]
         metadata: dict[str, Any] = {"resourceVersion": str(revision)}
         if limit and len(found) > limit:
@@ -208,7 +239,8 @@ class PodStore:
             metadata["continue"] = base64.urlsafe_b64encode(json.dumps([revision, last]).encode()).decode()
             metadata["remainingItemCount"] = len(found) - limit
             found = found[:limit]
-        return {"kind": "PodList", "apiVersion": "v1", "metadata": metadata, "items": found}
+        kind = found[0]["kind"] if found else "Pod"
+        return {"kind": f"{kind}List", "apiVersion": "v1", "metadata": metadata, "items": found}
 
     def _at(self, revision: int) -> dict[tuple[str, str], Pod]:
         """All pods as they were."""
@@ -222,12 +254,12 @@ class PodStore:
                 pods[change.key] = change.after
         return pods
 
-    def events(self, namespace: str, selector: str, behind: int) -> Iterator[dict[str, Any]]:
+    def events(self, namespace: str, selector: str, behind: int, name: str = "") -> Iterator[dict[str, Any]]:
         """Watch events of the changes behind a revision; raises Gone when they are compacted."""
         if behind < self.compacted:
             raise Gone
         for change in self.changes[bisect_right(self.changes, behind, key=lambda change: change.revision) :]:
-            if event := change.event(namespace, selector):
+            if event := change.event(namespace, selector, name):
                 yield event
 
     def bookmark(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@
   (include "warmroute.checkPod" . | fromJsonArray)
   (include "warmroute.checkTracing" . | fromJsonArray)
   (include "warmroute.checkObjects" . | fromJsonArray)
+  (include "warmroute.checkPicker" . | fromJsonArray)
 -}}
 {{- if $problems -}}
 {{- fail (printf "\n\nThese values of warmroute make no sense:\n- %s\n" (join "\n- " $problems)) -}}
@@ -162,12 +163,12 @@
   {{- end -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
-  {{- if regexMatch "^WARMROUTE_(LISTEN|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
+  {{- if regexMatch "^WARMROUTE_(LISTEN|GATEWAY|DISCOVERY|ADMIN|EVENTS_BIND|AUTH_KEYS)" .name -}}
     {{- $p = append $p (printf "extraEnv: %s would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .name) -}}
   {{- end -}}
 {{- end -}}
 {{- range .Values.extraArgs -}}
-  {{- if regexMatch "^(--(config|host|port|admin-port|workers)(=|$)|(--set=)?(listen|discovery|admin|events.bind|auth.keys)[._])" . -}}
+  {{- if regexMatch "^(--(config|face|host|port|admin-port|workers)(=|$)|(--set=)?(listen|gateway|discovery|admin|events.bind|auth.keys)[._])" . -}}
     {{- $p = append $p (printf "extraArgs: '%s' would go past the chart, whose ports, rights and monitors go by config and adminToken, apiKeys: set it there" .) -}}
   {{- end -}}
 {{- end -}}

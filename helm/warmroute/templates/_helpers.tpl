@@ -172,15 +172,24 @@ seccompProfile:
 {{- end -}}
 {{- end -}}
 
-{{/* Probes ask the main port, unless it wants certificates that kubelets do not have. */}}
+{{/*
+Probes ask the main port, unless it wants certificates that kubelets do not have. A picker that serves no clients has
+none: of it the port for health checks is asked, which never has TLS.
+*/}}
 {{- define "warmroute.probe" -}}
 {{- $root := index . 0 -}}
+{{- if not (include "warmroute.serves" $root) -}}
+grpc:
+  port: {{ include "warmroute.pickerHealthPort" $root }}
+  service: {{ ternary "readiness" "liveness" (eq (index . 1) "/readyz") }}
+{{- else -}}
 httpGet:
   path: {{ index . 1 }}
   port: {{ if $root.Values.tls.clientCaKey }}admin{{ else }}http{{ end }}
   {{- if and $root.Values.tls.existingSecret (not $root.Values.tls.clientCaKey) }}
   scheme: HTTPS
   {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "warmroute.port" -}}
@@ -197,7 +206,7 @@ httpGet:
 {{- end -}}
 
 {{- define "warmroute.metricsPort" -}}
-{{- if .Values.adminToken.existingSecret }}admin{{ else }}http{{ end -}}
+{{- if or .Values.adminToken.existingSecret (not (include "warmroute.serves" .)) }}admin{{ else }}http{{ end -}}
 {{- end -}}
 
 {{/* What a monitor asks, the same for both kinds. */}}
@@ -221,7 +230,15 @@ httpGet:
 
 {{/* Namespaces of the engines' pods, as JSON. */}}
 {{- define "warmroute.namespaces" -}}
-{{- dig "discovery" "namespaces" list .Values.config | default (list .Release.Namespace) | uniq | toJson -}}
+{{- $namespaces := dig "discovery" "namespaces" list .Values.config | default (list .Release.Namespace) -}}
+{{- with include "warmroute.pools" . | fromJsonArray -}}
+{{- $namespaces = list -}}
+{{- range . -}}
+{{- $parts := splitList "/" . -}}
+{{- $namespaces = append $namespaces (ternary (first $parts) (include "warmroute.plainNamespace" $) (eq (len $parts) 2)) -}}
+{{- end -}}
+{{- end -}}
+{{- $namespaces | uniq | toJson -}}
 {{- end -}}
 
 {{/* Role and binding, in a namespace that other releases may use too. */}}

@@ -1,6 +1,7 @@
-{{/* Discovery's label selector as text: the one that is given, that of the engines of this release, or none. */}}
+{{/* The engines' label selector as text: the one that is given, the pool's, that of the engines of this release, or none. */}}
 {{- define "warmroute.selectorText" -}}
-{{- default (ternary (printf "warmroute/engine-of=%s" .Release.Name) "" .Values.engines.enabled) .Values.config.discovery.selector -}}
+{{- $own := ternary (printf "warmroute/engine-of=%s" .Release.Name) "" .Values.engines.enabled -}}
+{{- .Values.config.discovery.selector | default (include "warmroute.poolSelector" .) | default $own -}}
 {{- end -}}
 
 {{/*

@@ -21,9 +21,21 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- $admin := dig "admin" dict $tree -}}
 {{- $auth := dig "auth" dict $tree -}}
 {{- $upstream := dig "upstream" dict $tree -}}
-{{- if eq $tree.discovery.source "kubernetes" -}}
+{{- $pools := include "warmroute.pools" . | fromJsonArray -}}
+{{- if $pools -}}
+{{- $_ := set $tree.discovery "pools" $pools -}}
+{{- $_ := set $tree.discovery "namespaces" (list (include "warmroute.plainNamespace" .)) -}}
+{{- $_ := unset $tree.discovery "selector" -}}
+{{- else if eq $tree.discovery.source "kubernetes" -}}
 {{- $_ := set $tree.discovery "selector" (include "warmroute.selectorText" .) -}}
 {{- $_ := set $tree.discovery "namespaces" (include "warmroute.namespaces" . | fromJsonArray) -}}
+{{- if and (include "warmroute.poolSelector" .) (not $tree.discovery.port) -}}
+{{- $_ := set $tree.discovery "port" (first .Values.pool.targetPorts | int | toString) -}}
+{{- end -}}
+{{- end -}}
+{{- if include "warmroute.picks" . -}}
+{{- $listen = merge (dict "face" .Values.face) $listen -}}
+{{- $_ := set $tree "gateway" (include "warmroute.pickerSettings" . | fromJson) -}}
 {{- end -}}
 {{- if .Values.adminToken.existingSecret -}}
 {{- $listen = merge (dict "admin_host" $listen.host) $listen -}}

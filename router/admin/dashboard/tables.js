@@ -7,6 +7,7 @@ const GRADES = {
   exact: "known from its events",
   "catching-up": "its events are being caught up with",
   estimated: "guessed from what was sent there",
+  unseen: "guessed from what was sent there; answers do not come by the router",
 };
 
 function gauge(cell, share, words, hot) {

@@ -98,7 +98,7 @@ def filter_of(query: Mapping[str, str]) -> DecisionFilter:
 
 def ids_of(given: str) -> tuple[str, ...]:
     """The request ids that somebody may mean: the id given, and without what an engine puts before it and the router
-    behind it (`edge/answering.engine_id`)."""
+    behind it (`reading/answering.engine_id`)."""
     if not given:
         return ()
     bare = [given.removeprefix(prefix) for prefix in ENGINE_PREFIXES if given.startswith(prefix)]

@@ -21,7 +21,7 @@ from typing import Any
 from router.core.facts.requests import Priority
 
 TENANTS_MAX = 4_096  # tenants whose last turn is remembered
-Pool = tuple[str | None, str | None]  # model, and the one replica that can answer
+Pool = tuple[str | None, str | frozenset[str] | None]  # model, and who can answer: one replica, or those at addresses
 
 
 @dataclass(slots=True, eq=False)

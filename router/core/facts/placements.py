@@ -16,6 +16,10 @@ class Grade(StrEnum):
     EXACT = "exact"
     CATCHING_UP = "catching-up"
     ESTIMATED = "estimated"
+    UNSEEN = "unseen"  # estimated, and no answer comes by here that would correct it
+
+
+OF_REPLICAS = (Grade.EXACT, Grade.CATCHING_UP, Grade.ESTIMATED)  # grades of replicas; the others are of requests
 
 
 class Reason(StrEnum):
@@ -130,6 +134,7 @@ class Outcome(Struct, gc=False):
     ending: Ending
     usage: Usage | None = None
     events: int = 0  # streamed events: tokens, where usage is not reported
+    unseen: bool = False  # the answer did not come by here: how many tokens it had is not known
 
 
 class Receipt(Struct):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has
 REST_MAX_S = 300.0  # longest rest granted: a Retry-After by a clock that is wrong by years must not cost a replica
@@ -56,6 +58,19 @@ class Replica:
     def after(self, before: Replica) -> Replica:
         """The same engine, as far as known, with the facts of today: an instance that was known still is."""
         return self if self.instance or not before.instance else replace(self, instance=before.instance)
+
+
+@lru_cache(4_096)
+def address_of(id_: str) -> str:
+    """`host:port` of the replica with this id; the port is its scheme's where the URL has none."""
+    where = urlsplit(id_)
+    return where.netloc if where.port else f"{where.netloc}:{443 if where.scheme == 'https' else 80}"
+
+
+def is_among(id_: str, addresses: frozenset[str]) -> bool:
+    """Whether the replica with this id is at one of these addresses: `host:port`, or `host` for all its ports."""
+    address = address_of(id_)
+    return address in addresses or address.rpartition(":")[0] in addresses
 
 
 @dataclass(frozen=True, slots=True)

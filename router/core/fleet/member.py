@@ -72,6 +72,7 @@ class Member:
     late_s: float = -inf  # last first token that was late
     unseen_end_s: float = 0.0  # end of the last answer that did not stream
     counts: bool = False  # whether the engine's counters move when it works
+    unseen_answers: int = 0  # requests sent there whose answers do not come by here: nothing was learned from them
     left_late: int = 0  # clients that left without a token that was late, since the last sign of life
     left_ms: float = 0.0  # modelled prefill of requests whose clients left before it ended: it may have been worked on
     timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
@@ -226,6 +227,10 @@ class Member:
             speeds.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
             self.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
         if lease.role == PREFILL:  # means are of clients' requests
+            return uncached, cached
+        if outcome.unseen:  # lengths and rates are those of answers that were seen
+            speeds.passed((now_s - lease.placed_s) * 1e3)
+            speeds.asked(lease.prompt_tokens, lease.prefill_ms)
             return uncached, cached
         tokens = usage.completion_tokens if usage is not None else outcome.events
         speeds.ended((now_s - lease.placed_s) * 1e3, tokens, uncached)

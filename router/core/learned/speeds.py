@@ -62,6 +62,11 @@ class Speeds:
         self.mean_answer_tokens += fade * (tokens - self.mean_answer_tokens)
         self.mean_open_ms += fade * (open_ms - self.mean_open_ms)
 
+    def passed(self, open_ms: float) -> None:
+        """An answer that nobody here saw ended after `open_ms`."""
+        self.answer_ms_max = _faded_max(self.answer_ms_max, open_ms)
+        self.mean_open_ms += (1 - WORK_FADE) * (open_ms - self.mean_open_ms)
+
     def decoded(self, decode_ms: float) -> None:
         """An answer streamed for so long after its first token."""
         self.decodes += 1

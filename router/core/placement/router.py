@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
 from router.core.facts.placements import Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
-from router.core.facts.replicas import Replica
+from router.core.facts.replicas import Replica, is_among
 from router.core.fleet import stuck
 from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
@@ -43,7 +43,8 @@ NOBODY: frozenset[str] = frozenset()
 ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 NEAR = 4  # places on the ring that are looked at for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
-_OK, _LEFT = Ending.OK, Ending.CLIENT_LEFT  # looking up an enum's member costs as much as a call
+# Looking up an enum's member costs as much as a call.
+_OK, _LEFT, _ESTIMATED = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED
 
 
 class Router:
@@ -155,16 +156,16 @@ class Router:
         now_s: float,
         *,
         exclude: frozenset[str] = NOBODY,
-        only: str | None = None,
+        only: str | frozenset[str] | None = None,
         full: Collection[str] = (),
         may_hold_back: bool = False,
     ) -> Lease:
         """Place one request on a fit replica that serves its model (None: any model).
 
         `exclude` names replicas that failed the request: with them the placement is a retry. `only` names the one
-        replica that can answer, which may be warming up (Fleet.warm_up). Replicas that are `full` are passed over while
-        there are others. Raises NoReplica where no candidate is left, Shed where all candidates asked to be left alone,
-        and HeldBack where the request `may_hold_back` and is better placed later.
+        replica that can answer, which may be warming up (Fleet.warm_up), or the addresses of those that can. Replicas
+        that are `full` are passed over while there are others. Raises NoReplica where no candidate is left, Shed where
+        all candidates asked for a rest, and HeldBack where the request `may_hold_back` and is better placed later.
         """
         members = self._who_may(wanted.model, exclude, only, full, now_s)
         self.knowledge.tick(now_s)
@@ -185,12 +186,14 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
+        if wanted.unseen and receipt.grade is _ESTIMATED:
+            receipt.grade = Grade.UNSEEN
         if self.explainer is not None:
             self._explain(self.explainer, receipt, wanted, match, bool(exclude), now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
         return self._open(wanted, match, chosen, receipt, guessed, now_s)
 
-    def candidates(self, model: str | None, only: str | None, now_s: float) -> list[Member]:
+    def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
         """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
         and Shed."""
         return self._who_may(model, NOBODY, only, (), now_s)
@@ -240,17 +243,25 @@ class Router:
     # -- steps of route ------------------------------------------------------------------------------------------
 
     def _who_may(
-        self, model: str | None, exclude: frozenset[str], only: str | None, full: Collection[str], now_s: float
+        self,
+        model: str | None,
+        exclude: frozenset[str],
+        only: str | frozenset[str] | None,
+        full: Collection[str],
+        now_s: float,
     ) -> list[Member]:
         """Members that may take the request. Raises NoReplica and Shed."""
         fleet = self.fleet
         members = fleet.usable() if model is None else fleet.serving(model)
-        if only is not None:
+        if isinstance(only, str):
             warming_up = fleet.warming_up.get(only)
             if warming_up is not None and (model is None or model in warming_up.models):
                 members = [warming_up]
-        if exclude or only is not None:
-            members = [m for m in members if m.id not in exclude and only in (None, m.id)]
+            members = [m for m in members if m.id == only]
+        elif only is not None:
+            members = [m for m in members if is_among(m.id, only)]
+        if exclude:
+            members = [m for m in members if m.id not in exclude]
         if fleet.guarded:
             members = self.fitness.allowed(members, now_s, retry=bool(exclude))
         if exclude:  # a second failure would be the client's: avoid members that have just failed, if there are others
@@ -342,7 +353,7 @@ class Router:
             receipt,
             now_s,
             wanted.model or "",
-            ask.stream,
+            ask.stream and not wanted.unseen,
             size.prompt_tokens,
             chosen.cached_tokens,
             credit.tokens if credit is not None and credit.replica == id_ else 0,
@@ -360,6 +371,7 @@ class Router:
         lease.opaque_bytes = size.opaque_bytes
         self._next_lease += 1
         member.open(lease, now_s)
+        member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
         self._reuse.observe(keys, now_s)
         self.index.pin(id_, lease.id, keys, now_s)

@@ -25,4 +25,8 @@ class Wanted(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     body_bytes: int = 0
     queued_s: float = 0.0  # seconds that the request waited for a place; set by whoever placed it
     sighting: Sighting | None = None  # None without an observatory
+    among: frozenset[str] | None = (
+        None  # addresses of the only replicas that may take it (facts/replicas.py); None: all
+    )
+    unseen: bool = False  # its answer goes to the client without coming by here
     charged: bool = False  # the request was taken from its tenant's rate before its body was read

@@ -2,7 +2,8 @@
 
 static      those in the settings, or added at run time
 dns         addresses of a name
-kubernetes  pods: pod_watch follows them, pods says which of them are replicas
+kubernetes  pods: pod_watch follows them, pods says which of them are replicas; pool_watch and pools do so for
+            InferencePools, and api_client asks the API server
 together    all discoveries as one
 sources     the discovery that the settings name
 
@@ -31,6 +32,7 @@ class Status:
 
 
 SOURCES = ("static", "kubernetes", "dns")
+POOLS_MAX = 64  # InferencePools in the settings; each is two watches
 
 
 class Discovery(Protocol):

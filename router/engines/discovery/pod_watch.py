@@ -1,4 +1,5 @@
-"""Follows the pods of one namespace: lists them, watches from there, and lists again when the watch cannot be trusted.
+"""Follows pods of one namespace, or a pool, which is a list of one: lists them, watches from there, and lists again
+when the watch cannot be trusted.
 
 This is what Kubernetes documents for its API ("Efficient detection of changes"), with these additions:
 
@@ -23,11 +24,11 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol
 
 import msgspec
 
-from router.engines.discovery.pods import PodSeen, PodView, Rule
+from router.engines.discovery.objects import ObjectView, S
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +68,24 @@ class WatchFailed(Exception):
 
 
 class Api(Protocol):
-    """The verbs `list` and `watch` of an API server, on pods. Both raise Gone and WatchFailed."""
+    """The verbs `list` and `watch` of an API server, on objects of one kind. Both raise Gone and WatchFailed."""
 
     async def list(self, namespace: str, limit: int, token: str) -> bytes:
-        """One page of a PodList; `token` is the previous page's `continue`."""
+        """One page of a list; `token` is the previous page's `continue`."""
 
     def watch(self, namespace: str, version: str, seconds: int) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Events behind a version, one per line; entered once the API server has answered 200. The iterator ends only
         where the answer ended as it should."""
+
+
+class Apis(Protocol):
+    """An API server."""
+
+    def pods(self, selector: str) -> Api:
+        """Pods with these labels; all without a selector."""
+
+    def pool(self, name: str) -> Api:
+        """The one InferencePool of this name, which may not be there."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -111,8 +122,8 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 _decode_versioned = msgspec.json.Decoder(_Versioned).decode
 
 
-class _Listed(NamedTuple):
-    sightings: list[PodSeen]
+class _Listed(NamedTuple, Generic[S]):
+    sightings: list[S]
     version: str
     cheap: bool
 
@@ -151,16 +162,26 @@ class _Watching:
             await self._stack.aclose()
 
 
-class PodFollower:
-    """Follows pods in `run`; `changed` is called after each change of the view, and after the first try."""
+class ObjectFollower(Generic[S]):
+    """Follows objects in `run`; `changed` is called after each change of the view, and after the first try."""
 
     def __init__(
-        self, api: Api, namespace: str, rule: Rule, *, resync_s: float, changed: Callable[[], None], random: Random
+        self,
+        api: Api,
+        namespace: str,
+        view: ObjectView[S],
+        *,
+        what: str = "pods",
+        resync_s: float,
+        changed: Callable[[], None],
+        random: Random,
     ) -> None:
-        self.view = PodView(rule)
+        """`what` is the word for the objects, for people."""
+        self.view = view
+        self._what = what
         self.known = False  # pods were listed at least once
         self.tried = False
-        self.why = "pods are not listed yet"  # why the view is stale; "" if it is not
+        self.why = f"{what} are not listed yet"  # why the view is stale; "" if it is not
         self.stale_since_s = asyncio.get_running_loop().time()
         self.errors = 0
         self._api = api
@@ -173,7 +194,7 @@ class PodFollower:
         self._lost = True  # whether events may have been lost, so that pods must be listed
         self._watching: _Watching | None = None
         self._warned, self._warned_of, self._warned_s = False, "", 0.0
-        self._told: dict[str, str] = {}  # why a pod is no replica, as last logged, by pod
+        self._told: dict[str, str] = {}  # why an object is of no use, as last logged, by name
 
     async def run(self) -> None:
         """Follow until cancelled; raises nothing."""
@@ -227,18 +248,18 @@ class PodFollower:
         self._recovered()
         await self._listen(loop.time() + WATCH_S + self._random.randint(0, SPREAD_S))
 
-    async def _list(self) -> _Listed:
-        """All pods. Raises Gone and WatchFailed."""
+    async def _list(self) -> _Listed[S]:
+        """All objects. Raises Gone and WatchFailed."""
         loop = asyncio.get_running_loop()
-        began_s, pages, token, sightings = loop.time(), 0, "", list[PodSeen]()
+        began_s, pages, token, sightings = loop.time(), 0, "", list[S]()
         while pages < PAGES_MAX:
             try:
                 async with asyncio.timeout(PAGE_S):
                     page = _decode_page(await self._api.list(self._namespace, PAGE_PODS, token))
             except TimeoutError:
-                raise WatchFailed(f"a list of pods did not come within {PAGE_S:g} s") from None
+                raise WatchFailed(f"a list of {self._what} did not come within {PAGE_S:g} s") from None
             except _UNREADABLE as error:
-                raise WatchFailed(f"a list of pods is not as it should be: {error}") from error
+                raise WatchFailed(f"a list of {self._what} is not as it should be: {error}") from error
             items = page.items or []
             for first in range(0, len(items), SLICE_PODS):
                 await asyncio.sleep(0)  # let requests go on after what was read so far
@@ -249,16 +270,16 @@ class PodFollower:
             if not token:
                 break
         else:
-            raise WatchFailed(f"a list of pods has no end after {PAGES_MAX} pages")
+            raise WatchFailed(f"a list of {self._what} has no end after {PAGES_MAX} pages")
         if not page.metadata.version:
-            raise WatchFailed("a list of pods has no version")
+            raise WatchFailed(f"a list of {self._what} has no version")
         return _Listed(sightings, page.metadata.version, pages == 1 and loop.time() - began_s < CHEAP_S)
 
-    def _take(self, listed: _Listed) -> None:
+    def _take(self, listed: _Listed[S]) -> None:
         """Make the list the view."""
         self.view.replace(listed.sightings, listed.version)
         self._listed_s, self._cheap, self._lost = asyncio.get_running_loop().time(), listed.cheap, False
-        self._told = {name: why for name, why in self._told.items() if name in self.view.pods}
+        self._told = {name: why for name, why in self._told.items() if name in self.view.objects}
         for sighting in listed.sightings:
             self._tell(sighting)
         self.known = self.tried = True
@@ -273,7 +294,7 @@ class PodFollower:
                 async with asyncio.timeout(OPEN_S):
                     events = await stack.enter_async_context(self._api.watch(self._namespace, version, HELD_S))
             except TimeoutError:
-                raise WatchFailed(f"a watch of pods did not begin within {OPEN_S:g} s") from None
+                raise WatchFailed(f"a watch of {self._what} did not begin within {OPEN_S:g} s") from None
             return _Watching(events, stack.pop_all())
 
     async def _listen(self, until_s: float) -> None:
@@ -293,7 +314,7 @@ class PodFollower:
                 self._lost = True
                 self.errors += 1
                 fields = {**self._fields(), "why": str(error)}
-                log.info("watch of pods broke", extra={"event": "watch_broke", "fields": fields})
+                log.info("watch of %s broke", self._what, extra={"event": "watch_broke", "fields": fields})
             await self._leave()
 
     async def _pause(self, pause_s: float) -> None:
@@ -326,7 +347,7 @@ class PodFollower:
         sighting = self.view.hear(event.object, deleted=event.type == "DELETED")
         if sighting is None:
             return
-        if len(self.view.pods) > PODS_MAX:
+        if len(self.view.objects) > PODS_MAX:
             raise WatchFailed(f"the selector matches more than {PODS_MAX} pods: narrow discovery.selector")
         if event.type == "DELETED":
             self._told.pop(sighting.name, None)
@@ -339,19 +360,15 @@ class PodFollower:
     def _fields(self) -> dict[str, str]:
         return {"source": "kubernetes", "namespace": self._namespace}
 
-    def _tell(self, sighting: PodSeen) -> None:
-        """Log why a pod is no replica, once, and again when the reason changes."""
+    def _tell(self, sighting: S) -> None:
+        """Log why a pod is no replica, once, and again when the reason changes. A pool says none: it has lines of its
+        own (pool_watch.py)."""
         if sighting.why == self._told.get(sighting.name, ""):
             return
         if sighting.why:
             self._told[sighting.name] = sighting.why
-            log.warning(
-                "pod is not usable as it is",
-                extra={
-                    "event": "pod_unusable",
-                    "fields": {**self._fields(), "pod": sighting.name, "why": sighting.why},
-                },
-            )
+            fields = {**self._fields(), "pod": sighting.name, "why": sighting.why}
+            log.warning("pod is not usable as it is", extra={"event": "pod_unusable", "fields": fields})
         else:
             del self._told[sighting.name]
 

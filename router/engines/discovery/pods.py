@@ -19,14 +19,17 @@ from dataclasses import dataclass
 import msgspec
 
 from router.core.facts.replicas import Replica
+from router.engines.discovery.objects import ObjectView
 from router.engines.discovery.stacks import only_works, stack_of
 from router.settings.networks import usual
 
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
 REPLAY_PORT = "warmroute/kv-replay-port"
+ACTIVE_PORTS = "llm-d.ai/active-ports"  # which of a pool's ports serve in this pod, with commas between
+ACTIVE_PORTS_ONCE = "inference.networking.k8s.io/active-ports"  # its name in the upstream's own picker
+ACTIVE_CHARS_MAX = 1_024  # of a list of active ports, what is read
 PORT_NAME = "http"  # name of the engine's port by default
-SEEN_MAX = 8_192  # versions of pods that a view remembers
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -34,6 +37,8 @@ class _Annotations(msgspec.Struct):
     port: str = msgspec.field(default="", name=PORT)
     events: str = msgspec.field(default="", name=EVENTS_PORT)
     replay: str = msgspec.field(default="", name=REPLAY_PORT)
+    active: str | None = msgspec.field(default=None, name=ACTIVE_PORTS)
+    active_once: str | None = msgspec.field(default=None, name=ACTIVE_PORTS_ONCE)
 
 
 class _Identity(msgspec.Struct, rename="camel"):
@@ -106,12 +111,15 @@ _decode_bare = msgspec.json.Decoder(_Bare).decode
 @dataclass(frozen=True, slots=True)
 class Rule:
     """How the engine is found in its pod: the settings `discovery.scheme`, `discovery.port` and `discovery.loopback`,
-    and whether only pods of known stacks count because no selector has chosen."""
+    and whether only pods of known stacks count because no selector has chosen. A pool's `ports` go before all else that
+    names a port: its gateway connects to them, and each is a replica of its own, unless the pod says which of them are
+    active."""
 
     scheme: str = "http"
     port: str = ""
     known_only: bool = False
     loopback: bool = False
+    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,7 @@ class Claim:
 
     holder: str  # the address; with host network, address and port; "" for none
     age: tuple[str, str, str]  # sort key by start: RFC 3339 in UTC sorts like text
-    replica: Replica | None  # ready or not
+    replicas: tuple[Replica, ...] = ()  # ready or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,7 @@ class PodSeen:
 
     name: str
     version: str
-    claim: Claim | None = None
+    claims: tuple[Claim, ...] = ()  # several only of a pod that is on its node's network and in a pool
     why: str = ""  # why a pod that looks like a replica is none, or not all of one
 
 
@@ -161,17 +169,18 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
         rule = Rule(rule.scheme, stack.port)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
     runs, ready = pod.status.phase == "Running", _ready(pod.status)
+    nothing = Claim("" if pod.spec.host_network else address, age)
     try:
-        replica, why = _replica(pod, address, rule, ready=ready)
+        replicas, why = _replicas(pod, address, rule, ready=ready)
     except _Unclear as unclear:
-        claim = Claim("" if pod.spec.host_network else address, age, None)
-        return PodSeen(name, version, claim, str(unclear) if runs and ready and not only_works(labels) else "")
+        return PodSeen(name, version, (nothing,), str(unclear) if runs and ready and not only_works(labels) else "")
     if not runs:
-        return PodSeen(name, version, Claim("" if pod.spec.host_network else address, age, None))
-    if not ready:
-        # A node's port is claimed only by a pod that serves there.
-        age, why = ("", "", "") if pod.spec.host_network else age, ""
-    return PodSeen(name, version, Claim(replica.id if pod.spec.host_network else address, age, replica), why)
+        return PodSeen(name, version, (nothing,))
+    if not pod.spec.host_network:
+        return PodSeen(name, version, (Claim(address, age, replicas),), why if ready else "")
+    # A node's port is claimed only by a pod that serves there.
+    age = age if ready else ("", "", "")
+    return PodSeen(name, version, tuple(Claim(each.id, age, (each,)) for each in replicas), why if ready else "")
 
 
 def _address(ip: str) -> str:
@@ -189,20 +198,43 @@ def _ready(status: _Status) -> bool:
     return any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions or ())
 
 
-def _replica(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[Replica, str]:
-    """The replica, and what is wrong with its event ports, without which it can still be used."""
+def _replicas(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[tuple[Replica, ...], str]:
+    """The replicas, and what is wrong with their event ports, without which they can still be used."""
     annotations = pod.metadata.annotations or _Annotations()
-    port, container = _port(pod.spec, annotations.port or rule.port, PORT if annotations.port else "discovery.port")
+    if not rule.ports:
+        named, who = annotations.port or rule.port, PORT if annotations.port else "discovery.port"
+        replica, why = _replica(pod, address, rule.scheme, *_port(pod.spec, named, who), ready=ready)
+        return (replica,), why
+    found = [
+        _replica(pod, address, rule.scheme, *_port(pod.spec, str(port), "targetPorts"), rank=rank, ready=ready)
+        for rank, port in enumerate(rule.ports)
+        if _is_active(annotations, port)
+    ]
+    return tuple(replica for replica, _ in found), found[0][1] if found else ""
+
+
+def _is_active(annotations: _Annotations, port: int) -> bool:
+    """Whether a port of the pool serves in this pod. A pod that names none has all of them; an empty list is none."""
+    listed = annotations.active if annotations.active is not None else annotations.active_once
+    return listed is None or str(port) in map(str.strip, listed[:ACTIVE_CHARS_MAX].split(","))
+
+
+def _replica(
+    pod: _Pod, address: str, scheme: str, port: int, container: str, *, rank: int = 0, ready: bool
+) -> tuple[Replica, str]:
+    """The replica on one port. The ranks of one pod publish their events each on a port of its own, counted up from
+    the first rank's, as vLLM does (`ZmqEventPublisher.offset_endpoint_port`)."""
+    annotations = pod.metadata.annotations or _Annotations()
     events = replay = why = ""
     try:
         if annotations.events:
-            events = f"tcp://{address}:{_number(annotations.events, EVENTS_PORT)}"
+            events = f"tcp://{address}:{_number(annotations.events, EVENTS_PORT, rank)}"
             if annotations.replay:
-                replay = f"tcp://{address}:{_number(annotations.replay, REPLAY_PORT)}"
+                replay = f"tcp://{address}:{_number(annotations.replay, REPLAY_PORT, rank)}"
     except _Unclear as unclear:
         why = str(unclear)
     replica = Replica(
-        f"{rule.scheme}://{address}:{port}",
+        f"{scheme}://{address}:{port}",
         instance=f"{pod.metadata.uid}/{_run(pod, container)}",
         name=f"{pod.metadata.namespace}/{pod.metadata.name}",
         node=pod.spec.node_name or "",
@@ -213,11 +245,11 @@ def _replica(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[Repli
     return replica, why
 
 
-def _number(text: str, what: str) -> int:
-    """A port number. Raises _Unclear if the text is none."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65_536):
+def _number(text: str, what: str, beyond: int = 0) -> int:
+    """A port number, counted up by `beyond`. Raises _Unclear if the text is none, or the sum is."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65_536 - beyond):
         raise _Unclear(f"{what} is not a port: {text[:64]!r}")
-    return int(text)
+    return int(text) + beyond
 
 
 def _port(spec: _Spec, wanted: str, who: str) -> tuple[int, str]:
@@ -268,61 +300,37 @@ def _run(pod: _Pod, container: str) -> str:
     return ",".join(each.container_id or str(each.restart_count) for each in statuses)
 
 
-class PodView:
-    """The pods of one namespace. Versions are only compared for equality, which is all that they promise."""
+class PodView(ObjectView[PodSeen]):
+    """The pods of one namespace, or those of one pool."""
 
     def __init__(self, rule: Rule) -> None:
+        super().__init__()
         self._rule = rule
-        self.version = ""  # the version that a watch goes on from; "": pods must be listed first
-        self.pods: dict[str, PodSeen] = {}
-        self._seen: dict[str, None] = {}  # versions that were heard: one that comes again is no news
 
-    def read(self, items: Iterable[msgspec.Raw]) -> list[PodSeen]:
-        """Read the items of one page of a list."""
-        return [sighting for item in items if (sighting := read(item, self._rule)) is not None]
-
-    def replace(self, sightings: Iterable[PodSeen], version: str) -> None:
-        """Replace all pods by these. Versions are forgotten: an etcd restored from a backup counts them anew."""
-        self.pods = {sighting.name: sighting for sighting in sightings}
-        self.version = version
-        self._seen = dict.fromkeys(sighting.version for sighting in self.pods.values())
-
-    def hear(self, raw: msgspec.Raw, *, deleted: bool) -> PodSeen | None:
-        """Take an event of a watch; None if it says nothing new."""
-        sighting = read(raw, self._rule)
-        if sighting is None:
-            return None
-        if sighting.version:
-            told = f"-{sighting.version}" if deleted else sighting.version  # DELETED may come with the last version
-            if told in self._seen:
-                return None
-            self._seen[told] = None
-            if len(self._seen) > SEEN_MAX:
-                del self._seen[next(iter(self._seen))]
-            self.version = sighting.version
-        if deleted:
-            self.pods.pop(sighting.name, None)
-        else:
-            self.pods[sighting.name] = sighting
-        return sighting
+    def sighting(self, raw: msgspec.Raw) -> PodSeen | None:
+        """One pod, by the view's rule."""
+        return read(raw, self._rule)
 
     def claims(self) -> list[Claim]:
         """Claims of all pods that have an address."""
-        return [sighting.claim for sighting in self.pods.values() if sighting.claim is not None]
+        return [claim for sighting in self.objects.values() for claim in sighting.claims]
 
 
 def replicas_of(claims: Iterable[Claim], given: Mapping[str, str], replicas_max: int) -> tuple[frozenset[Replica], int]:
     """The replicas of these claims, and how many are left out because there are more than `replicas_max`. One that is
     not ready stays if that very instance is in `given` (by id). Ready ones go first, then those in `given`, then by
-    name."""
-    holders: dict[str, Replica | None] = {}
+    name. A pod may claim more than once, as a member of several pools."""
+    holders: dict[str, tuple[tuple[str, str, str], dict[str, Replica]]] = {}
     for claim in sorted(claims, key=lambda claim: claim.age):
         if claim.holder:
-            holders[claim.holder] = claim.replica
+            age, held = holders.get(claim.holder, (claim.age, {}))
+            own = {replica.id: replica for replica in claim.replicas}
+            holders[claim.holder] = claim.age, (held | own if age == claim.age else own)
     by_id = {
-        replica.id: replica
-        for replica in holders.values()
-        if replica is not None and (replica.ready or given.get(replica.id) == replica.instance)
+        id_: replica
+        for _, held in holders.values()
+        for id_, replica in held.items()
+        if replica.ready or given.get(id_) == replica.instance
     }
     if len(by_id) <= replicas_max:
         return frozenset(by_id.values()), 0

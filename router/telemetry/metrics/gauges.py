@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core.facts.placements import Grade
+from router.core.facts.placements import OF_REPLICAS
 from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
@@ -166,7 +166,7 @@ class Replicas(Collector):
             "replica_grade",
             "1 at the grade of knowledge of the replica's cache.",
             ("replica", "grade"),
-            [((m.id, g.value), float(m.grade is g)) for m in router.members for g in Grade],
+            [((m.id, g.value), float(m.grade is g)) for m in router.members for g in OF_REPLICAS],
         )
 
     def _info(self, member: Member) -> tuple[str, ...]:

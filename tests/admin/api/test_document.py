@@ -13,11 +13,11 @@ from aiohttp import ClientSession
 from deploy.openapi.__main__ import DOCUMENT, PAGE, document, page, rendered
 from router.admin import dashboard, openapi
 from router.core.dialects import PATHS
-from router.edge.callers import METRICS
-from router.edge.question import RESPONSES
-from router.edge.routes import METHODS, RESPONSE_ACTIONS, _about_response
 from router.http.request import Connection, Request
 from router.placer import MODELS, REQUESTS
+from router.reading.callers import METRICS
+from router.reading.paths import METHODS, RESPONSE_ACTIONS, about_response
+from router.reading.question import RESPONSES
 from router.settings.keys import OPEN
 from router.settings.schema import Settings
 from tests.house.test_docs_errors import called_with_code
@@ -103,7 +103,7 @@ def test_it_has_the_main_listeners_routes_and_no_others() -> None:
     for method, (action, said) in product((*METHODS, "PUT", "PATCH"), stored.items()):
         request = Request(cast("Connection", None))  # of nobody
         request.method, request.path = method, f"{RESPONSES}/resp_1{action}"
-        if _about_response(request):
+        if about_response(request):
             served.add((method, f"{RESPONSES}/{{response_id}}{said}"))
     described = {(method, path) for method, path, _, servers in operations() if SAID["servers"][0]["url"] in servers}
     assert described == served

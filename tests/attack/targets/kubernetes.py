@@ -1,4 +1,4 @@
-"""What the API server of Kubernetes says: pods, events of a watch, pages of a list."""
+"""What the API server of Kubernetes says: pods, InferencePools, events of a watch, pages of a list."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from router.core.facts.replicas import Replica
-from router.engines.discovery import kubernetes
-from router.engines.discovery.pod_watch import Gone, PodFollower, WatchFailed
-from router.engines.discovery.pods import PodSeen, Rule, read, replicas_of
+from router.engines.discovery import api_client
+from router.engines.discovery.pod_watch import Gone, ObjectFollower, WatchFailed
+from router.engines.discovery.pods import PodSeen, PodView, Rule, read, replicas_of
+from router.engines.discovery.pools import PORTS_MAX, read_pool
 from tests.attack.cuts import cut
 from tests.attack.target import Target
 
-RULES = (Rule(), Rule(port="8000"), Rule(port="engine"), Rule("https", known_only=True))
+RULES = (
+    Rule(),
+    Rule(port="8000"),
+    Rule(port="engine"),
+    Rule("https", known_only=True),
+    Rule(ports=(8000, 65_535)),
+)
 
 
 def pods(data: bytes) -> None:
@@ -28,18 +35,31 @@ def pods(data: bytes) -> None:
             _sane(seen)
 
 
-def _sane(seen: PodSeen) -> None:
-    replica = seen.claim.replica if seen.claim is not None else None
-    if replica is None or seen.claim is None:
+def pools(data: bytes) -> None:
+    """One InferencePool: a selector that names labels alone and ports that there are, or why it has no members."""
+    seen = read_pool(data)
+    if seen is None or seen.going:
         return
-    for url in filter(None, (replica.id, replica.events, replica.replay)):
+    assert (seen.members is None) == bool(seen.trouble)
+    if seen.members is not None:
+        for label in seen.members.selector.split(","):
+            key, _, value = label.partition("=")
+            assert key
+            assert not {*key + value} & {*" !=,()\n"}
+        assert 0 < len(seen.members.ports) <= PORTS_MAX
+        assert all(0 < port < 65_536 for port in seen.members.ports)
+
+
+def _sane(seen: PodSeen) -> None:
+    found = [replica for claim in seen.claims for replica in claim.replicas]
+    for url in filter(None, (text for each in found for text in (each.id, each.events, each.replay))):
         parts = urlsplit(url)
         assert parts.hostname
         ipaddress.ip_address(parts.hostname)
         assert 0 < (parts.port or 0) < 65_536
         assert not parts.path
         assert not parts.query
-    assert replicas_of([seen.claim], {}, 1)[0] <= {replica}
+    assert replicas_of(seen.claims, {}, 1)[0] <= {*found}
 
 
 class _Listing:
@@ -61,15 +81,16 @@ def watch(data: bytes) -> None:
 async def _watched(data: bytes) -> None:
     lines = await _lines([data])
     assert await _lines(cut(random.Random(data), data) if data else []) == lines
-    follower = PodFollower(
-        cast("Any", _Listing(data)), "default", Rule(), resync_s=60.0, changed=lambda: None, random=random.Random(1)
+    view = PodView(Rule())
+    follower = ObjectFollower(
+        cast("Any", _Listing(data)), "default", view, resync_s=60.0, changed=lambda: None, random=random.Random(1)
     )
     for line in lines[0]:
         with suppress(Gone, WatchFailed):
             follower._hear(line)
     with suppress(Gone, WatchFailed):
         follower._take(await follower._list())
-    claims = follower.view.claims()
+    claims = view.claims()
     found, _ = replicas_of(claims, {}, 10)
     assert all(isinstance(each, Replica) for each in found)
 
@@ -84,7 +105,7 @@ async def _lines(pieces: list[bytes]) -> tuple[list[bytes], bool]:
     response = SimpleNamespace(content=SimpleNamespace(iter_any=any_pieces))
     found: list[bytes] = []
     try:
-        async for line in kubernetes._lines(cast("Any", response)):
+        async for line in api_client._lines(cast("Any", response)):
             found.append(line)
     except WatchFailed:
         return found, False
@@ -149,7 +170,15 @@ WORDS = (
     b'"\xd9\xa1"',
 )
 
+POOL_WORDS = (
+    *WORDS,
+    b'"selector":{"matchLabels":{"app":"vllm"}}',
+    b'"targetPorts":[{"number":8000}]',
+    b'"endpointPickerRef":{"name":"picker","port":{"number":9002},"failureMode":"FailOpen"}',
+)
+
 TARGETS = (
     Target(pods, WORDS, steps=(20_000, 100)),
+    Target(pools, POOL_WORDS, steps=(5_000, 100)),
     Target(watch, WORDS, steps=(60_000, 400), held_bytes=(4 << 20, 400)),
 )

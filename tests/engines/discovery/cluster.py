@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from router.engines.discovery import pod_watch
-from router.engines.discovery.kubernetes import CONNECT_S
+from router.engines.discovery.api_client import CONNECT_S
 from router.engines.discovery.pod_watch import Gone, WatchFailed
 from tests.support.podstore import Gone as Compacted
 from tests.support.podstore import Pod, PodStore, expired, pod
@@ -29,9 +29,32 @@ WATCH_MAX_S = pod_watch.WATCH_S + pod_watch.SPREAD_S
 
 
 @dataclass
+class Asked:
+    """What is asked for: pods by a selector, or one pool; implements `pod_watch.Api`."""
+
+    api: MemoryApi
+    store: PodStore
+    selector: str = ""
+    name: str = ""  # of a pool
+
+    async def list(self, namespace: str, limit: int, token: str) -> bytes:
+        """One page: of the moment it was asked for, or of the one it is answered in."""
+        return await self.api.list(self, namespace, limit, token)
+
+    def watch(self, namespace: str, version: str, seconds: int) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Events."""
+        return self.api.watch(self, namespace, version, seconds)
+
+    def key(self, namespace: str) -> str:
+        """One word for what is asked for there."""
+        return f"{namespace}/{self.selector}{self.name}"
+
+
+@dataclass
 class Watch:
     """One that is connected."""
 
+    of: Asked
     namespace: str
     behind: int
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,10 +67,11 @@ class Watch:
 
 @dataclass
 class MemoryApi:
-    """Implements `pod_watch.Api`. `poke` after every change of anything."""
+    """Implements `pod_watch.Apis`. `poke` after every change of anything."""
 
     store: PodStore
     random: Random
+    pools: PodStore = field(default_factory=PodStore)
     mode: str = "well"  # or "refused", "blackhole", "5xx", "429", "401", "403", "stalled"
     slow_s: float = 0.0  # of lists
     repeating: float = 0.0  # chance of an event that it is told again, or an old one
@@ -55,8 +79,8 @@ class MemoryApi:
     asked: int = 0  # lists and watches that reached it or tried to
     watches: list[Watch] = field(default_factory=list)
     recovered: asyncio.Event = field(default_factory=asyncio.Event)
-    dear: set[str] = field(default_factory=set)  # namespaces whose last list took so long that the next one is put off
-    lost: set[str] = field(default_factory=set)  # namespaces of which something was dropped since they were listed
+    dear: set[str] = field(default_factory=set)  # what took so long to list that the next list is put off
+    lost: set[str] = field(default_factory=set)  # of what something was dropped since it was listed
 
     def poke(self) -> None:
         """Watches look whether there is something to tell."""
@@ -73,9 +97,10 @@ class MemoryApi:
         for watch in self.watches:
             watch.dropping = False
             fate = self.random.choice(["reset", "buffered", "dead"])
-            if watch.namespace in self.lost and fate == "reset":
+            key = watch.of.key(watch.namespace)
+            if key in self.lost and fate == "reset":
                 watch.broken = True
-                deaf.discard(watch.namespace)
+                deaf.discard(key)
             if not watch.stalled:
                 continue
             watch.stalled, watch.broken = fate == "dead", fate == "reset"
@@ -83,42 +108,51 @@ class MemoryApi:
         self.poke()
         return WATCH_MAX_S if dead or deaf else 0.0
 
+    def pods(self, selector: str) -> Asked:
+        """Pods with these labels."""
+        return Asked(self, self.store, selector)
+
+    def pool(self, name: str) -> Asked:
+        """One pool."""
+        return Asked(self, self.pools, name=name)
+
     async def close(self) -> None:
         """Nothing is kept."""
 
     # -- what discovery asks ---------------------------------------------------------------------------------------
 
-    async def list(self, namespace: str, limit: int, token: str) -> bytes:
+    async def list(self, of: Asked, namespace: str, limit: int, token: str) -> bytes:
         """One page: of the moment it was asked for, or of the one it is answered in."""
         asked_s = asyncio.get_running_loop().time()
         await self._reach()
-        early = self._page(namespace, limit, token) if self.random.random() < 0.5 else None
+        early = self._page(of, namespace, limit, token) if self.random.random() < 0.5 else None
         if self.slow_s:
             await self._until_recovered(self.slow_s)
-        page = early or self._page(namespace, limit, token)
+        page = early or self._page(of, namespace, limit, token)
+        key = of.key(namespace)
         if '"continue"' not in page.decode():
-            self.lost.discard(namespace)
+            self.lost.discard(key)
         took_s = asyncio.get_running_loop().time() - asked_s
-        self.dear = self.dear | {namespace} if took_s >= pod_watch.CHEAP_S else self.dear - {namespace}
+        self.dear = self.dear | {key} if took_s >= pod_watch.CHEAP_S else self.dear - {key}
         return page
 
     @asynccontextmanager
-    async def watch(self, namespace: str, version: str, seconds: int) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def watch(self, of: Asked, namespace: str, version: str, seconds: int) -> AsyncIterator[AsyncIterator[bytes]]:
         """Events; 410 comes as an answer or as an event."""
         await self._reach()
         behind = int(version)
-        if behind < self.store.compacted and self.random.random() < 0.5:
+        if behind < of.store.compacted and self.random.random() < 0.5:
             raise Gone
-        watch = Watch(namespace, behind)
+        watch = Watch(of, namespace, behind)
         self.watches.append(watch)
         try:
             yield self._events(watch, asyncio.get_running_loop().time() + seconds)
         finally:
             self.watches.remove(watch)
 
-    def _page(self, namespace: str, limit: int, token: str) -> bytes:
+    def _page(self, of: Asked, namespace: str, limit: int, token: str) -> bytes:
         try:
-            page = json.dumps(self.store.list(namespace, SELECTOR, limit, token)).encode()
+            page = json.dumps(of.store.list(namespace, of.selector, limit, token, of.name)).encode()
         except Compacted:
             raise Gone from None
         return page
@@ -161,7 +195,7 @@ class MemoryApi:
                         return
                 if loop.time() + TICK_S >= bookmark_s:
                     bookmark_s = loop.time() + self.bookmark_s
-                    yield json.dumps(self.store.bookmark()).encode()
+                    yield json.dumps(watch.of.store.bookmark()).encode()
                 if watch.end or loop.time() + TICK_S >= end_s:
                     return
             try:
@@ -172,13 +206,14 @@ class MemoryApi:
 
     def _news(self, watch: Watch) -> list[dict[str, Any]]:
         try:
-            events = list(self.store.events(watch.namespace, SELECTOR, watch.behind))
+            of = watch.of
+            events = list(of.store.events(watch.namespace, of.selector, watch.behind, of.name))
         except Compacted:
             return [{"type": "ERROR", "object": expired(str(watch.behind))}]
-        watch.behind = self.store.revision
+        watch.behind = watch.of.store.revision
         if watch.dropping:
             if events:
-                self.lost.add(watch.namespace)
+                self.lost.add(watch.of.key(watch.namespace))
             return []
         news: list[dict[str, Any]] = []
         for event in events:

@@ -152,13 +152,13 @@ class History(Pods):
             assert status.errors
 
 
-def history(seed: int) -> Counter[str]:
+def history(seed: int, kind: type[History] = History) -> Counter[str]:
     """One, in a loop and a time of its own."""
     pages = pod_watch.PAGE_PODS
     pod_watch.PAGE_PODS = 50 if seed % 2 else 2  # one page, and the long way
     loop = looptime.new_event_loop()
     try:
-        run = History(seed)
+        run = kind(seed)
         loop.run_until_complete(run.run())
     except AssertionError as error:
         raise AssertionError(f"history {seed}: {error}") from error

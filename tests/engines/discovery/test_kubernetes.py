@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from router.engines.discovery import pod_watch
-from router.engines.discovery.kubernetes import Client, KubernetesDiscovery
+from router.engines.discovery.api_client import ApiClient
+from router.engines.discovery.kubernetes import KubernetesDiscovery
 from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import SELECTOR
 from tests.engines.discovery.followed import Followed
@@ -237,7 +238,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the client the error says what to install."""
     monkeypatch.setitem(sys.modules, "kubernetes.aio.client", None)
     with pytest.raises(ValueError, match=r"pip install '\.\[kubernetes\]'"):
-        Client(SELECTOR, "")
+        ApiClient("")
 
 
 async def test_a_refused_selector_is_named(api: ApiServer, tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ A = merged(pod("a"), {"metadata": {"uid": "u", "resourceVersion": "7"}})
 
 def replica(found: PodSeen) -> Replica | None:
     """That a pod is, and ready."""
-    one = found.claim and found.claim.replica
-    return one if one and one.ready else None
+    ready = [one for claim in found.claims for one in claim.replicas if one.ready]
+    return ready[0] if ready else None
 
 
 def containers(*ports: list[tuple[str, int]], kind: str = "containers") -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_whoever_writes_pods_sends_the_router_nowhere_special(address: str) -> N
     """A pod whose status has the address of a metadata service, of this machine or of no host is no replica, and the
     log says why; this machine's own are taken where the settings say so."""
     found = seen(A, status={"podIP": address})
-    assert found.claim is None
+    assert found.claims == ()
     assert "no replica may be" in found.why
     raw = json.dumps(merged(A, {"status": {"podIP": address}})).encode()
     local = read(raw, Rule(loopback=True))
@@ -170,7 +170,7 @@ def test_run() -> None:
 
 def union(*pods: Pod, given: Mapping[str, str] = MappingProxyType({}), replicas_max: int = 100) -> tuple[set[str], int]:
     """Names of the replicas that pods come to."""
-    claims = [claim for each in pods if (claim := seen(each).claim)]
+    claims = [claim for each in pods for claim in seen(each).claims]
     found, left_out = replicas_of(claims, given, replicas_max)
     return {one.name.partition("/")[2] for one in found}, left_out
 
@@ -209,10 +209,10 @@ def test_events_told_again_change_nothing() -> None:
     assert view.hear(raws[1], deleted=False) is not None
     assert view.hear(raws[2], deleted=False) is not None
     assert view.hear(raws[1], deleted=False) is None
-    assert (view.pods["a"].version, view.version) == ("3", "3")
+    assert (view.objects["a"].version, view.version) == ("3", "3")
     assert view.hear(raws[2], deleted=True) is not None
     assert view.hear(raws[2], deleted=False) is None
-    assert view.pods == {}
+    assert view.objects == {}
 
 
 JSON = st.recursive(

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 
 from router.core.facts.misses import Change, Sighting
-from router.edge import observer as observing
-from router.edge.observer import Allowance, Observer, Watch
-from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Request
 from router.placer import Placer
+from router.reading import observer as observing
+from router.reading.observer import Allowance, Observer, Watch
+from router.reading.reader import Reader, ReadingRules
 from router.settings.schema import ObservatorySettings
 
 CHAT = "/v1/chat/completions"

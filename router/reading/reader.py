@@ -29,15 +29,15 @@ from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.prompts.bodies import step_of
 from router.core.prompts.identity import FEWER_TOOLS
-from router.edge import answering
-from router.edge.answering import HISTORY_CHANGED, none_ready
-from router.edge.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
-from router.edge.charge import charge
-from router.edge.observer import Observer
-from router.edge.question import STORED, Question
-from router.edge.turns import ReadingTurns
 from router.http.request import HOP_HEADERS, Refusal, Request
 from router.placer import Placer
+from router.reading import answering
+from router.reading.answering import HISTORY_CHANGED, none_ready
+from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
+from router.reading.charge import charge
+from router.reading.observer import Observer
+from router.reading.question import STORED, Question
+from router.reading.turns import ReadingTurns
 from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
 from router.tokens.request_tokens import Tokens
 
@@ -130,9 +130,13 @@ class Reader:
         """Stop the thread."""
         self._parse_thread.shutdown(wait=False, cancel_futures=True)
 
-    async def understand(self, request: Request, request_id: str, caller: Caller = ANYBODY) -> Question:
-        """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. Raises Refusal."""
+    async def understand(
+        self, request: Request, request_id: str, caller: Caller = ANYBODY, *, relayed: bool = True
+    ) -> Question:
+        """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. `relayed`: the
+        answer comes by here, so that what was asked for besides can be taken out of it. Raises Refusal."""
         how = self._reading(request, caller)
+        how.relayed = relayed
         id_ = request_id if caller.tenant is None else answering.engine_id(request, request_id)
         charged = charge(self._placer, request, caller)
         if how.thread is None:
@@ -195,6 +199,23 @@ class Reader:
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
+
+    def unread(self, request: Request, request_id: str, caller: Caller, model: str | None) -> Question:
+        """The question of a request whose body does not come by here, for this model, or for the only one there is.
+        Raises Refusal."""
+        tenant = caller.tenant
+        if tenant is not None and (tenant.isolated or tenant.models is not None):
+            what = "What this API key may ask depends on the body, which the gateway keeps to itself"
+            raise Refusal(400, "body_needed", f"{what}; set its request_body_mode to BUFFERED.")
+        how = self._reading(request, caller)
+        ask = Ask(model)
+        found = self._model(ask, how)
+        charged = charge(self._placer, request, caller)
+        wanted = _wanted(request, b"", ask, None, caller)
+        wanted.model, wanted.charged = found, charged
+        wanted.ring_key = request.header(b"x-session-id") or request_id  # without a session they are spread
+        id_ = request_id if tenant is None else answering.engine_id(request, request_id)
+        return self._question(request, id_, b"", how, wanted)
 
     # -- body ----------------------------------------------------------------------------------------------------
 
@@ -292,7 +313,7 @@ class Reader:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
-        asks = dialect is not None and ask.stream and not ask.wants_usage
+        asks = how.relayed and dialect is not None and ask.stream and not ask.wants_usage
         strip_usage = asks and self._asks_usage(wanted.model, metered=metered)
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,

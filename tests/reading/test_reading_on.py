@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Refusal, Request
 from router.placer import Placer
+from router.reading.reader import Reader, ReadingRules
 from router.tokens.request_tokens import Tokens
-from tests.edge.test_reader import Asked, Following
+from tests.reading.test_reader import Asked, Following
 
 CHAT = "/v1/chat/completions"
 LONG = 100  # messages of a kilobyte each

@@ -13,7 +13,7 @@ from aiohttp import ClientSession, web
 from loadtest.common.answers import DONE, data_event, named_event
 from router.core.dialects.tenancy import CHAT, GENERATE, MESSAGES
 from router.core.facts.placements import Usage
-from router.edge.used import believed
+from router.reading.used import believed
 from tests.support.fakes import FakeEngine, Reply, running, status
 from tests.support.keyring import Keyring
 

@@ -30,9 +30,9 @@ from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.blocks import Chain, chain_of
 from router.core.prompts.bodies import DEPTH, PARTS, excess
 from router.core.prompts.identity import with_fewer_tools
-from router.edge.question import RESPONSES
 from router.http.request import Refusal, Request
 from router.placer import Placer
+from router.reading.question import RESPONSES
 from router.settings.keys import OFF, Tenant
 
 # Behind each step a thread rests for two milliseconds per MiB of the body beyond the first.
@@ -64,6 +64,7 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     thread: Executor | None  # thread that reads; None: the event loop's thread
     lock: Lock  # held by whoever uses the memories of that thread
     here: bool = False  # little of the body is new: it is read on the event loop, if the thread is idle
+    relayed: bool = True  # the answer comes by here
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Call a function of this file here, or in the thread of long bodies."""

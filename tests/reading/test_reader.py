@@ -8,9 +8,9 @@ import pytest
 from router.core.dialects import PATHS
 from router.core.placement.wanted import Wanted
 from router.core.prompts.token_keys import TokenPrompt
-from router.edge.reader import Reader, ReadingRules
 from router.http.request import Connection, Request
 from router.placer import Placer, TokenView
+from router.reading.reader import Reader, ReadingRules
 from router.tokens.request_tokens import Tokens
 
 CHAT = [{"role": "user", "content": "Hello"}]

@@ -9,9 +9,9 @@ that have passed are taken to hold as much of it.
 from __future__ import annotations
 
 import re
+from typing import Protocol
 
 from router.core.facts.placements import Usage
-from router.edge.relay import Relay
 
 BYTES_PER_TOKEN = 4  # bytes of an answer's text that are taken for one token
 # Fields of every dialect's events and answers that hold what the model said. Quotes within strings have backslashes.
@@ -19,6 +19,22 @@ _SAID = re.compile(
     rb'"(?:content|text|delta|arguments|partial_json|reasoning|reasoning_content|thinking|refusal)"\s*:\s*'
     rb'"((?:[^"\\]|\\.)*)'
 )
+
+
+class PassedStream(Protocol):
+    """A stream that has passed, whoever passed it on."""
+
+    @property
+    def events(self) -> int:
+        """Events that have passed."""
+
+    @property
+    def tail(self) -> bytes:
+        """The last pieces that have passed."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that have passed."""
 
 
 def believed(usage: Usage | None, body_bytes: int, answer_bytes: int, context_tokens: int) -> Usage | None:
@@ -33,9 +49,9 @@ def believed(usage: Usage | None, body_bytes: int, answer_bytes: int, context_to
     return None
 
 
-def tokens_of(relay: Relay) -> int:
+def tokens_of(stream: PassedStream) -> int:
     """Tokens of a stream of which no usage is known: at least one for each event."""
-    return max(relay.events, _tokens(relay.tail, relay.bytes))
+    return max(stream.events, _tokens(stream.tail, stream.bytes))
 
 
 def tokens_in(answer: bytes) -> int:

@@ -17,13 +17,20 @@ import msgspec
 
 from router.core.dialects import Dialect
 from router.core.facts.misses import Difference, Sighting
-from router.core.facts.placements import Receipt
+from router.core.facts.placements import Ending, Receipt
 from router.core.observatory.explain import settled
 from router.http.request import Refusal, Request, date_line
-from router.placer import MODELS, Page, json_page, no_model_page
-from router.telemetry.record import CAUSE, RequestRecord
+from router.placer import MODELS, Page, RequestOwner, json_page, no_model_page
+from router.reading.question import RESPONSES, STORED, Question
+from router.settings.keys import Caller
+from router.telemetry.record import CAUSE, RequestRecord, session_key
 
 RETRY_AFTER_S = 2
+DRAINED = "drained"  # the ending of an answer that was cut because the router stops
+CLIENT_LEFT_STATUS = 499  # nginx's code for a client that left; it stands in metrics and logs only
+WAITED_MIN_S = 0.0005  # shorter waits are left out of the receipt
+# Endings after which the prompt was computed. After any other, nobody knows whether a token of it was.
+COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)
 ID_CHARS_MAX = 128
 ID_BYTES = 16
 # Characters of a client's own id that its engine is shown, and of the random end that is put behind them.
@@ -58,6 +65,45 @@ def change_message(found: Difference) -> str:
     if found.before or found.after:
         said += f" It was {found.before!r} and is {found.after!r}."
     return said
+
+
+def route_of(path: str) -> str:
+    """The label of a path: response ids are left out."""
+    return RESPONSES + "/{id}" if path.startswith(STORED) else path
+
+
+def note(question: Question, record: RequestRecord) -> None:
+    """Record what is known of a request before it is placed."""
+    wanted = question.wanted
+    record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
+    record.repairs, record.warning = question.repairs, question.warning
+    name = question.request.fields.get(b"x-session-id")
+    if not name and wanted.ask.session:
+        name = wanted.ask.session.encode(errors="surrogatepass")
+    if name:
+        record.session = session_key(name)
+
+
+def may_not_hear(caller: Caller, record: RequestRecord) -> bool:
+    """Whether the client may not hear that another identity has the prompt."""
+    tenant, sighting = caller.tenant, record.sighting
+    return (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
+
+
+def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> str:
+    """Header lines, each with its CRLF, that tell a client where its request went and why."""
+    told = ""
+    if receipt.miss is not None and receipt.miss.misses:
+        told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
+    if record.queued_s >= WAITED_MIN_S:
+        told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
+    return (
+        f"x-warmroute-request-id: {record.id}\r\n"
+        f"x-warmroute-replica: {receipt.replica}\r\n"
+        f"x-warmroute-reason: {receipt.reason}\r\n"
+        f"x-warmroute-grade: {receipt.grade}\r\n"
+        f"x-warmroute-predicted-cached-tokens: {receipt.predicted_cached_tokens}\r\n{told}"
+    )
 
 
 def final_receipt(
@@ -160,3 +206,12 @@ def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
         return page
     listed = msgspec.json.decode(page.body)
     return json_page({**listed, "data": [row for row in listed["data"] if allows(row["id"])]})
+
+
+def owner_of(caller: Caller, *, receipts: bool) -> RequestOwner:
+    """The caller as whoever may read of their own requests as much as answers to them tell; `receipts` says whether any
+    answer does."""
+    tenant = caller.tenant
+    if tenant is None:
+        return RequestOwner(None, receipts, isolated=False)
+    return RequestOwner(tenant.name, receipts and tenant.receipts, tenant.isolated)

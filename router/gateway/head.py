@@ -1,0 +1,49 @@
+"""An HTTP request out of the headers that Envoy sends, and the difference between those and what the engine gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from urllib.parse import unquote
+
+from router.gateway import extproc_pb2 as pb
+from router.gateway.hints import DESTINATION
+from router.gateway.words import Header
+from router.http.request import HOP_HEADERS, Connection, Request
+
+HEADERS_MAX = 256  # headers of one request; Envoy's own default is 100
+
+
+def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request:
+    """The request whose head this is. Envoy has checked the names, and made them lower case."""
+    request = Request(client)
+    fields, lines = request.fields, request.lines
+    for header in headers:
+        name, value = header.key, header.raw_value or header.value.encode()
+        if name.startswith(":"):
+            if name == ":method":
+                request.method = value.decode("latin-1")
+            elif name == ":path":
+                request.target = value.decode("latin-1")
+            continue
+        low = name.encode("latin-1", "replace").lower()
+        fields.setdefault(low, value)
+        lines.append((low, low, value))
+    path = request.target.partition("?")[0]
+    request.path = unquote(path) if "%" in path else path
+    return request
+
+
+def changes(request: Request, lines: Iterable[bytes]) -> tuple[list[Header], list[str]]:
+    """Headers to set and to remove, so that the engine gets these lines. Headers that belong to a connection are
+    Envoy's business."""
+    had = {b"%b: %b\r\n" % (name, value) for _, name, value in request.lines}
+    names, set_ = set[bytes](), list[Header]()
+    for line in lines:
+        name, _, value = line.partition(b":")
+        low = name.lower()
+        names.add(low)
+        if line not in had:
+            set_.append((low.decode("latin-1"), value.strip()))
+    lost = {low for low, _, _ in request.lines} - names - HOP_HEADERS
+    lost.discard(DESTINATION.encode())  # it is set in any case
+    return set_, sorted(low.decode("latin-1") for low in lost)

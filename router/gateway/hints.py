@@ -1,0 +1,119 @@
+"""What gateways and their clients say besides the request: names of the Endpoint Picker Protocol (version 1.0.0 of
+kubernetes-sigs/gateway-api-inference-extension) and of llm-d, present and past.
+
+What a client says by such a header it may say by ours as well (callers.py), so it is put where ours are read: an
+objective is a priority, a fairness id a tenant. Where API keys are asked for, both are the key's, as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+from router.gateway import extproc_pb2 as pb
+from router.http.request import Refusal, Request
+from router.reading.reader import PRIORITY, TENANT
+from router.settings.keys import sane_name
+from router.telemetry.record import session_key
+
+LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"  # namespaces of metadata
+DESTINATION = "x-gateway-destination-endpoint"  # header, and key in LB
+SERVED = "x-gateway-destination-endpoint-served"  # key in LB, of the answer's metadata
+SUBSET = "x-gateway-destination-endpoint-subset"  # key in SUBSET_HINT
+ATTRIBUTES, UPSTREAM_ADDRESS = "envoy.filters.http.ext_proc", "upstream.address"
+DROPPED = "x-llm-d-request-dropped-reason"  # header of an answer of our own
+CONFORMANCE_ASKED = b"test-epp-endpoint-selection"  # header by which the upstream suite names the endpoints it wants
+CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"  # header by which it is told which one served
+
+# Headers of llm-d, the present name first.
+FAIRNESS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+MODEL = (b"x-llm-d-model-name-rewrite", b"x-gateway-model-name-rewrite")
+TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
+
+SUBSET_MAX = 4_096  # endpoints of a subset hint that are looked at
+MODEL_CHARS_MAX = 256
+
+
+def apply(request: Request, objectives: Mapping[str, str]) -> None:
+    """Put an objective and a fairness id where our own headers are read, unless the request has ours. `objectives` maps
+    a name to a priority's; a name that is not there is an ordinary one."""
+    fields = request.fields
+    if TENANT not in fields and (fairness := _said(request, FAIRNESS)):
+        name = fairness.decode("latin-1")
+        fields[TENANT] = name.encode() if sane_name(name) else session_key(fairness).encode()
+    if PRIORITY not in fields and (objective := _said(request, OBJECTIVE)):
+        priority = objectives.get(objective.decode("latin-1"))
+        if priority is not None:
+            fields[PRIORITY] = priority.encode()
+
+
+def model_of(request: Request) -> str:
+    """The model that the gateway wants in place of the body's; "" where it names none. Raises Refusal."""
+    said = _said(request, MODEL)
+    if not said:
+        return ""
+    name = said.decode("utf-8", "replace")
+    if len(name) > MODEL_CHARS_MAX or not name.isprintable():
+        raise Refusal(
+            400, "invalid_model", f"{MODEL[0].decode()} is a model's name, {MODEL_CHARS_MAX} characters long."
+        )
+    return name
+
+
+def ttft_ms_of(request: Request) -> float | None:
+    """Milliseconds in which the first token is wanted; None where nothing, or nothing sensible, is said."""
+    said = _said(request, TTFT)
+    try:
+        wanted = float(said) if said else 0.0
+    except ValueError:
+        return None
+    return wanted if wanted > 0 and isfinite(wanted) else None
+
+
+def subset_of(message: pb.ProcessingRequest, request: Request, *, conformance: bool) -> frozenset[str] | None:
+    """Addresses (`ip:port`, or `ip` for all its ports) of the only replicas that may take the request; None: all may.
+    With `conformance` a client's header says so before the gateway does, as the upstream suite wants."""
+    if conformance and CONFORMANCE_ASKED in request.fields:
+        return _split(request.header(CONFORMANCE_ASKED))
+    if SUBSET_HINT in message.metadata_context.filter_metadata:
+        fields = message.metadata_context.filter_metadata[SUBSET_HINT].fields
+        if SUBSET in fields:
+            return _addresses(fields[SUBSET])
+    return None
+
+
+def served_by(message: pb.ProcessingRequest) -> str:
+    """The endpoint that gave this answer, by its metadata, or by Envoy's attribute; "" where nobody says."""
+    metadata = message.metadata_context.filter_metadata
+    if LB in metadata and SERVED in metadata[LB].fields:
+        return str(metadata[LB].fields[SERVED].string_value)
+    if ATTRIBUTES in message.attributes:
+        attributes = message.attributes[ATTRIBUTES].fields
+        if UPSTREAM_ADDRESS in attributes:
+            return str(attributes[UPSTREAM_ADDRESS].string_value)
+    return ""
+
+
+def tells_served(message: pb.ProcessingRequest) -> bool:
+    """Whether this gateway is set up to say which endpoint served, so that its silence says something."""
+    return LB in message.metadata_context.filter_metadata or ATTRIBUTES in message.attributes
+
+
+def _said(request: Request, names: tuple[bytes, ...]) -> bytes:
+    for name in names:
+        if name in request.fields:
+            return request.fields[name].strip()
+    return b""
+
+
+def _addresses(value: Any) -> frozenset[str]:  # noqa: ANN401 - google.protobuf.Value, which has no types
+    """Addresses of a list, or of a text with commas."""
+    if value.WhichOneof("kind") == "list_value":
+        return _split(",".join(each.string_value for each in value.list_value.values[:SUBSET_MAX]))
+    return _split(value.string_value)
+
+
+def _split(text: str) -> frozenset[str]:
+    return frozenset(part.strip() for part in text.split(",", SUBSET_MAX)[:SUBSET_MAX] if part.strip())

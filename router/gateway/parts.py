@@ -1,0 +1,50 @@
+"""What all streams of one picker share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from router.http.body_budget import BodyBudget
+from router.placer import Placer
+from router.reading.desk import Desk
+
+if TYPE_CHECKING:
+    from router.gateway.stream import PickerStream
+
+
+@dataclass(frozen=True, slots=True)
+class PickerRules:
+    """What a picker goes by (settings/schema.py: `gateway`, `limits`, `listen`, `api`)."""
+
+    inference: frozenset[str]  # paths of prompts, and those that are passed on
+    objectives: Mapping[str, str]  # name -> name of a priority
+    fallbacks_max: int
+    streams_max: int
+    stream_s_max: float
+    body_bytes_max: int
+    body_timeout_s: float
+    answer_bytes_max: int  # of an answer that does not stream, what is kept to read its usage
+    sampled_ratio: float
+    conformance: bool
+    receipts: bool
+
+
+@dataclass(slots=True)
+class PickerParts:
+    """The parts, and what is counted over all streams. `rules` may be replaced, for requests to come."""
+
+    placer: Placer
+    desk: Desk
+    rules: PickerRules
+    bodies: BodyBudget
+    clock: Callable[[], float]
+    streams: set[PickerStream] = field(default_factory=set)  # streams under way
+    cut_why: str = ""  # why streams are cut; "" while one that is cancelled means that its client left
+    served_told: bool = False  # the gateway says which endpoint served, so that its silence says something
+    known: bool = False  # a replica has been ready since this process began
+    heads_told: bool = False  # it shows heads of answers, so that a stream without one has lost its client
+    answers_come: bool = False  # it sends answers that it is asked for
+    shown: int = 0  # answers that were asked for and came
+    asked: int = 0  # answers that were asked for, of which nothing came, since the last that came

@@ -1,0 +1,331 @@
+"""The story of one request that a gateway asks about: one stream of gRPC, from its head to the end of its answer.
+
+    head         whose it is, within its rate, and what is for engines; a page of ours, or a refusal, is told at once
+    body         as the gateway sends it: whole, in pieces, or not at all
+    pick         understand, place: a lease, and endpoints in order of price
+    tell         the endpoint as a header and as metadata, and what of head and body the engine is to get
+    follow       the answer, as far as it is shown: who served, with which status; its body where it comes by here
+    close        the lease, at the end of the stream, which is the end of the answer or of the client
+
+A stream that ends before its answer began means that the client left. While a request is read and waits for a place
+somebody has to listen for that: `_listen`, which begins when the loop gets a turn, so that a request that is placed at
+once costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import grpc
+import msgspec
+
+from router.core.dialects import spoken_on
+from router.core.dialects.ranks import for_rank
+from router.core.facts.placements import Ending
+from router.core.facts.replicas import Replica
+from router.gateway import extproc_pb2 as pb
+from router.gateway import hints, words
+from router.gateway.endpoints import destinations, endpoint_of
+from router.gateway.following import Following
+from router.gateway.head import HEADERS_MAX, changes, request_of
+from router.gateway.incoming import BUFFERED, DUPLEX, NONE, GatewayClient, check_length, read_body
+from router.gateway.parts import PickerParts
+from router.http.client_connection import ClientLeft
+from router.http.request import Refusal, Request, date_line
+from router.placer import LEFT, MODELS, REQUESTS, Placed
+from router.reading import answering
+from router.reading.answering import CLIENT_LEFT_STATUS, DRAINED, filtered, owner_of, refuse, request_id
+from router.reading.charge import charge
+from router.reading.paths import is_for_engines
+from router.reading.placing import placed
+from router.reading.question import Question
+from router.settings.keys import ANYBODY, Caller
+from router.telemetry.record import RequestRecord
+from router.telemetry.spans import Moments
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class PickerStream:
+    """One stream. `serve` answers it, whatever happens, and reports its request once."""
+
+    def __init__(self, parts: PickerParts, context: Any) -> None:  # noqa: ANN401 - grpc ships no types
+        self._parts = parts
+        self._context = context
+        self._task = asyncio.current_task()
+        self._next: asyncio.Task[Any] | None = None  # the message that is listened for
+        self._picking = self._left = self._released = False
+        self._caller: Caller = ANYBODY
+        self._following: Following | None = None  # None until the request has a lease
+        self._trace: Moments | None = None
+
+    async def serve(self, first: pb.ProcessingRequest) -> None:
+        """Serve the request whose head came first."""
+        parts, started_s = self._parts, self._parts.clock()
+        client = GatewayClient(parts.bodies)
+        request = request_of(first.request_headers.headers.headers, client)
+        hints.apply(request, parts.rules.objectives)
+        record = RequestRecord(id=request_id(request), route="other", at_s=time.time())
+        answered = False  # by a page of ours
+        try:
+            answered = await self._serve(first, request, client, record, started_s)
+        except Refusal as refusal:
+            record.model = record.model or refusal.model
+            await self._refuse(request, client, record, refusal)
+        except ClientLeft:
+            record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
+        except asyncio.CancelledError:
+            if not self._released:
+                self._cancelled(record)
+                raise
+        except Exception:
+            fields = {"request_id": record.id}
+            log.exception("bug: request failed inside the router", extra={"event": "bug", "fields": fields})
+            bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
+            await self._refuse(request, client, record, bug)
+        finally:
+            self._end(request, record, started_s, report=not answered)
+
+    def release(self) -> None:
+        """Let go of a stream whose answer goes past us: the router stops, and Envoy carries it on."""
+        if self._task is not None and self._following is not None and self._following.may_be_released:
+            self._released = True
+            self._task.cancel()
+
+    # -- the request ---------------------------------------------------------------------------------------------
+
+    async def _serve(
+        self,
+        first: pb.ProcessingRequest,
+        request: Request,
+        client: GatewayClient,
+        record: RequestRecord,
+        started_s: float,
+    ) -> bool:
+        """Returns whether a page of ours was the answer. Raises Refusal."""
+        parts, rules = self._parts, self._parts.rules
+        if len(request.lines) > HEADERS_MAX:
+            raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
+        if len(parts.streams) > rules.streams_max:
+            raise Refusal(503, "too_many_streams", "More requests are under way than the picker may have; try again.")
+        self._caller = caller = parts.desk.callers.meet(request)
+        record.tenant = request.holder = caller.name
+        if not rules.conformance and not is_for_engines(request, rules.inference):
+            await self._page(request, client, caller)
+            return True
+        record.route = answering.route_of(request.path)
+        if parts.desk.tracer is not None:
+            self._trace = parts.desk.tracer.begin(request, started_s)
+        head: pb.HttpHeaders = first.request_headers
+        config = first.protocol_config if first.HasField("protocol_config") else None
+        mode = BUFFERED if config is None else config.request_body_mode
+        whole, trailers = head.end_of_stream or mode in (BUFFERED, DUPLEX), False
+        if whole and not head.end_of_stream:
+            check_length(request, rules.body_bytes_max)
+            charge(parts.placer, request, caller)
+            if mode == BUFFERED:
+                await self._context.write(words.CONTINUE_HEADERS)
+            trailers = await self._body(request, mode)
+        received, read_s = request.body, parts.clock()
+        answers = NONE if config is None else config.response_body_mode
+        subset = hints.subset_of(first, request, conformance=rules.conformance)
+        question = await self._while_there(self._pick(request, record, whole=whole, answers=answers, subset=subset))
+        if self._following is None:  # `_pick` has it, or raises
+            raise RuntimeError("a request without a lease")
+        record.overhead_s = parts.clock() - read_s - record.queued_s
+        said = self._tell(question, received, mode if whole and not head.end_of_stream else NONE, trailers=trailers)
+        question.let_go()
+        for each in said:
+            await self._context.write(each)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(rules.stream_s_max):
+                await self._following.follow(self._read, self._context.write)
+        self._following.lingers = mode == DUPLEX and answers == NONE
+        return False
+
+    async def _body(self, request: Request, mode: int) -> bool:
+        rules = self._parts.rules
+        try:
+            async with asyncio.timeout(rules.body_timeout_s):
+                return await read_body(self._context, request, mode, rules.body_bytes_max)
+        except TimeoutError:
+            raise Refusal(408, "request_timeout", "The request's body did not come in time.") from None
+
+    async def _page(self, request: Request, client: GatewayClient, caller: Caller) -> None:
+        """Answer with one of our own pages that clients know. Raises Refusal where there is none."""
+        path, placer = request.path, self._parts.placer
+        page = None
+        if request.method in ("GET", "HEAD") and path.startswith((MODELS, REQUESTS)):
+            owner = owner_of(caller, receipts=self._parts.rules.receipts) if path.startswith(REQUESTS) else None
+            page = await placer.page(path, owner)
+        if page is None:
+            raise Refusal(404, "unknown_path", f"There is no {request.method} {path[:200]} here.")
+        if caller.tenant is not None and path.startswith(MODELS):
+            page = filtered(page, path, caller.tenant.allows)
+        request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
+        await self._say(client)
+
+    # -- picking -------------------------------------------------------------------------------------------------
+
+    async def _pick(
+        self, request: Request, record: RequestRecord, *, whole: bool, answers: int, subset: frozenset[str] | None
+    ) -> Question:
+        """Understand and place. `whole`: its body is here. `answers`: how the gateway shows the body of the answer."""
+        parts, caller = self._parts, self._caller
+        reader, relayed = parts.desk.reader, answers != NONE
+        model = hints.model_of(request)
+        if whole and is_for_engines(request, parts.rules.inference):
+            if model and request.body_bytes:
+                body = named(request.body, model)
+                request.bring([body], len(body))
+            question = await reader.understand(request, record.id, caller, relayed=relayed)
+        else:
+            question = reader.unread(request, record.id, caller, model or None)
+        answering.note(question, record)
+        if self._trace is not None:
+            question.trace, self._trace.parsed_s = self._trace, parts.clock()
+        wanted = question.wanted
+        following = Following(parts, question, record, caller, answers)
+        wanted.among, wanted.unseen = subset, not following.shown
+        try:
+            lease = await placed(parts.placer, wanted, frozenset(), parts.clock)
+        finally:
+            record.queued_s = wanted.queued_s
+        try:
+            self._check(request, lease, caller)
+        except Refusal:
+            parts.placer.finish(lease, LEFT, parts.clock())
+            raise
+        self._following = following
+        following.begin(lease)
+        return question
+
+    def _check(self, request: Request, lease: Placed, caller: Caller) -> None:
+        """Raises Refusal for a replica that no gateway can be told of, and for a request of low priority whose first
+        token is expected later than it is wanted."""
+        if not endpoint_of(lease.replica):
+            what = f"The replica {lease.replica} has a name where a gateway needs an address"
+            raise Refusal(503, "no_address", f"{what}; give its address.")
+        wanted_ms = hints.ttft_ms_of(request)
+        if wanted_ms is None or caller.priority != caller.priority.LOW:
+            return
+        for each in lease.receipt.candidates:
+            expected_ms = each.pending_ms + each.kv_wait_ms + each.uncached_ms
+            if each.id == lease.replica and expected_ms > wanted_ms:
+                what = f"The first token is expected in {expected_ms:.0f} ms, later than is wanted"
+                after_s = (expected_ms - wanted_ms) / 1e3
+                raise Refusal(429, "slo_unreachable", f"{what}; try again later.", retry_after_s=after_s)
+
+    async def _while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await this, unless the client leaves meanwhile. Raises ClientLeft."""
+        handle = asyncio.get_running_loop().call_soon(self._listen)
+        self._picking = True
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not self._left or self._task is None:
+                raise
+            self._task.uncancel()
+            raise ClientLeft from None
+        finally:
+            self._picking = False
+            handle.cancel()
+
+    def _listen(self) -> None:
+        if self._picking:
+            self._next = asyncio.ensure_future(self._context.read())
+            self._next.add_done_callback(self._heard)
+
+    def _heard(self, message: asyncio.Task[Any]) -> None:
+        gone = message.cancelled() or message.exception() is not None or message.result() is grpc.aio.EOF
+        if gone and self._picking and self._task is not None:
+            self._left = True
+            self._task.cancel()
+
+    async def _read(self) -> pb.ProcessingRequest | None:
+        """The next message; None at the end of the stream."""
+        listened, self._next = self._next, None
+        message = await (listened if listened is not None else self._context.read())
+        return None if message is grpc.aio.EOF else message
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def _tell(self, question: Question, received: bytes, mode: int, *, trailers: bool) -> list[bytes]:
+        """Answers that send the request to its replica. `mode` is that of the body that came; NONE where none did."""
+        following, parts = self._following, self._parts
+        if following is None or following.lease is None:
+            raise RuntimeError("a request without a lease")
+        lease, request = following.lease, question.request
+        lines, body = question.lines, question.body
+        if self._trace is not None:
+            lines = [*lines, self._trace.called(lease.receipt, parts.clock())]
+        if "#" in lease.replica and (rank := Replica(lease.replica).rank) is not None:
+            lines, body = for_rank(rank, request.path, lines, body)
+        listed = destinations(lease.receipt, lease.replica, parts.rules.fallbacks_max)
+        destination = ",".join(listed)
+        set_, removed = changes(request, lines)
+        if mode == DUPLEX or (mode == BUFFERED and body is not received):
+            # Without it Envoy sends chunks in full duplex, and refuses a body that was changed.
+            set_.append(("content-length", b"%d" % len(body)))
+        common = words.to_engine(destination, set_, removed)
+        if mode == BUFFERED:
+            return [words.with_body(common, destination, None if body is received else body)]
+        said = [words.with_headers(common, destination)]
+        if mode == DUPLEX:
+            said += words.request_pieces(body, end=not trailers)
+            if trailers:
+                said.append(words.CONTINUE_TRAILERS)
+        return said
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def _refuse(self, request: Request, client: GatewayClient, record: RequestRecord, refusal: Refusal) -> None:
+        tenant = self._caller.tenant
+        told = self._parts.rules.receipts and (tenant is None or tenant.receipts)
+        client.code = refusal.code
+        refuse(request, record, refusal, spoken_on(request.path), tells_cause=told)
+        await self._say(client)
+
+    async def _say(self, client: GatewayClient) -> None:
+        if client.said is not None:
+            with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream has ended: nobody hears it
+                await self._context.write(client.said)
+
+    def _cancelled(self, record: RequestRecord) -> None:
+        """The stream was broken off: by the gateway, since the client left; or by us."""
+        if self._parts.cut_why:
+            record.ending, record.error, record.detail = DRAINED, DRAINED, self._parts.cut_why
+        elif not record.status:
+            record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
+
+    def _end(self, request: Request, record: RequestRecord, started_s: float, *, report: bool) -> None:
+        """Give everything back, and report."""
+        parts = self._parts
+        if self._next is not None:
+            self._next.cancel()
+        request.let_go()
+        if self._following is not None:
+            self._following.close()
+        record.duration_s = parts.clock() - started_s
+        if self._trace is not None and parts.desk.tracer is not None:
+            record.trace_id = f"{self._trace.trace_id:032x}"
+            self._trace.tenant = self._caller.tenant.name if self._caller.tenant is not None else ""
+            parts.desk.tracer.ended(self._trace, record)
+        if report:
+            parts.desk.report(record)
+
+
+def named(body: bytes, model: str) -> bytes:
+    """The same request for another model: of two equal keys engines and we take the last (tenancy.py). What is no
+    object stays as it is, and is refused where it is read."""
+    end = body.rfind(b"}")
+    if end < 0:
+        return body
+    comma = b"" if body[:end].rstrip().endswith(b"{") else b","
+    return b"".join((body[:end], comma, b'"model":', msgspec.json.encode(model), body[end:]))

@@ -1,0 +1,155 @@
+"""Where every request is read, whichever face it came by: callers, reader, observer, tracer, and the report at its end.
+
+The faces of one process share one desk, so that a conversation is known whichever way its turns come, and memory for
+prompts is there once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from router.core.facts.misses import Template
+from router.loop import closed_on_error
+from router.placer import Placer
+from router.reading.callers import Callers
+from router.reading.observer import Observer
+from router.reading.reader import Reader, ReadingRules
+from router.settings import secrets, tls
+from router.settings.keys import Keys, files_of_settings, keys_of
+from router.settings.schema import Settings
+from router.telemetry import logs
+from router.telemetry.process_counts import PROMPTS, SPANS_DROPPED, UNEXPLAINED
+from router.telemetry.record import RequestRecord
+from router.telemetry.tracing import Tracer
+from router.tokens.encoder import Prompts, make_prompts, messages_bytes_max
+from router.tokens.request_tokens import Asker, Tokens
+
+
+class Desk:
+    """`async with Desk(settings, placer) as desk`."""
+
+    def __init__(self, settings: Settings, placer: Placer, *, shared_prompts: Prompts | None = None) -> None:
+        """`shared_prompts` belong to a hub in this process; None: the desk makes its own."""
+        self._settings = settings
+        self._placer = placer
+        self._shared_prompts = shared_prompts
+        self._prompts: Prompts | None = None  # the hub's if it shares them, otherwise made here
+        self._observer = Observer(settings.observatory) if settings.observatory.enabled else None
+        self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that asks replicas for tokens
+        self._stack = AsyncExitStack()
+        self._ended: list[RequestRecord] = []
+        self.tracer: Tracer | None = None  # None: nothing is traced
+
+    async def __aenter__(self) -> Self:
+        async with closed_on_error(self._stack):
+            self._build()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def _build(self) -> None:
+        s = self._settings
+        self._loop = asyncio.get_running_loop()
+        if s.tracing.endpoint:
+            self.tracer = Tracer(s.tracing, scheme="https" if s.listen.tls_certificate else "http")
+            self._stack.push_async_callback(self.tracer.close)  # closed last: answers that are cut have spans, too
+        self.reader = Reader(
+            self._placer,
+            self._tokens() if s.events.enabled else None,
+            _reading_rules(s),
+            secret=secrets.read(s.auth.secret, s.auth.secret_file),
+            messages_bytes_max=messages_bytes_max(s) if s.events.enabled else 0,
+            observer=self._observer,
+        )
+        self._stack.callback(self.reader.close)
+        self.callers = Callers(keys_of(s), "")
+        self._show(
+            admin_token=secrets.read(s.admin.token, s.admin.token_file),
+            api_key=secrets.read(s.upstream.api_key, s.upstream.api_key_file),
+        )
+
+    def _tokens(self) -> Tokens:
+        s = self._settings
+        own = self._shared_prompts
+        if own is None:
+            own = self._prompts = make_prompts(s)
+            self._stack.callback(own.close)
+        asker = None
+        if s.tokens.ask_replicas:
+            self._asking_tls = tls.for_replicas(s.upstream)
+            asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self._asking_tls)
+            self._stack.push_async_callback(asker.close)
+        return Tokens(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
+
+    def reload(self, settings: Settings) -> None:
+        """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything
+        has changed, or not at all."""
+        s = settings
+        with files_of_settings():
+            keys = keys_of(s)
+            admin_token = secrets.read(s.admin.token, s.admin.token_file)
+            api_key = secrets.read(s.upstream.api_key, s.upstream.api_key_file)
+            tls.renew(self._asking_tls, s.upstream)
+        self._settings, self.callers.keys = s, keys
+        self._show(admin_token=admin_token, api_key=api_key)
+        self.reader.configure(_reading_rules(s))
+
+    @property
+    def keys(self) -> Keys | None:
+        """The table of keys; None where anybody may ask. It is replaced as a whole, for requests to come."""
+        return self.callers.keys
+
+    def _show(self, *, admin_token: str, api_key: str) -> None:
+        """Ask for this token before metrics are shown, and show replicas this key, from now on."""
+        self.callers.admin_token = admin_token
+        self.reader.credentials(passed_on=self.keys is None, api_key=api_key)
+
+    def templates(self) -> Mapping[str, Iterable[Template]]:
+        """Prefixes that conversations of our clients share, new or changed since the last call."""
+        return {"": self._observer.templates()} if self._observer is not None else {}
+
+    def figures(self) -> dict[str, int]:
+        """Totals for the hub's metrics."""
+        outcomes = self._prompts.counts() if self._prompts is not None else {}
+        return {
+            SPANS_DROPPED: self.tracer.dropped if self.tracer is not None else 0,
+            UNEXPLAINED: self._observer.unexplained if self._observer is not None else 0,
+            **{PROMPTS + outcome: count for outcome, count in outcomes.items()},
+        }
+
+    def report(self, record: RequestRecord) -> None:
+        """Report a request that has ended, at the end of the loop's turn. All records of a turn together take half the
+        time."""
+        if not self._ended:
+            self._loop.call_soon(self._tell)
+        self._ended.append(record)
+
+    def _tell(self) -> None:
+        ended, self._ended = self._ended, []
+        for record in ended:
+            self._placer.report(record)
+        logs.log_requests(ended)
+
+
+def _reading_rules(settings: Settings) -> ReadingRules:
+    observatory = settings.observatory
+    return ReadingRules(
+        offload_bytes_min=settings.limits.offload_bytes_min,
+        json_depth_max=settings.limits.json_depth_max,
+        json_parts_max=settings.limits.json_parts_max,
+        reading_bytes_max=settings.limits.reading_bytes_max,
+        reading_wait_s=settings.limits.reading_wait_s,
+        ask_usage=settings.api.ask_usage,
+        repairs=observatory.repairs,
+        append_only=observatory.append_only,
+        step_header=observatory.step_header,
+        step_field=observatory.step_field,
+    )

@@ -1,0 +1,1 @@
+"""The picker behind a real Envoy: `make test-envoy`."""

@@ -1,0 +1,227 @@
+"""The chart's own Envoy: the program takes what is rendered, and does what is promised while no picker answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from loadtest.common.processes import free_ports
+from tests.envoy import install as envoy
+from tests.k8s.tools import CHART, NAMESPACE, RELEASE, by_name, picker, run, template
+
+STANDALONE = picker("standalone")
+CLIENTS, STATUS, ADMIN = 8080, 8081, 9901
+START_S = 30.0
+SIX_MB = 6_000_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def program() -> None:
+    """Without Envoy nothing here says anything: a failure, never a skip."""
+    if not envoy.installed():
+        pytest.fail("Envoy is not installed: python -m tests.envoy.install", pytrace=False)
+
+
+def rendered(*options: str) -> str:
+    """Envoy's configuration."""
+    found = by_name(template("--values", STANDALONE, *options))
+    return str(found["ConfigMap", NAMESPACE, f"{RELEASE}-warmroute-envoy"]["data"]["envoy.yaml"])
+
+
+def refused(config: Path) -> str:
+    """What Envoy has against a configuration, warnings of fields that will go included; "" for nothing."""
+    done = run([envoy.program(), "--mode", "validate", "-c", config, "--disable-hot-restart", "-l", "warning"])
+    return "" if done.returncode == 0 and "OK" in done.stdout and not done.stderr.strip() else done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--set", "pool.failureMode=FailClose,envoy.pickerTimeout=0.5s,envoy.bindAddress=::"),
+        ("--set", "pool.create=true", "--set-json", "pool.targetPorts=[8000,8001]"),
+        ("--set", "config.gateway.port=19002", "--set", "config.limits.body_bytes_max=1048576"),
+    ],
+)
+def test_envoy_takes_the_configuration(options: tuple[str, ...], tmp_path: Path) -> None:
+    """Every field is known, and none is one that the next version drops."""
+    file = tmp_path / "envoy.yaml"
+    file.write_text(rendered(*options), encoding="utf-8")
+    assert refused(file) == ""
+
+
+def test_a_wrong_configuration_is_seen(tmp_path: Path) -> None:
+    """A field that Envoy does not have, so that the test above says something."""
+    file = tmp_path / "envoy.yaml"
+    file.write_text(rendered().replace("failure_mode_allow:", "failure_mode_alow:"), encoding="utf-8")
+    assert "failure_mode_alow" in refused(file)
+
+
+def test_the_program_is_of_the_charts_version() -> None:
+    """What is tried here is what the chart installs."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert values["envoy"]["image"]["tag"] == f"distroless-v{envoy.version()}"
+
+
+# A running one
+
+
+@dataclass
+class Engine:
+    """An engine that remembers the headers of its requests, and answers a stream slowly."""
+
+    port: int = 0
+    heads: list[dict[str, str]] = field(default_factory=list)
+    bodies: list[int] = field(default_factory=list)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[Engine]:
+        """Listening."""
+        app = web.Application(client_max_size=SIX_MB * 2)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.heads.append({name.lower(): value for name, value in request.headers.items()})
+        self.bodies.append(len(await request.read()))
+        if request.path != "/stream":
+            return web.json_response({"ok": True})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        await self.go_on.wait()
+        await response.write(b"data: 2\n\n")
+        return response
+
+
+@dataclass
+class RunningEnvoy:
+    """An Envoy with the chart's configuration, before one engine and without any picker."""
+
+    url: str
+    status: str
+    admin_port: int
+
+
+@asynccontextmanager
+async def running(folder: Path, engine: Engine, *options: str) -> AsyncIterator[RunningEnvoy]:
+    """The rendered configuration, in which names and ports are those of this machine; nothing else is changed."""
+    clients, status, admin, nobody = free_ports(4)
+    text = rendered(*options)
+    for old, new in ((CLIENTS, clients), (STATUS, status), (ADMIN, admin), (9002, nobody), (9003, nobody)):
+        text = text.replace(f"port_value: {old}", f"port_value: {new}")
+    text = text.replace("port_value: 8000", f"port_value: {engine.port}").replace("0.0.0.0", "127.0.0.1")
+    text = re.sub(rf"{RELEASE}-warmroute-(engines|pickers)\.{NAMESPACE}\.svc", "127.0.0.1", text)
+    file = folder / "envoy.yaml"
+    file.write_text(text, encoding="utf-8")
+    words = ("-c", str(file), "--disable-hot-restart", "--concurrency", "1", "-l", "error")
+    process = await asyncio.create_subprocess_exec(str(envoy.program()), *words)
+    made = RunningEnvoy(f"http://127.0.0.1:{clients}", f"http://127.0.0.1:{status}", admin)
+    try:
+        async with asyncio.timeout(START_S), aiohttp.ClientSession() as session:
+            while not await _ready(session, made.status):
+                assert process.returncode is None, "Envoy has ended"
+                await asyncio.sleep(0.05)
+        yield made
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _ready(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/ready") as answer:
+            return answer.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def test_requests_are_served_while_no_picker_answers(tmp_path: Path) -> None:
+    """FailOpen: an engine in turn serves, bodies of 6 MB and streams, whose events come as they are made, too."""
+    async with (
+        Engine().up() as engine,
+        running(tmp_path, engine) as made,
+        aiohttp.ClientSession(made.url) as session,
+    ):
+        for size in (10, SIX_MB):
+            async with session.post("/v1/completions", data=io.BytesIO(b"x" * size)) as answer:
+                assert (answer.status, await answer.json()) == (200, {"ok": True})
+        assert engine.bodies == [10, SIX_MB]
+        async with session.post("/stream", data=b"{}") as answer:
+            assert await answer.content.readuntil(b"\n\n") == b"data: 1\n\n"
+            engine.go_on.set()
+            assert await answer.content.read() == b"data: 2\n\n"
+
+
+async def test_fail_close_is_an_error(tmp_path: Path) -> None:
+    """FailClose: 503, and no engine is asked."""
+    async with (
+        Engine().up() as engine,
+        running(tmp_path, engine, "--set", "pool.failureMode=FailClose") as made,
+        aiohttp.ClientSession(made.url) as session,
+        session.post("/v1/completions", data=b"{}") as answer,
+    ):
+        assert answer.status == 503
+        assert engine.heads == []
+
+
+async def test_a_forged_destination_goes_nowhere(tmp_path: Path) -> None:
+    """A client that names where to connect, Envoy's own admin page say, is served by an engine, and none of its names
+    reaches that; nor do those by which llm-d's sidecar could be sent elsewhere."""
+    async with (
+        Engine().up() as engine,
+        running(tmp_path, engine) as made,
+        aiohttp.ClientSession(made.url) as session,
+    ):
+        forged = f"127.0.0.1:{made.admin_port}"
+        headers = {
+            "x-gateway-destination-endpoint": forged,
+            "x-gateway-destination-endpoint-subset": forged,
+            "X-Prefiller-Host-Port": forged,
+            "x-encoder-hosts-ports": forged,
+            "x-data-parallel-host-port": forged,
+            "x-kv-cache-source-host-port": forged,
+            "x-session-id": "kept",
+        }
+        for path in ("/v1/completions", "/server_info", "/quitquitquit"):
+            async with session.post(path, data=b"{}", headers=headers) as answer:
+                assert (answer.status, await answer.json()) == (200, {"ok": True})
+        assert len(engine.heads) == 3
+        for head in engine.heads:
+            assert forged not in head.values()
+            assert head["x-session-id"] == "kept"
+
+
+async def test_the_status_port_shows_two_pages_alone(tmp_path: Path) -> None:
+    """Readiness and metrics, to be read; nothing else of the admin interface, whose pages could end Envoy."""
+    async with (
+        Engine().up() as engine,
+        running(tmp_path, engine) as made,
+        aiohttp.ClientSession(made.status) as session,
+    ):
+        async with session.get("/stats/prometheus") as answer:
+            assert "envoy_cluster_" in await answer.text()
+        for path in ("/", "/config_dump", "/quitquitquit", "/stats", "/stats/prometheus/../../quitquitquit"):
+            async with session.post(path) as answer:
+                assert answer.status == 404
+        async with session.post("/ready") as answer:
+            assert answer.status == 404
