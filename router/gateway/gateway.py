@@ -146,7 +146,8 @@ class Gateway:
             await self._look()
 
     async def _look(self) -> None:
-        ready = not self._leaving and self._placer.others_ready(frozenset())
+        there = self._placer.others_ready(frozenset())
+        self._parts.known, ready = self._parts.known or there, there and not self._leaving
         await self._health.set(LIVENESS, _READY)
         for name in (READINESS, SERVICE, ""):
             await self._health.set(name, _READY if ready else _NOT)

@@ -160,6 +160,16 @@ async def test_a_picker_that_knows_nobody_yet_says_nothing(engine: FakeEngine) -
             assert (await it.pick()).immediate_response.status.code == 503
 
 
+async def test_an_outage_before_the_first_request_is_one(engine: FakeEngine) -> None:
+    """A picker that has seen a replica ready says 503 when none is any more, though nobody has asked it before."""
+    async with picking(engine) as app:
+        await until(lambda: app.gateway._parts.known)
+        engine.healthy = False
+        await until(lambda: not app.router.ready())
+        async with asking(app) as it:
+            assert (await it.pick()).immediate_response.status.code == 503
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
