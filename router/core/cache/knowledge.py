@@ -91,6 +91,8 @@ class Knowledge:
             self._take_in(known, event)
         if self.masks.dying:
             self.masks.sweep(SWEEP_KEYS)
+        if self.masks.asked:
+            self.masks.remember_some()
 
     def _take_in(self, known: Reported, event: Event) -> None:
         engine = known.engine
@@ -275,6 +277,7 @@ class Knowledge:
             return
         if computed:
             self.masks.remember(prompt.keys.get(known.block_tokens, ()))
+            self.masks.remember_some()
             due_s = now_s + SETTLE_S
             known.engine.tails.end(lease, grown_blocks, due_s, now_s + AGAIN_S)
             if known.engine.tails.waits(now_s):

@@ -26,7 +26,9 @@ from operator import and_
 
 SWEEP_KEYS = 512  # keys of departed holders purged at a time, so that purging never stalls the loop
 STRIDE_KEYS = 64
-REMEMBER_STRIDES = 32  # strides remembered at a time: under a millisecond
+# Strides remembered in one go, 20 us each: of a prompt that is matched, and whenever something else is done here.
+MATCHED_STRIDES, SOME_STRIDES = 8, 4
+ASKED_MAX = 64  # prompts whose strides are yet to be remembered
 _NONE = repeat(0)
 Store = list[int] | dict[int, int | None]  # keys of a departed holder; of a dict the values, None for none
 
@@ -57,6 +59,7 @@ class Masks:
         self._whole: dict[int, int] = {}  # last key of a stride -> mask of those that hold all of it
         self._strides: dict[int, list[int]] = {}  # last key of a stride -> its keys; oldest first
         self._stride_of: dict[int, int] = {}  # key -> last key of its stride
+        self.asked: deque[tuple[Sequence[int], int]] = deque()  # prompts and how many strides of each are done
         self.of: dict[int, int] = {}  # key -> mask of its holders, the departed included until they are purged
         self.held = 0  # (holder, key) pairs, the departed included
         self._names: dict[int, str] = {}  # bit -> holder
@@ -172,7 +175,7 @@ class Masks:
         A stride that all holders left so far have whole takes two loops in C; only where one drops out is it walked.
         """
         found: dict[str, int] = {}
-        mask, of, room = self._seen, self.of, REMEMBER_STRIDES
+        mask, of, room = self._seen, self.of, MATCHED_STRIDES
         if not keys or not of.get(keys[0], 0) & mask:
             return found
         for start in range(0, len(keys), STRIDE_KEYS):
@@ -227,17 +230,26 @@ class Masks:
             del self._ahead[run.keys[0]]
 
     def remember(self, keys: Sequence[int]) -> None:
-        """Remember a few strides of these keys, which will be asked for again."""
-        room = REMEMBER_STRIDES
-        for start in range(0, len(keys) - STRIDE_KEYS + 1, STRIDE_KEYS):
-            last = keys[start + STRIDE_KEYS - 1]
-            if last not in self._strides:
-                stride = keys[start : start + STRIDE_KEYS]
-                if held := reduce(and_, map(self.of.get, stride, _NONE)):
-                    self._remember(last, list(stride), held)
+        """Remember the strides of these keys, which will be asked for again, by calls of `remember_some`. They must not
+        change."""
+        if len(keys) >= STRIDE_KEYS and len(self.asked) < ASKED_MAX:
+            self.asked.append((keys, 0))
+
+    def remember_some(self) -> None:
+        """Remember a few strides of the prompt that was asked for first."""
+        if not self.asked:
+            return
+        keys, done = self.asked.popleft()
+        room, end = SOME_STRIDES, len(keys) // STRIDE_KEYS
+        while room and done < end:
+            stride = keys[done * STRIDE_KEYS : (done + 1) * STRIDE_KEYS]
+            done += 1
+            if stride[-1] not in self._strides:
                 room -= 1
-                if not room:
-                    return
+                if held := reduce(and_, map(self.of.get, stride, _NONE)):
+                    self._remember(stride[-1], list(stride), held)
+        if done < end:
+            self.asked.appendleft((keys, done))
 
     def _remember(self, last: int, stride: list[int], held: int) -> None:
         stride_of = self._stride_of
