@@ -9,6 +9,9 @@ That is so of added tokens which no other can overlap: then a scan from the text
 wherever it stands. And it is so only where no added token takes white space before it, or looks at the characters
 around it. Of the others, those that a chat template writes are the cuts: that is where turns begin and end.
 
+Cells are short at first, so that the system prompts which short prompts share are found as well, and long behind that:
+an encoder takes 10 us to begin with a text, however little it is.
+
 What is found is exact but for collisions of a 128-bit hash with a secret seed.
 """
 
@@ -23,10 +26,10 @@ from itertools import cycle
 import msgspec
 from xxhash import xxh3_128_digest
 
-from router.tokens.tokenizers import PROBES, Encoder, Memory
+from router.tokens.tokenizers import PROBES, Encoder, Fast, Memory
 
-CELL_CHARACTERS = 8 << 10
-CELLS_MIN = 2  # a shorter text is encoded whole, in the time that looking for it takes
+CELL_CHARACTERS = 16 << 10  # a shorter text is encoded whole, in the time that looking for it takes
+SHORT_CELLS = 4  # cells in which the first CELL_CHARACTERS are
 CUTS_MAX = 16  # tokens that are looked for in each cell
 _CUT = struct.Struct("<q")
 
@@ -64,13 +67,17 @@ class Begun:
 
 
 def growing(whole: Encoder, tokenizer_json: str, written: Iterable[str], bytes_max: int) -> Growing:
-    """The encoder with a memory, if it gives the same ids with as without one on probing texts; else without."""
+    """The encoder with a memory, if it gives the same ids with as without one on probing texts; else without. Of
+    `bytes_max` an encoder with a memory of segments has half, one that needs none leaves all."""
     cuts = cuts_of(tokenizer_json, written)
     tried = Growing(whole, cuts, bytes_max, cell_characters=64)
     text = "".join(f"{cut}{text}{cut}\n{text}" for text, cut in zip(PROBES, cycle(cuts or [""]), strict=False))
     texts = [text[:end] for end in range(50, len(text), 250)] + [text]
     right = all(tried.encode(each, special=False) == whole.encode(each, special=False) for each in [*texts, *texts])
-    return Growing(whole, cuts if right else [], bytes_max)
+    if cuts and right and isinstance(whole, Fast):
+        whole.forget_segments()  # it takes half as long to remember a segment as to encode it
+        return Growing(whole, cuts, bytes_max)
+    return Growing(whole, cuts if right else [], bytes_max // 2)
 
 
 def cuts_of(tokenizer_json: str, written: Iterable[str]) -> list[str]:
@@ -103,6 +110,7 @@ class Growing:
         self._encoder = encoder
         self._cuts = list(cuts)
         self._memory = Memory(bytes_max)
+        self._ends = range(cell_characters // SHORT_CELLS, cell_characters, cell_characters // SHORT_CELLS)
         self._cell = cell_characters
         self._first = secrets.token_bytes(16)
 
@@ -112,14 +120,14 @@ class Growing:
 
     def begin(self, text: str) -> Begun:
         """Look for what is known of a text. Raises UnicodeError."""
-        begun, size = Begun(text, [], []), self._cell
-        if not self._cuts or len(text) < CELLS_MIN * size:
+        begun = Begun(text, [], [])
+        if not self._cuts or len(text) < self._ends[0]:
             return begun
-        key, known = self._first, True
+        key, known, start = self._first, True, 0
         data = memoryview(text.encode()) if text.isascii() else None
-        for end in range(size, len(text) + 1, size):
-            cell = data[end - size : end] if data is not None else text[end - size : end].encode()
-            key = xxh3_128_digest(cell, int.from_bytes(key[:8], "little"))
+        for end in self._ends_in(text):
+            cell = data[start:end] if data is not None else text[start:end].encode()
+            key, start = xxh3_128_digest(cell, int.from_bytes(key[:8], "little")), end
             begun.keys.append(key)
             found = self._memory.get(key) if known else None
             if found is None:
@@ -132,15 +140,23 @@ class Growing:
     def finish(self, begun: Begun) -> bytes:
         """The ids of the whole text; what is new of it is remembered."""
         text, cut, parts = begun.text, begun.cut, list[bytes | memoryview](begun.ids)
-        for at in range(len(parts), len(begun.keys)):
-            upto = self._last_cut(text, cut, (at + 1) * self._cell)
+        new = slice(len(parts), None)
+        for key, end in zip(begun.keys[new], self._ends_in(text)[new], strict=True) if begun.keys else ():
+            upto = self._last_cut(text, cut, end)
             ids = self._encoder.encode(text[cut:upto], special=False) if upto > cut else b""
-            self._memory.put(begun.keys[at], _CUT.pack(upto) + ids)
+            self._memory.put(key, _CUT.pack(upto) + ids)
             parts.append(ids)
             cut = upto
         parts.append(self._encoder.encode(text[cut:], special=False))
         return b"".join(parts)
 
+    def _ends_in(self, text: str) -> list[int]:
+        """Where the whole cells of a text end."""
+        size = len(text)
+        return [*[end for end in self._ends if end <= size], *range(self._cell, size + 1, self._cell)]
+
     def _last_cut(self, text: str, cut: int, end: int) -> int:
-        """The last place between these at which an added token begins that ends by then; `cut` if there is none."""
-        return max(cut, *[text.rfind(token, cut + 1, end) for token in self._cuts])
+        """The last place behind `cut` at which an added token begins that ends by `end`; `cut` if there is none."""
+        for token in self._cuts:
+            cut = max(cut, text.rfind(token, cut + 1, end))
+        return cut

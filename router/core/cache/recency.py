@@ -236,4 +236,3 @@ class Recency:
     def _compact(self, id_: int, touch: Touch) -> None:
         owner = self.owner
         touch.keys = [key for key in touch.keys if owner.get(key) == id_]
-
