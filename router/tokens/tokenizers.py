@@ -183,6 +183,14 @@ class Memory:
                 self._entries.move_to_end(key)
             return found
 
+    def replace(self, key: bytes, value: bytes) -> None:
+        """Remember a value in place of the one that the key has."""
+        with self._lock:
+            gone = self._entries.pop(key, None)
+            if gone is not None:
+                self.size_bytes -= len(gone) + SEGMENT_OVERHEAD_BYTES
+        self.put(key, value)
+
     def put(self, key: bytes, value: bytes) -> None:
         """Remember a value, and forget others that no longer fit."""
         size_bytes = len(value) + SEGMENT_OVERHEAD_BYTES

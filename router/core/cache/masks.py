@@ -28,6 +28,7 @@ SWEEP_KEYS = 512  # keys of departed holders purged at a time, so that purging n
 STRIDE_KEYS = 64
 # Strides remembered in one go, 20 us each: of a prompt that is matched, and whenever something else is done here.
 MATCHED_STRIDES, SOME_STRIDES = 8, 4
+STRIDES_MIN = 4  # fewer are walked, in the time that remembering them takes
 ASKED_MAX = 64  # prompts whose strides are yet to be remembered
 _NONE = repeat(0)
 Store = list[int] | dict[int, int | None]  # keys of a departed holder; of a dict the values, None for none
@@ -175,7 +176,7 @@ class Masks:
         A stride that all holders left so far have whole takes two loops in C; only where one drops out is it walked.
         """
         found: dict[str, int] = {}
-        mask, of, room = self._seen, self.of, MATCHED_STRIDES
+        mask, of, room = self._seen, self.of, MATCHED_STRIDES if len(keys) >= STRIDES_MIN * STRIDE_KEYS else 0
         if not keys or not of.get(keys[0], 0) & mask:
             return found
         for start in range(0, len(keys), STRIDE_KEYS):
@@ -232,7 +233,7 @@ class Masks:
     def remember(self, keys: Sequence[int]) -> None:
         """Remember the strides of these keys, which will be asked for again, by calls of `remember_some`. They must not
         change."""
-        if len(keys) >= STRIDE_KEYS and len(self.asked) < ASKED_MAX:
+        if len(keys) >= STRIDES_MIN * STRIDE_KEYS and len(self.asked) < ASKED_MAX:
             self.asked.append((keys, 0))
 
     def remember_some(self) -> None:
