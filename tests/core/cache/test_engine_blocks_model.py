@@ -10,6 +10,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from router.core.cache import claims
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import Cleared
@@ -220,6 +221,14 @@ class Machine(RuleBasedStateMachine):
             if letters[:end] not in self._useful() or self.bounds != ROOMY:
                 self.expected.setdefault(letters[:end], set()).add(lease)
 
+    @rule(letters=st.text("ab", min_size=1, max_size=5), lease=st.integers(1, 3))
+    def _expect_rest(self, letters: str, lease: int) -> None:
+        keys, depth = _keys(letters), self.engine.depth(letters)
+        self.engine.ledger.expect(lease, keys[depth:], depth)
+        for end in range(depth + 1, len(letters) + 1):
+            if letters[:end] not in self._useful() or self.bounds != ROOMY:
+                self.expected.setdefault(letters[:end], set()).add(lease)
+
     @rule(lease=st.integers(1, 3))
     def _settle(self, lease: int) -> None:
         self.engine.ledger.settle(lease)
@@ -236,7 +245,10 @@ class Machine(RuleBasedStateMachine):
         """Keys with the engine's bit, the swept excepted."""
         while self.engine.masks.dying:
             self.engine.masks.sweep(7)
-        return set(self.engine.masks.of)
+        masks, runs = self.engine.masks, self.engine.ledger._credit._runs
+        assert sorted(map(id, runs)) == sorted(id(run) for found in masks._ahead.values() for run in found)
+        assert not any(masks.of.get(run.keys[0], 0) & run.bit for run in runs)
+        return set(masks.of).union(*[run.keys for run in runs])
 
     @invariant()
     def _agrees(self) -> None:
@@ -244,6 +256,9 @@ class Machine(RuleBasedStateMachine):
             return
         truth = {_key(letters) for letters in self._useful() | set(self.expected)}
         assert self._believed() == truth
+        for letters in ("aaaa", "abab", "babab"):
+            keys = _keys(letters)
+            assert self.engine.depth(letters) == next((n for n, key in enumerate(keys) if key not in truth), len(keys))
         ledger = self.engine.ledger
         assert ledger.blocks == len(self._useful_blocks())
         on_gpu = sum(copies for (place, _), copies in self.copies.items() if place[0] == "GPU")
@@ -286,7 +301,10 @@ MODEL = settings(
 )
 
 
+@pytest.mark.parametrize("run_keys_min", [1, claims.RUN_KEYS_MIN])
 @pytest.mark.parametrize("machine", [Machine, Bounded])
-def test_model(machine: type[RuleBasedStateMachine]) -> None:
-    """The ledger equals a naive multiset of copies; with tight limits it believes no more than that."""
+def test_model(machine: type[RuleBasedStateMachine], run_keys_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger equals a naive multiset of copies, whether prompts are expected as runs or key by key; with tight
+    limits it believes no more than that."""
+    monkeypatch.setattr(claims, "RUN_KEYS_MIN", run_keys_min)
     run_state_machine_as_test(machine, settings=MODEL)
