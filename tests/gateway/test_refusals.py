@@ -131,6 +131,7 @@ async def test_rates_hold(engine: FakeEngine, tmp_path: Path) -> None:
                 assert int(set_headers(over)["retry-after"]) >= 1
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("names", [0, 1])
 async def test_headers_of_llm_d(engine: FakeEngine, names: int) -> None:
     """Objective, fairness id and model mean what they mean there, by the present names and the old ones; ours go
