@@ -27,9 +27,11 @@ async def test_hits_are_those_of_the_edge(workload: DemoWorkload) -> None:
     part = workload.replayed(requests_max=160, output_tokens_max=64, time_scale=20.0, timeout_s=PATIENCE_S * 20.0)
     rows = [await run_face(install.program(), part, face, Console(file=io.StringIO())) for face in FACES]
     assert [row.failed for row in rows] == [0, 0]
-    hits, first_tokens = goals(rows)
+    hits, first_tokens, at_engines = goals(rows)
     assert hits.got is not None
     assert hits.got > FOUND_MIN
     figure(f"gateway_hits_lost_of_edge_{part.replay.workload}", LOSS_MAX, 1 - hits.got)
     assert first_tokens.got is not None
     figure(f"gateway_ttft_p90_of_edge_{part.replay.workload}", RATIO_MAX, first_tokens.got)
+    assert at_engines.got is not None
+    figure(f"gateway_ttft_p90_at_engines_{part.replay.workload}", RATIO_MAX, at_engines.got)
