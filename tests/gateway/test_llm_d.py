@@ -218,8 +218,8 @@ async def test_what_is_not_parsed_is_passed_on(engine: FakeEngine) -> None:
 
 
 async def test_a_body_beyond_grpcs_own_limit(engine: FakeEngine) -> None:
-    """TestServer_GRPCReceiveLimit, turned round: there 5 MB in one message end the stream with an error of gRPC, which
-    a gateway takes for a picker that failed; here they are served, up to `limits.body_bytes_max`."""
+    """TestServer_GRPCReceiveLimit, turned round: there 5 MB in one message end the stream with an error of gRPC unless
+    a flag says otherwise; here they are served, as `limits.body_bytes_max` is the one limit."""
     long = chat("a" * (5 << 20))
     async with picking(engine, limits__body_bytes_max=8 << 20) as app, asking(app, "duplex", "duplex") as it:
         first, body = await sent(it, long)
