@@ -117,14 +117,20 @@ PARTS = (
         ),
     ),
     Part(
+        "faces",
+        15,
+        "hit rates and first tokens by the picker, beside the edge's",
+        (COMPILED, Command((PYTHON, "-m", "tests.envoy.install")), _loadtest("faces", "--check")),
+    ),
+    Part(
         "figures",
         5,
         "times that tests come by",
         (
             _timed(),
             Command((PYTHON, "-m", "tests.k8s.install")),
-            _timed("tests/k8s", "--timeout=600"),
             Command((PYTHON, "-m", "tests.envoy.install")),
+            _timed("tests/k8s", "--timeout=600"),
             _timed("tests/envoy", "--timeout=600"),
         ),
         lines=True,

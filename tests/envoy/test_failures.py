@@ -69,7 +69,7 @@ def free_port() -> int:
 
 async def test_a_picker_that_dies_hangs_and_comes_back(tmp_path: Path, client: aiohttp.ClientSession) -> None:
     """Killed, stopped and started again, no request fails: Envoy serves from the cluster by itself, and asks again as
-    soon as there is somebody to ask."""
+    soon as there is somebody to ask. The upstream's conformance EppUnAvailableFailOpen is the half of it that kills."""
     port = free_port()
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(FakeEngine()) for _ in range(3)]

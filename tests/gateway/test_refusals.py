@@ -106,19 +106,32 @@ async def test_an_isolated_tenants_body_is_salted(engine: FakeEngine, tmp_path: 
 
 
 async def test_rates_hold(engine: FakeEngine, tmp_path: Path) -> None:
-    """A tenant over its rate is 429, with the seconds to wait."""
-    ring = Keyring(tmp_path, acme={"requests_per_min": 1})
+    """A tenant over its rate is 429, with the seconds to wait, as soon as the head has come and before any of the body,
+    whether the gateway buffers that or sends it in pieces. A request is taken from the rate once, and one that is
+    refused by its head is taken from no rate."""
+    ring = Keyring(tmp_path, acme={"requests_per_min": 2})
     headers = {"authorization": f"Bearer {ring.keys['acme']}"}
-    async with picking(engine, **ring.settings) as app:
+    async with picking(engine, **ring.settings, limits__body_bytes_max=10_000) as app:
         async with asking(app) as it:
-            assert len(destinations(await it.pick(headers=headers))) == 1
-            await it.finish()
-        async with asking(app) as it:
-            told = await it.pick(headers=headers)
-            assert error_of(told)[0] == 429
-            assert int(set_headers(told)["retry-after"]) >= 1
+            told = await it.pick(headers=headers | {"content-length": "10001"})
+            assert error_of(told)[0] == 413
+        for request in ("buffered", "duplex"):
+            async with asking(app, request) as it:
+                await it.head(headers=headers)
+                if request == "buffered":
+                    assert (await it.hear()).HasField("request_headers")  # type: ignore[union-attr]  # an answer
+                await it.body(chat())
+                assert len(destinations(await it.hear())) == 1  # type: ignore[arg-type]  # likewise
+        for request in ("buffered", "duplex"):
+            async with asking(app, request) as it:
+                await it.head(headers=headers)
+                over = await it.hear()
+                assert over is not None
+                assert (error_of(over)[0], error_of(over)[1]["error"]["code"]) == (429, "rate_limited")
+                assert int(set_headers(over)["retry-after"]) >= 1
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("names", [0, 1])
 async def test_headers_of_llm_d(engine: FakeEngine, names: int) -> None:
     """Objective, fairness id and model mean what they mean there, by the present names and the old ones; ours go

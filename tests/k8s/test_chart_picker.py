@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import yaml
 
-from router.settings.schema import field_keys
 from tests.k8s.test_chart_pods import restricted
 from tests.k8s.tools import (
     CHART,
@@ -214,7 +213,6 @@ def test_settings_of_a_picker(tmp_path: Path) -> None:
     assert "face" not in settings_text(template(*NEEDED, "--set", "face=edge,pool.matchLabels=null"))
 
 
-@pytest.mark.skipif("gateway.port" not in field_keys(), reason="this router has no picker yet")
 @pytest.mark.parametrize("name", PICKERS)
 def test_the_router_takes_the_settings(name: str, pickers: dict[str, list[Document]], secrets: Path) -> None:
     """What is rendered is a settings file that the router loads."""

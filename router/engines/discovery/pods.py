@@ -26,6 +26,9 @@ from router.settings.networks import usual
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
 REPLAY_PORT = "warmroute/kv-replay-port"
+ACTIVE_PORTS = "llm-d.ai/active-ports"  # which of a pool's ports serve in this pod, with commas between
+ACTIVE_PORTS_ONCE = "inference.networking.k8s.io/active-ports"  # its name in the upstream's own picker
+ACTIVE_CHARS_MAX = 1_024  # of a list of active ports, what is read
 PORT_NAME = "http"  # name of the engine's port by default
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
@@ -34,6 +37,8 @@ class _Annotations(msgspec.Struct):
     port: str = msgspec.field(default="", name=PORT)
     events: str = msgspec.field(default="", name=EVENTS_PORT)
     replay: str = msgspec.field(default="", name=REPLAY_PORT)
+    active: str | None = msgspec.field(default=None, name=ACTIVE_PORTS)
+    active_once: str | None = msgspec.field(default=None, name=ACTIVE_PORTS_ONCE)
 
 
 class _Identity(msgspec.Struct, rename="camel"):
@@ -107,7 +112,8 @@ _decode_bare = msgspec.json.Decoder(_Bare).decode
 class Rule:
     """How the engine is found in its pod: the settings `discovery.scheme`, `discovery.port` and `discovery.loopback`,
     and whether only pods of known stacks count because no selector has chosen. A pool's `ports` go before all else that
-    names a port: its gateway connects to them, and each is a replica of its own."""
+    names a port: its gateway connects to them, and each is a replica of its own, unless the pod says which of them are
+    active."""
 
     scheme: str = "http"
     port: str = ""
@@ -202,8 +208,15 @@ def _replicas(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[tupl
     found = [
         _replica(pod, address, rule.scheme, *_port(pod.spec, str(port), "targetPorts"), rank=rank, ready=ready)
         for rank, port in enumerate(rule.ports)
+        if _is_active(annotations, port)
     ]
-    return tuple(replica for replica, _ in found), found[0][1]
+    return tuple(replica for replica, _ in found), found[0][1] if found else ""
+
+
+def _is_active(annotations: _Annotations, port: int) -> bool:
+    """Whether a port of the pool serves in this pod. A pod that names none has all of them; an empty list is none."""
+    listed = annotations.active if annotations.active is not None else annotations.active_once
+    return listed is None or str(port) in map(str.strip, listed[:ACTIVE_CHARS_MAX].split(","))
 
 
 def _replica(

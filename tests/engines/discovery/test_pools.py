@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.discovery.pods import PodView, Rule, read, replicas_of
+from router.engines.discovery.pods import ACTIVE_PORTS, ACTIVE_PORTS_ONCE, PodView, Rule, read, replicas_of
 from router.engines.discovery.pools import LABELS_MAX, Members, PoolSeen, PoolView, read_pool
 from tests.engines.discovery.test_pods import JSON, _paths
 from tests.support.podstore import merged, pod, pool
@@ -26,7 +26,8 @@ def seen(**changes: Any) -> PoolSeen:
 
 
 def test_what_a_pool_is() -> None:
-    """Labels in one order, whatever the object's is, ports in the pool's own, picker and failure mode."""
+    """Labels in one order, whatever the object's is, ports in the pool's own, picker and failure mode. lwepp
+    TestInferencePoolToEndpointPool."""
     labels = {"role": "decode", "app.example.com/name": "vllm"}
     found = seen(spec={"selector": {"matchLabels": None}} | {"targetPorts": [{"number": 8001}, {"number": 8000}]})
     assert found.trouble
@@ -85,7 +86,7 @@ def test_another_pool_is_not_taken_for_it() -> None:
 
 def test_each_port_of_a_pod_is_a_replica() -> None:
     """Of one pod and one run, each with its own events, counted up from the first rank's; what the pod says of its own
-    port does not count, since the gateway goes by the pool's."""
+    port does not count, since the gateway goes by the pool's. lwepp TestEndpointMetadata."""
     annotations = {"warmroute/port": "9999", "warmroute/kv-events-port": "5557", "warmroute/kv-replay-port": "6557"}
     raw = json.dumps(pod("a", port=8001, annotations=annotations)).encode()
     found = read(raw, Rule(ports=(8000, 8001)))
@@ -114,6 +115,29 @@ def test_a_port_beyond_the_last_is_no_address() -> None:
     found = read(raw, Rule(ports=(8000, 8001)))
     assert found is not None
     assert [[each.events for each in claim.replicas] for claim in found.claims] == [["tcp://10.0.0.1:65535", ""]]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "ports"),
+    [
+        pytest.param({}, {8000, 8001, 8002}, id="Pod without active ports annotation uses all ports"),
+        pytest.param({ACTIVE_PORTS_ONCE: "8000,8002"}, {8000, 8002}, id="annotation filters endpoints"),
+        pytest.param({ACTIVE_PORTS_ONCE: " 8000 , 8002 "}, {8000, 8002}, id="multiple ports with spaces"),
+        pytest.param({ACTIVE_PORTS_ONCE: ""}, set(), id="empty active ports annotation uses no ports"),
+        pytest.param({ACTIVE_PORTS_ONCE: "x,-1,8001,8001"}, {8001}, id="invalid and duplicate ports"),
+        pytest.param({ACTIVE_PORTS_ONCE: "9000"}, set(), id="port not in validPorts"),
+        pytest.param({ACTIVE_PORTS: "8001", ACTIVE_PORTS_ONCE: "8000"}, {8001}, id="llm-d's name before the older one"),
+    ],
+)
+def test_a_pod_may_say_which_ports_are_active(annotations: dict[str, str], ports: set[int]) -> None:
+    """lwepp TestActivePortFiltering, TestActivePortEndpointRemoval and TestExtractActivePorts: the pool's ports are
+    those that may serve, and a pod's annotation says which do; each keeps its rank, and with it its events."""
+    raw = json.dumps(pod("a", annotations=annotations | {"warmroute/kv-events-port": "5557"})).encode()
+    found = read(raw, Rule(ports=(8000, 8001, 8002)))
+    assert found is not None
+    assert found.why == ""
+    events = {each.id: each.events for each in replicas_of(found.claims, {}, 10)[0]}
+    assert events == {f"http://10.0.0.1:{port}": f"tcp://10.0.0.1:{port - 8000 + 5557}" for port in ports}
 
 
 def test_members_on_their_nodes_network() -> None:
