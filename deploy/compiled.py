@@ -47,6 +47,7 @@ ROOMS = {
     "core/placement/policies": "warm",
     "core/prompts": "beginnings blocks bodies canonical canonical_openai",
     "edge": "attempts proxy relay retry_budget routes",
+    "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "reading": "answering body callers charge observer paths placing question reader turns used",
     "hub": "admitter local_placer owners",
