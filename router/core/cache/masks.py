@@ -231,10 +231,11 @@ class Masks:
             del self._ahead[run.keys[0]]
 
     def remember(self, keys: Sequence[int]) -> None:
-        """Remember the strides of these keys, which will be asked for again, by calls of `remember_some`. They must not
-        change."""
+        """Remember the strides of these keys, which will be asked for again: a few now, and the others by calls of
+        `remember_some`. They must not change."""
         if len(keys) >= STRIDES_MIN * STRIDE_KEYS and len(self.asked) < ASKED_MAX:
             self.asked.append((keys, 0))
+        self.remember_some()
 
     def remember_some(self) -> None:
         """Remember a few strides of the prompt that was asked for first."""
