@@ -185,7 +185,7 @@ def test_templates_may_change_what_was_said_before(
 
 
 def test_only_what_is_new_is_encoded(tokenizer_json: str) -> None:
-    """A long text's next turn costs its new part, and what stands behind the last cut within a cell."""
+    """A long text's next turn costs its new part, and what stands behind the last cut, wherever cells end."""
     counting = Counting(Whole(tokenizer_json))
     encoder = Growing(counting, ["<|im_start|>"], 1 << 20, cell_characters=1_000)
     turns = [f"<|im_start|>{number} {'some words ' * 30}<|im_end|>\n" for number in range(100)]
@@ -195,7 +195,7 @@ def test_only_what_is_new_is_encoded(tokenizer_json: str) -> None:
         encoder.encode("".join(turns[:count]), special=False)
         spent.append(counting.characters - before)
     assert spent[0] == sum(map(len, turns[:96]))
-    assert max(spent[1:]) < 1_000 + 3 * len(turns[0])
+    assert max(spent[1:]) < 3 * len(turns[0])
     assert encoder.begin("".join(turns)).unread < 1_000 + 3 * len(turns[0])
 
 

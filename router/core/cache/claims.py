@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.core.cache.masks import Masks, Run, common
+from router.core.cache.masks import KeyRun, Masks, common
 
 RUN_KEYS_MIN = 32  # fewer keys are expected one by one, in the time that a run takes
 RUNS_MAX = 256  # runs of one engine; each is looked at when a prompt is placed there
@@ -33,7 +33,7 @@ class Credit:
         self._more: dict[int, int] = {}  # key -> held blocks beyond the first
         self._expected: dict[int, tuple[int, ...]] = {}  # key -> leases
         self._leases: dict[int, list[int]] = {}  # -> keys expected when it came, confirmed ones included
-        self._runs: list[Run] = []  # none has a key of another, or begins with a key that has the bit
+        self._runs: list[KeyRun] = []  # none has a key of another, or begins with a key that has the bit
 
     def holds(self, key: int) -> bool:
         """Whether a block with this key is held or expected."""
@@ -109,7 +109,7 @@ class Credit:
             return False
         if len(self._expected) + sum([len(run.keys) for run in self._runs]) + len(keys) > self._expected_max:
             return False
-        run = Run(self._bit, lease, depth, list(keys))
+        run = KeyRun(self._bit, lease, depth, list(keys))
         self._runs.append(run)
         self._masks.begin(run)
         return True
@@ -167,11 +167,11 @@ class Credit:
         for run in list(self._runs):
             self._part_run(run)
 
-    def _part_run(self, run: Run) -> None:
+    def _part_run(self, run: KeyRun) -> None:
         self._end(run)
         self._expect_each(run.lease, run.keys)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: KeyRun) -> None:
         self._runs.remove(run)
         self._masks.end(run)
 
@@ -201,7 +201,7 @@ class Credit:
         self._open()
 
 
-def _meet(run: Run, keys: Sequence[int], depth: int) -> bool:
+def _meet(run: KeyRun, keys: Sequence[int], depth: int) -> bool:
     """Whether a run has a key of these, before which their prompt has `depth` others. A key names all before it: so
     the first key of one of them is where it has to be in the other."""
     behind = depth - run.depth

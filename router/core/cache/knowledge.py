@@ -277,7 +277,6 @@ class Knowledge:
             return
         if computed:
             self.masks.remember(prompt.keys.get(known.block_tokens, ()))
-            self.masks.remember_some()
             due_s = now_s + SETTLE_S
             known.engine.tails.end(lease, grown_blocks, due_s, now_s + AGAIN_S)
             if known.engine.tails.waits(now_s):

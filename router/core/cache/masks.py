@@ -35,7 +35,7 @@ Store = list[int] | dict[int, int | None]  # keys of a departed holder; of a dic
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class KeyRun:
     """Keys of one prompt, in their order, that a holder is about to have; never empty."""
 
     bit: int
@@ -67,7 +67,7 @@ class Masks:
         self._bits: dict[str, int] = {}
         self._seen = 0  # bits that the walk looks at
         self._dying: deque[tuple[int, Store]] = deque()
-        self._ahead: dict[int, list[Run]] = {}  # first key -> runs of holders that do not have it
+        self._ahead: dict[int, list[KeyRun]] = {}  # first key -> runs of holders that do not have it
 
     def __len__(self) -> int:
         return len(self.of)
@@ -219,11 +219,11 @@ class Masks:
                 break
         return depth
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: KeyRun) -> None:
         """The holder is about to have these keys, the first of which it does not have."""
         self._ahead.setdefault(run.keys[0], []).append(run)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: KeyRun) -> None:
         """Forget a run; what it has came, or will not come."""
         runs = self._ahead[run.keys[0]]
         runs.remove(run)
@@ -231,10 +231,11 @@ class Masks:
             del self._ahead[run.keys[0]]
 
     def remember(self, keys: Sequence[int]) -> None:
-        """Remember the strides of these keys, which will be asked for again, by calls of `remember_some`. They must not
-        change."""
+        """Remember the strides of these keys, which will be asked for again: a few now, and the others by calls of
+        `remember_some`. They must not change."""
         if len(keys) >= STRIDES_MIN * STRIDE_KEYS and len(self.asked) < ASKED_MAX:
             self.asked.append((keys, 0))
+        self.remember_some()
 
     def remember_some(self) -> None:
         """Remember a few strides of the prompt that was asked for first."""

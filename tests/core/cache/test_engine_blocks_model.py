@@ -61,6 +61,23 @@ def test_a_stored_block_confirms_an_expectation(engine: _Engine) -> None:
     assert engine.depth("abc") == 3
 
 
+def test_a_long_prompt_is_confirmed_chunk_by_chunk(engine: _Engine) -> None:
+    """What came is the engine's word, what did not is expected; a block that came and went is held no more, and what
+    was not heard of is gone with the lease."""
+    letters = "ab" * 50
+    engine.ledger.expect(1, _keys(letters))
+    assert engine.depth(letters) == 100
+    engine.hears(_stored([*range(1, 41)], letters[:40]), _stored([*range(41, 61)], letters[40:60], parent=40))
+    assert engine.depth(letters) == 100
+    engine.hears(_gone(50))
+    assert engine.depth(letters) == 49
+    engine.hears(_stored([50], letters[49:50], parent=49), _stored([900], "x", parent=60))
+    assert engine.depth(letters) == 100
+    engine.ledger.settle(1)
+    assert engine.depth(letters) == 60
+    assert engine.ledger.blocks == 61
+
+
 def test_a_lease_that_expects_again_what_went_settles_once(engine: _Engine) -> None:
     """A block that came, went and is expected by the same lease again is not held when the lease is over."""
     engine.ledger.expect(1, _keys("a"))
