@@ -12,8 +12,9 @@ the compiler takes side by side, and `-O1` makes code that is as fast here as th
 What is compiled is what a request passes, and can be: mypyc drops keywords of classes (`Struct, frozen=True`), no class
 that is not compiled can inherit from one that is, exceptions lose the attributes of their class, what inherits weak
 references from a class of Python's is freed without telling them, and a variable has one type in a function: of two
-`except` clauses with the same `as error` the second is a TypeError when it comes true. `make test-compiled` runs the
-tests on it.
+`except` clauses with the same `as error` the second is a TypeError when it comes true. And a coroutine that awaits
+within an `except` clause leaves its exception behind as that of whatever runs meanwhile, and for good where two of them
+cross: none may. `make test-compiled` runs the tests on it.
 """
 
 from __future__ import annotations

@@ -74,10 +74,27 @@ class PickerStream:
         record = RequestRecord(id=request_id(request), route="other", at_s=time.time())
         answered = False  # by a page of ours
         try:
-            answered = await self._serve(first, request, client, record, started_s)
+            answered, refusal = await self._outcome(first, request, client, record, started_s)
+            if refusal is not None:
+                await self._refuse(request, client, record, refusal)
+        finally:
+            self._end(request, record, started_s, report=not answered)
+
+    async def _outcome(
+        self,
+        first: pb.ProcessingRequest,
+        request: Request,
+        client: GatewayClient,
+        record: RequestRecord,
+        started_s: float,
+    ) -> tuple[bool, Refusal | None]:
+        """Whether a page of ours was the answer, and the refusal that is to be: native code must not await while it
+        handles an exception (deploy/compiled.py)."""
+        try:
+            return await self._serve(first, request, client, record, started_s), None
         except Refusal as refusal:
             record.model = record.model or refusal.model
-            await self._refuse(request, client, record, refusal)
+            return False, refusal
         except ClientLeft:
             record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
         except asyncio.CancelledError:
@@ -87,10 +104,9 @@ class PickerStream:
         except Exception:
             fields = {"request_id": record.id}
             log.exception("bug: request failed inside the router", extra={"event": "bug", "fields": fields})
-            bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
-            await self._refuse(request, client, record, bug)
-        finally:
-            self._end(request, record, started_s, report=not answered)
+            what = "The router failed; the log has the reason under this request id."
+            return False, Refusal(500, "internal_error", what)
+        return False, None
 
     def release(self) -> None:
         """Let go of a stream whose answer goes past us: the router stops, and Envoy carries it on."""

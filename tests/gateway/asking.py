@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -14,13 +14,19 @@ from router.app import App
 from router.commands.loading import load
 from router.gateway import extproc_pb2 as pb
 from router.gateway.hints import DESTINATION, LB, SERVED, SUBSET, SUBSET_HINT
-from router.gateway.incoming import BUFFERED, DUPLEX, NONE, PARTIAL, STREAMED
+from router.gateway.incoming import BUFFERED, DUPLEX, NONE, PARTIAL, STREAMED, GatewayClient
+from router.http.body_budget import BodyBudget
 from tests.support.fakes import FakeEngine
 from tests.support.waiting import until
 
 MODES = {"none": NONE, "streamed": STREAMED, "buffered": BUFFERED, "partial": PARTIAL, "duplex": DUPLEX}
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 CHAT = "/v1/chat/completions"
+
+
+def nobody() -> GatewayClient:
+    """The client of a request that is only read, outside of any loop."""
+    return GatewayClient(BodyBudget(cast("Any", None), 0))
 
 
 def chat(text: str = "hello", **more: Any) -> bytes:
