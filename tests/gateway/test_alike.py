@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ async def test_bodies_are_the_same(client: ClientSession, engine: FakeEngine, tm
 
 async def test_receipts_and_misses_are_the_same(client: ClientSession, engine: FakeEngine) -> None:
     """Two turns at a new router, by the edge and by the picker: receipts name the same replica, reason and kinds of
-    misses, and the dashboard's decisions have all of them. How many tokens a byte is, only the edge has learned."""
+    misses, and the metrics and the dashboard's decisions have all of them. How many tokens a byte is, only the edge has
+    learned."""
     told: dict[str, list[tuple[str, ...]]] = {"edge": [], "picker": []}
     for face, said in told.items():
         async with picking(engine, **{"listen.face": "both"}) as app:
@@ -75,6 +77,10 @@ async def test_receipts_and_misses_are_the_same(client: ClientSession, engine: F
                 messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "else " * 200}]
             await until(lambda app=app: len(app.hub.history.recent) == 2)
             assert [record.miss is not None for record in app.hub.history.recent] == [True] * 2
+            page = (await app.hub.metrics.page_in_slices()).decode()
+            assert re.findall(r"^warmroute_requests_total{.*} (.+)$", page, re.MULTILINE) == ["2.0"]
+            async with client.get(app.admin_url + "/admin/decisions") as decisions:
+                assert len((await decisions.json())["decisions"]) == 2
     assert told["edge"] == told["picker"]
     assert told["picker"] == [(engine.url, "only", Miss.COLD, Miss.TAIL), (engine.url, "only", Miss.NEW, Miss.TAIL)]
 
