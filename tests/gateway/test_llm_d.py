@@ -18,9 +18,8 @@ from router.app import App
 from router.gateway import extproc_pb2 as pb
 from router.gateway import hints
 from router.gateway.head import request_of
-from router.gateway.incoming import GatewayClient
 from router.telemetry.record import RequestRecord
-from tests.gateway.asking import Asking, asking, chat, destinations, endpoint, error_of, picking, set_headers
+from tests.gateway.asking import Asking, asking, chat, destinations, endpoint, error_of, nobody, picking, set_headers
 from tests.support.fakes import USAGE, FakeEngine, data_event, message_events
 from tests.support.waiting import until
 
@@ -77,8 +76,7 @@ def test_heads_are_read_alike() -> None:
     pairs = [pb.HeaderValue(key="X-Test", value="val"), pb.HeaderValue(key="x-raw", raw_value=b"a", value="b")]
     for new, old in (hints.OBJECTIVE, hints.MODEL):
         pairs += [pb.HeaderValue(key=old.decode(), value="old"), pb.HeaderValue(key=new.decode(), value="new")]
-    client: Any = GatewayClient.__new__(GatewayClient)
-    request = request_of(pairs, client)
+    request = request_of(pairs, nobody())
     hints.apply(request, {"other": "high"})
     assert request.header(b"x-warmroute-priority") == ""
     assert (request.fields[b"x-test"], request.fields[b"x-raw"]) == (b"val", b"a")
@@ -236,8 +234,7 @@ def test_a_hint_with_junk_in_it() -> None:
     listed = message.metadata_context.filter_metadata[hints.SUBSET_HINT].fields[hints.SUBSET].list_value
     listed.values.add(string_value="10.0.0.1:8080")
     listed.values.add(number_value=12345)
-    client: Any = GatewayClient.__new__(GatewayClient)
-    assert hints.subset_of(message, request_of([], client), conformance=False) == {"10.0.0.1:8080"}
+    assert hints.subset_of(message, request_of([], nobody()), conformance=False) == {"10.0.0.1:8080"}
 
 
 # hermetic_test

@@ -16,8 +16,7 @@ from router.core.facts.replicas import is_among
 from router.gateway import extproc_pb2 as pb
 from router.gateway.head import request_of
 from router.gateway.hints import CONFORMANCE_SERVED, SUBSET, SUBSET_HINT, subset_of
-from router.gateway.incoming import GatewayClient
-from tests.gateway.asking import asking, chat, destinations, endpoint, picking, removed, set_headers
+from tests.gateway.asking import asking, chat, destinations, endpoint, nobody, picking, removed, set_headers
 from tests.support.fakes import FakeEngine
 
 DP_PATH = "/primary-gateway-dp-test"
@@ -36,8 +35,7 @@ def hinted(value: Any, *, key: str = SUBSET, header: str = "") -> frozenset[str]
         for each in value:
             field.list_value.values.add(string_value=each)
     headers = [pb.HeaderValue(key="test-epp-endpoint-selection", raw_value=header.encode())] if header else []
-    client: Any = GatewayClient.__new__(GatewayClient)
-    return subset_of(message, request_of(headers, client), conformance=True)
+    return subset_of(message, request_of(headers, nobody()), conformance=True)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +56,7 @@ def test_forms_of_a_subset_hint(value: Any, meant: set[str]) -> None:
 def test_no_hint_means_all() -> None:
     """lwepp TestHandleRequestHeaders_NoSubsetMetadataReturnsAllPods, _MetadataNamespaceEmptyReturnsAllPods."""
     assert hinted("val", key="some-other-unrelated-key") is None
-    assert (
-        subset_of(pb.ProcessingRequest(), request_of([], GatewayClient.__new__(GatewayClient)), conformance=True)
-        is None
-    )
+    assert subset_of(pb.ProcessingRequest(), request_of([], nobody()), conformance=True) is None
 
 
 def test_the_suites_header_goes_before_the_gateways_hint() -> None:
@@ -73,7 +68,7 @@ def test_headers_that_come_twice_are_kept() -> None:
     """lwepp TestHandleRequestHeaders_DuplicateHeadersArePreserved."""
     pairs = [("x-forwarded-for", "1.1.1.1"), ("x-forwarded-for", "2.2.2.2"), ("cookie", "a=b"), ("cookie", "c=d")]
     headers = [pb.HeaderValue(key=key, value=value) for key, value in pairs]
-    request = request_of(headers, GatewayClient.__new__(GatewayClient))
+    request = request_of(headers, nobody())
     assert [(low.decode(), value.decode()) for low, _, value in request.lines] == pairs
 
 
