@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+from grpc.aio import EOF
 
 from router.core.facts.placements import Ending, Outcome, Shed
 from router.core.fleet.models import NoReplica
@@ -69,11 +72,11 @@ class Following:
 
     async def follow(
         self,
-        read: Callable[[], Awaitable[pb.ProcessingRequest | None]],
+        read: Callable[[], Awaitable[Any]],
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Answer what comes until the stream ends."""
-        while (message := await read()) is not None:
+        """Answer what comes until the stream ends. `read` returns the next message, and EOF behind the last one."""
+        while (message := await read()) is not EOF:
             kind = message.WhichOneof("request")
             if kind == "response_headers":
                 await write(await self._head(message))

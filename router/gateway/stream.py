@@ -160,7 +160,8 @@ class PickerStream:
         for each in said:
             await self._context.write(each)
         with suppress(TimeoutError):
-            await self._within(rules.stream_s_max, self._following.follow(self._read, self._context.write))
+            read = self._context.read if self._next is None else self._read
+            await self._within(rules.stream_s_max, self._following.follow(read, self._context.write))
         self._following.lingers = mode == DUPLEX and answers == NONE
         return False
 
@@ -281,11 +282,10 @@ class PickerStream:
             self._left = True
             self._task.cancel()
 
-    async def _read(self) -> pb.ProcessingRequest | None:
-        """The next message; None at the end of the stream."""
+    async def _read(self) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
+        """What comes next: the message that was listened for, then those behind it."""
         listened, self._next = self._next, None
-        message = await (listened if listened is not None else self._context.read())
-        return None if message is grpc.aio.EOF else message
+        return await (listened if listened is not None else self._context.read())
 
     # -- telling -------------------------------------------------------------------------------------------------
 

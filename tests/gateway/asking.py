@@ -146,6 +146,13 @@ class Asking:
         return second
 
 
+def nobody() -> GatewayClient:
+    """A client of whom only a head is read: there is no room for its body, and nobody waits for any."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return GatewayClient(BodyBudget(loop, 0))
+
+
 @asynccontextmanager
 async def asking(app: App, request: str = "buffered", response: str = "none") -> AsyncIterator[Asking]:
     """A stream of a gateway that shows bodies in these modes."""

@@ -76,8 +76,7 @@ def test_heads_are_read_alike() -> None:
     pairs = [pb.HeaderValue(key="X-Test", value="val"), pb.HeaderValue(key="x-raw", raw_value=b"a", value="b")]
     for new, old in (hints.OBJECTIVE, hints.MODEL):
         pairs += [pb.HeaderValue(key=old.decode(), value="old"), pb.HeaderValue(key=new.decode(), value="new")]
-    client = nobody()
-    request = request_of(pairs, client)
+    request = request_of(pairs, nobody())
     hints.apply(request, {"other": "high"})
     assert request.header(b"x-warmroute-priority") == ""
     assert (request.fields[b"x-test"], request.fields[b"x-raw"]) == (b"val", b"a")
@@ -235,8 +234,7 @@ def test_a_hint_with_junk_in_it() -> None:
     listed = message.metadata_context.filter_metadata[hints.SUBSET_HINT].fields[hints.SUBSET].list_value
     listed.values.add(string_value="10.0.0.1:8080")
     listed.values.add(number_value=12345)
-    client = nobody()
-    assert hints.subset_of(message, request_of([], client), conformance=False) == {"10.0.0.1:8080"}
+    assert hints.subset_of(message, request_of([], nobody()), conformance=False) == {"10.0.0.1:8080"}
 
 
 # hermetic_test

@@ -35,8 +35,7 @@ def hinted(value: Any, *, key: str = SUBSET, header: str = "") -> frozenset[str]
         for each in value:
             field.list_value.values.add(string_value=each)
     headers = [pb.HeaderValue(key="test-epp-endpoint-selection", raw_value=header.encode())] if header else []
-    client = nobody()
-    return subset_of(message, request_of(headers, client), conformance=True)
+    return subset_of(message, request_of(headers, nobody()), conformance=True)
 
 
 @pytest.mark.parametrize(
