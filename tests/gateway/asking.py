@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
@@ -22,11 +22,6 @@ from tests.support.waiting import until
 MODES = {"none": NONE, "streamed": STREAMED, "buffered": BUFFERED, "partial": PARTIAL, "duplex": DUPLEX}
 PATH = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 CHAT = "/v1/chat/completions"
-
-
-def nobody() -> GatewayClient:
-    """The client of a request that is only read, outside of any loop."""
-    return GatewayClient(BodyBudget(cast("Any", None), 0))
 
 
 def chat(text: str = "hello", **more: Any) -> bytes:
