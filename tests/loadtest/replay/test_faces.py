@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from loadtest.common.report import Row
+from loadtest.replay import faces
 from loadtest.replay.faces import goals
+from router.gateway.following import SHOWN_MIN
+
+
+def test_what_counts_begins_where_a_sample_does() -> None:
+    """The first answers, all of which the picker is shown, are those that do not count."""
+    assert faces.SHOWN_MIN == SHOWN_MIN
 
 
 @pytest.mark.parametrize(
