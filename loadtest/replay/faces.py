@@ -32,7 +32,9 @@ from loadtest.replay.demo import CALIBRATION, MODEL, REPLICAS, WORKLOADS, DemoWo
 from loadtest.replay.run import run_replay
 
 FACES = ("edge", "gateway")
-LOSS_MAX, RATIO_MAX = 0.03, 1.03  # of the hit rate, as a share of the edge's; of the time, as a multiple of it
+# What is asked of the picker: its hit rate is at most this share below the edge's, and its p90 TTFT at most so many
+# times the edge's.
+LOSS_MAX, RATIO_MAX = 0.03, 1.03
 SHOWN_MIN = 64  # answers that the picker asks for at first (`router.gateway.following`)
 READY_EVERY_S = 0.05
 RUNS_MAX = 25

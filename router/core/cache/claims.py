@@ -151,7 +151,7 @@ class Credit:
                 run.depth += count
                 self._runs.append(run)
                 self._masks.begin(run)
-                if self._masks.of.get(run.keys[0], 0) & self._bit:  # it was held when the run began
+                if self._masks.of.get(run.keys[0], 0) & self._bit:  # the key was held already when the run began
                     self._part_run(run)
             keys = keys[count:]
         if keys and self._runs:

@@ -39,7 +39,7 @@ class KeyRun:
     """Keys of one prompt, in their order, that a holder is about to have; never empty."""
 
     bit: int
-    lease: int  # for which they are computed
+    lease: int  # number of the lease for which the keys' blocks are computed
     depth: int  # keys of the prompt before these
     keys: list[int]
     members: set[int] = field(default_factory=set)  # the same keys, once they were asked for; empty before
