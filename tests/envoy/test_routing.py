@@ -23,7 +23,7 @@ from tests.support.waiting import until
 @pytest.mark.parametrize("name", MODES)
 async def test_conversations_stay_where_they_are(tmp_path: Path, client: aiohttp.ClientSession, name: str) -> None:
     """Turns of each of nine conversations go to one replica, and conversations are spread; streams come whole. Where
-    the picker does not see bodies they are spread only."""
+    the picker does not see bodies they are spread only; where it is told of no end of an answer, most turns stay."""
     more = {"gateway.fallbacks_max": 0} if MODES[name].named else {}
     async with behind(tmp_path, mode=MODES[name], **more) as (envoy, app, engines):
         for _ in range(4):
@@ -34,11 +34,12 @@ async def test_conversations_stay_where_they_are(tmp_path: Path, client: aiohttp
                     assert await answer.read() == b"".join(events())
         seen = {each.url: Counter(got.json["messages"][0]["content"][:2] for got in each.seen) for each in engines}
         await until(lambda: not any(member.leases for member in app.router.members) or name == DUPLEX_IN)
+    together = [max(each[f"{n} "] for each in seen.values()) for n in range(9)]
     assert sum(map(sum, (each.values() for each in seen.values()))) == 36
-    if name == DUPLEX_IN:  # no end of an answer is told, so leases are open for as long as answers may take
-        assert all(max(each.values()) == 4 for each in seen.values()), seen
+    if name == DUPLEX_IN:  # No end of an answer is told: leases stay open, and load moves some of the turns.
+        assert sum(together) > 24, seen  # By chance it would be about 20.
     elif name != "headers":
-        assert all(set(each.values()) <= {4} for each in seen.values()), seen
+        assert together == [4] * 9, seen
     assert len([each for each in seen.values() if each]) > 1
 
 
