@@ -21,7 +21,7 @@ evidence: $(VENV)/.dev  ## all that measures time or rates, and one table of it:
 test: $(VENV)/.dev  ## the test suite; ARGS=router/core/placement runs the tests of that room
 	$(BIN)/python -m pytest -n auto --dist worksteal $(patsubst loadtest/%,tests/loadtest/%,$(patsubst router/%,tests/%,$(ARGS)))
 
-COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/edge tests/engines tests/gateway tests/http tests/hub tests/prewarm tests/reading tests/telemetry tests/tokens tests/workers
+COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/attack tests/edge tests/engines tests/gateway tests/http tests/hub tests/prewarm tests/reading tests/telemetry tests/tokens tests/workers
 
 test-compiled: .compiled/.made  ## the core's tests and those over HTTP, with the native code that the image has
 	PYTHONSAFEPATH=1 PYTHONPATH=.compiled:. $(BIN)/python -m pytest --import-mode=append -n auto --dist worksteal $(COMPILED_TESTS) $(ARGS)

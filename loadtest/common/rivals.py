@@ -30,7 +30,7 @@ ENVIRONMENT = ROOT / ".venv-rivals"
 COMPILED = ROOT / ".compiled"
 INSTALL_TIMEOUT_S = 900
 NGINX_PLACES = ("/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/local/bin/nginx")
-OURS, YARDSTICK = "warmroute", "nginx"
+OURS, PURE, YARDSTICK = "warmroute", "warmroute (pure)", "nginx"
 
 # Two of the three install commands of the same name, so each is started by its module.
 _RUN = "import sys; from {module} import main; sys.exit(main())"
@@ -134,6 +134,15 @@ def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
     serve = ("serve", "--set", "listen.lame_duck_s=0", "--host", "127.0.0.1", "--port", "{port}")
     ports = ("--admin-port", "{metrics_port}", "{replicas}")
     return Rival(OURS, (*interpreter(), "-m", "router", *serve, *ports, *extra))
+
+
+def pure(workers: int | None = None, flags: Sequence[str] = ()) -> dict[str, Rival]:
+    """The same without native code, by name; nothing where `ours` has none, or where none can be left out because it is
+    installed."""
+    if not compiled() or build().native:
+        return {}
+    native = ours(workers, flags)
+    return {PURE: Rival(PURE, (sys.executable, *native.command[len(interpreter()) :]))}
 
 
 def ours_version() -> dict[str, str]:

@@ -309,6 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _plan(options: argparse.Namespace) -> Plan:
     there = {rivals.OURS: rivals.ours(options.workers, options.flag), **rivals.installed(options.rivals)}
+    there |= rivals.pure(options.workers, options.flag)
     there |= {router.name: router for router in map(rivals.custom, options.router)}
     names = options.routers.split(",") if options.routers else list(there)
     if unknown := [name for name in names if name not in there]:

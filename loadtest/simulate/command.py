@@ -41,12 +41,12 @@ from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
-OF_SETTING = (
-    *("replicas", "kv_tokens", "routers", "share_delay_s", "share_loss", "share_partition"),
-    *("grade", "event_delay_s", "event_loss", "probe_interval_s"),
-)
-"""Flags that are fields of Setting."""
 SAVED_EVERY_S = 60.0
+CHANGED = (
+    *("replicas", "kv_tokens", "routers", "share_delay_s", "share_loss", "share_partition"),
+    *("grade", "unseen", "event_delay_s", "event_loss", "probe_interval_s"),
+)
+"""Flags that are fields of the cluster's setting."""
 WIDTH = 160  # width of tables where there is no terminal
 
 
@@ -115,7 +115,7 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
 
 def changes_of(options: argparse.Namespace) -> Changes:
     """What the flags say of the cluster. Raises SimulateError."""
-    given: dict[str, Any] = {name: value for name in OF_SETTING if (value := getattr(options, name)) is not None}
+    given: dict[str, Any] = {name: value for name in CHANGED if (value := getattr(options, name)) is not None}
     if options.calibration is not None:
         _known("calibration", [options.calibration], CALIBRATIONS)
         given |= {"calibration": CALIBRATIONS[options.calibration], "others": ()}

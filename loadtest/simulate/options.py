@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     cut = "from AT on the first router is cut off from the others for LASTS"
     add("--share-partition", type=_partition, metavar="AT:LASTS", help=cut)
     add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
+    add("--unseen", action="store_const", const=True, help="answers go past the routers, as past a gateway's picker")
     add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
     add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
     add("--probe-interval-s", type=flags.positive(), metavar="S")

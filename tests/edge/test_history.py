@@ -127,6 +127,7 @@ async def test_what_is_hashed_is_what_is_sent(
     assert (int(headers["x-warmroute-predicted-cached-tokens"]) > 0) == bool(repairs)
 
 
+@pytest.mark.inside  # an observer of its own
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_changed_history_is_refused_where_it_is_wanted(
     client: ClientSession, tmp_path: Path, engine: FakeEngine, path: str
@@ -153,6 +154,7 @@ async def test_a_changed_history_is_refused_where_it_is_wanted(
     assert observer.rejects == [True, False, False]
 
 
+@pytest.mark.inside  # an observer of its own
 @pytest.mark.parametrize(
     "said", [{"appended": True, "difference": difference()}, {"appended": False}, {}], ids=["template", "where", "new"]
 )
@@ -166,6 +168,7 @@ async def test_what_is_not_known_to_have_changed_passes(
     assert "x-warmroute-warning" not in headers
 
 
+@pytest.mark.inside  # an observer of its own
 async def test_a_refusal_quotes_only_what_it_is_given(client: ClientSession, engine: FakeEngine) -> None:
     """Text is in the message where excerpts are in the difference, which they are only if wanted."""
     observer = Sees(appended=False, difference=difference(before="at 10:00", after="at 10:01"))
@@ -195,6 +198,7 @@ async def test_a_refusal_quotes_no_other_tenant(
     assert "CANARY" not in json.dumps(answer)
 
 
+@pytest.mark.inside  # an observer of its own
 async def test_a_path_makes_no_header_of_its_own(
     client: ClientSession, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +240,7 @@ STEPS: list[tuple[str | None, Any, str]] = [
 ]
 
 
+@pytest.mark.inside  # an observer of its own
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_step_is_noted_and_not_passed_on(client: ClientSession, engine: FakeEngine, path: str) -> None:
     """The header counts before the body's metadata; what is no sane name is none. Replicas never see the header; the
@@ -253,6 +258,7 @@ async def test_a_step_is_noted_and_not_passed_on(client: ClientSession, engine: 
     assert all(ask.metadata == b"" for ask in observer.shown), "not kept while the answer comes"
 
 
+@pytest.mark.inside  # an observer of its own
 async def test_another_header_and_field_may_be_named(client: ClientSession, engine: FakeEngine) -> None:
     """By the settings; the default header is then one like any other."""
     observer = Sees()

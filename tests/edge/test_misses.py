@@ -120,6 +120,7 @@ async def test_unsupported(client: ClientSession, engine: FakeEngine) -> None:
     assert "warmroute_prompt_diversity 1" not in page
 
 
+@pytest.mark.inside  # an observer of its own
 async def test_what_texts_say_is_told(client: ClientSession, engine: FakeEngine) -> None:
     """What diverged, and what another identity has, is in the header; where it diverged is on record: names and
     numbers, and no text."""
@@ -149,6 +150,7 @@ async def test_what_texts_say_is_told(client: ClientSession, engine: FakeEngine)
     }
 
 
+@pytest.mark.inside  # an observer of its own
 @pytest.mark.parametrize("isolate", [True, False])
 async def test_an_isolated_tenant_hears_of_nobody_else(
     client: ClientSession, engine: FakeEngine, tmp_path: Path, isolate: bool

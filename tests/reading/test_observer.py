@@ -138,6 +138,7 @@ async def test_beyond_the_budget_differences_stay_unexplained() -> None:
         assert seeing.unexplained == 1
 
 
+@pytest.mark.inside  # it replaces what compares
 async def test_what_was_found_twice_is_assumed() -> None:
     """When time is scarce, few turns are compared of a conversation that has the time at its top, and each tells as
     much as if it were: the same kind and place, and what the turn before had behind it. None counts as unexplained."""
@@ -218,6 +219,7 @@ def test_an_allowance_is_a_share_of_the_time() -> None:
     assert not allowance.has(1_000.0)
 
 
+@pytest.mark.inside  # it replaces what compares
 @pytest.mark.parametrize(("junk_bytes", "aside"), [(0, False), (40_000, True)])
 async def test_only_what_is_short_is_compared_on_the_loop(
     monkeypatch: pytest.MonkeyPatch, junk_bytes: int, aside: bool

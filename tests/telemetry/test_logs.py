@@ -174,6 +174,8 @@ def test_requests_may_leave_no_line(pipe: Pipe) -> None:
 
 def test_a_host_program_may_log_requests_itself(caplog: pytest.LogCaptureFixture) -> None:
     """Without `setup` a request is an ordinary record, for whoever configured logging."""
+    caplog.set_level(logging.WARNING)  # another test may have left another level
+    caplog.set_level(logging.NOTSET, logger="router.requests")
     logging.getLogger().addHandler(caplog.handler)
     logs.log_requests([record()])
     with caplog.at_level(logging.INFO):

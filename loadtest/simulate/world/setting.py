@@ -49,6 +49,8 @@ class Setting:
     probe_interval_s: float = 1.0
     grade: Literal["exact", "estimated", "none"] = "estimated"
     """What routers know of caches: what KV events say, what they themselves sent there, or nothing at all."""
+    unseen: bool = False
+    """Whether answers go past the routers, as past the picker of a gateway, but for the sample that it asks for."""
     event_delay_s: float = 0.005
     """Delay of events from the end of a step to each router, and of a replay each way."""
     event_loss: float = 0.0

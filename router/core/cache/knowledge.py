@@ -91,6 +91,8 @@ class Knowledge:
             self._take_in(known, event)
         if self.masks.dying:
             self.masks.sweep(SWEEP_KEYS)
+        if self.masks.asked:
+            self.masks.remember_some()
 
     def _take_in(self, known: Reported, event: Event) -> None:
         engine = known.engine
@@ -259,8 +261,9 @@ class Knowledge:
         if known is None or not stored.block_tokens:
             return
         keys, size = prompt.keys.get(stored.block_tokens, []), stored.block_tokens
-        if new := keys[stored.tokens // size :]:
-            known.engine.expect(lease, new)
+        first = stored.tokens // size
+        if new := keys[first:]:
+            known.engine.expect(lease, new, first)
         last = keys[-1] if keys else token_root(prompt.adapter, prompt.salt, size)
         known.engine.tails.begin(lease, last, len(keys))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any, Self, cast
 
 import msgspec
@@ -30,7 +31,7 @@ def metrics(data: bytes) -> None:
 
 def vars_of(load: object) -> list[Any]:
     """The values of a record's fields."""
-    return [getattr(load, name) for name in load.__slots__]  # type: ignore[attr-defined]
+    return [getattr(load, field.name) for field in fields(load)]  # type: ignore[arg-type]
 
 
 class _Page:

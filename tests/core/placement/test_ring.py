@@ -163,6 +163,7 @@ def test_the_order_in_which_ids_come_and_go_changes_nothing(
     assert len(ring._points) == len(ring._owners)
 
 
+@pytest.mark.inside  # it counts calls of the hash
 def test_a_join_is_the_work_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One replica more on a ring of 300: its own points are hashed and nobody else's, and so for one that leaves."""
     hashed = []
