@@ -65,6 +65,10 @@ class RunningStore:
         if self._serving is not None:
             await self._serving
 
+    def close(self) -> None:
+        """Close what was open to ask it."""
+        self._ask.close()
+
     def freeze(self) -> None:
         """Stop the process where it stands: connections stay, and nothing is answered."""
         self._send(signal.SIGSTOP)
@@ -125,3 +129,4 @@ async def store(folder: Path) -> AsyncIterator[RunningStore]:
     finally:
         running.thaw()
         await running.kill()
+        running.close()
