@@ -98,12 +98,15 @@ class PrefillFit:
         self.fades_s = now_s + FADE_S
         self.model = self._solve(prior, weight)
 
-    def tell(self, router: str, xx: list[float], xy: list[float], prior: PrefillModel, weight: float) -> None:
-        """Another router's fit has these sums: they count as if observed here. `prior` and `weight` as in `observe`."""
+    def tell(self, router: str, xx: list[float], xy: list[float]) -> None:
+        """Another router's fit has these sums: they count as if observed here, from the next observation on."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
-        if not self.observations:  # otherwise the next observation is soon enough
+
+    def begin(self, prior: PrefillModel, weight: float) -> None:
+        """Where nothing was observed here, begin with what others have told. Arguments as in `observe`."""
+        if not self.observations:
             self.model = self._solve(prior, weight)
 
     @property
