@@ -91,6 +91,11 @@ class ToldSums:
         if self._of.pop(router, None) is not None:
             self._added = None
 
+    @property
+    def routers(self) -> int:
+        """How many have told anything."""
+        return len(self._of)
+
     def added(self) -> tuple[list[float], list[float]]:
         """Sums of x'x and x'y over all of them. Not to be changed."""
         if self._added is None:

@@ -56,6 +56,7 @@ class StepFit:
     observations: int = 0
     fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
     told: ToldSums | None = None  # what other routers have observed
+    told_model: bool = False  # whether the model has that in it
     _sums: Sums = field(default_factory=Sums)
 
     def observe(
@@ -80,15 +81,22 @@ class StepFit:
         self._solve(prior, weight)
 
     def tell(self, router: str, xx: list[float], xy: list[float]) -> None:
-        """Another router's fit has these sums: they count as if observed here, from the next observation on."""
+        """Another router's fit has these sums: they count as if observed here, once `take_told` is called, or with the
+        next observation."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
 
-    def begin(self, prior: StepModel, weight: float) -> None:
-        """Where nothing was observed here, begin with what others have told. Arguments as in `observe`."""
-        if not self.observations:
-            self._solve(prior, weight)
+    def take_told(self, prior: StepModel, weight: float) -> None:
+        """Take into account what others have told. Arguments as in `observe`."""
+        self._solve(prior, weight)
+        self.told_model = self.told is not None and self.told.routers > 0
+
+    def forget(self, router: str) -> None:
+        """A router that has told something is there no more."""
+        if self.told is not None:
+            self.told.drop(router)
+            self.told_model = self.told_model and self.told.routers > 0
 
     @property
     def sums(self) -> Sums:

@@ -12,7 +12,7 @@ class SharingLimits:
     every_s: float = 0.05  # between two messages while anything changes
     idle_s: float = 0.25  # between two messages otherwise, and between two that are whole
     urgent_s: float = 0.01  # least time before a message that does not wait for `every_s`
-    models_s: float = 5.0  # between two messages with what was learned; a new router is told at once
+    models_s: float = 1.0  # between two messages with what was learned; a new router is told at once
     silent_s: float = 1.0  # a router that was not heard for so long is there no more
     # What one message has is taken in at once, which must not take the event loop longer than a millisecond: it is
     # measured in keys of blocks, and whatever else is in it takes as long as so many of them.

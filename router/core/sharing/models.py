@@ -62,15 +62,15 @@ def take_models(router: Router, name: str, models: SharedModels) -> None:
         if speeds is not None:
             prefill, steps = told.prefill, told.steps
             speeds.prefill.tell(name, prefill.xx, prefill.xy)
-            speeds.prefill.begin(PrefillModel(), GUESS_WEIGHT)
+            speeds.prefill.take_told(PrefillModel(), GUESS_WEIGHT)
             speeds.steps.tell(name, steps.xx, steps.xy)
-            speeds.steps.begin(StepModel(), STEP_GUESS_WEIGHT)
+            speeds.steps.take_told(StepModel(), STEP_GUESS_WEIGHT)
             if not speeds.answers:
                 _adopt(speeds, told)
 
 
 def take_fits(name: str, member: Member, fits: SharedFits) -> None:
-    """Take what another router has learned of a replica's own speed. Raises BadMessage."""
+    """Take what another router has learned of a replica's own speed, for Member.take_told. Raises BadMessage."""
     prefill, steps = fits.prefill, fits.steps
     _check([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
     member.fit.tell(name, prefill.xx, prefill.xy)

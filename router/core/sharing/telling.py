@@ -219,6 +219,7 @@ class Teller:
             int(member.clock.context_tokens),
             counted.sent_tokens,
             int(counted.stall_ms),
+            int(member.placed_sum_s * 1e3),
         )
         row = SharedRow(counted.number, instance_of(replica.instance), int(cache_s * 1e3), began, sums)
         counted.row, counted.replica = row_bytes(row), replica
