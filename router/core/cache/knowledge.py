@@ -287,11 +287,12 @@ class Knowledge:
             known.engine.settle(lease)
         self.tick(now_s)
 
-    def promise(self, replica: str, lease: int, keys: list[int], block_tokens: int) -> None:
-        """Blocks with these keys are about to be computed for a lease of another router, whose number is below 0."""
+    def promise(self, replica: str, lease: int, keys: list[int], block_tokens: int, depth: int) -> None:
+        """Blocks with these keys, before which the prompt has `depth` others, are about to be computed for a lease of
+        another router, whose number is below 0."""
         known = self._known.get(replica)
         if known is not None and known.block_tokens == block_tokens:
-            known.engine.expect(lease, keys)
+            known.engine.expect(lease, keys, depth)
 
     def kept(self, replica: str, lease: int, now_s: float, *, computed: bool) -> None:
         """That lease ended: as in `settle`."""

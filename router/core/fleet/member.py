@@ -101,12 +101,14 @@ class Member:
     @property
     def prefill_model(self) -> PrefillModel:
         """The member's own model of prefill, or that of all such replicas until it has one."""
-        return self.fit.model if self.fit.observations else self.speeds.prefill.model
+        fit = self.fit
+        return fit.model if fit.observations or fit.told_model else self.speeds.prefill.model
 
     @property
     def step_model(self) -> StepModel:
         """The member's own model of a decoding step, or that of all such replicas until it has one."""
-        return self.steps.model if self.steps.observations else self.speeds.steps.model
+        steps = self.steps
+        return steps.model if steps.observations or steps.told_model else self.speeds.steps.model
 
     def context_tokens_max(self, model: str) -> float:
         """The longest context that it says the model has; infinite where it does not say."""
@@ -127,7 +129,7 @@ class Member:
         if not others.waiting_ms:
             return own_ms
         placed_s, head_ms = others.head()
-        prefill_ms: float = head_ms
+        prefill_ms = float(head_ms)  # native code keeps whole numbers apart
         head = queue.head
         if head is not None and head.placed_s <= placed_s:
             placed_s, prefill_ms = head.placed_s, head.prefill_ms
@@ -164,11 +166,15 @@ class Member:
         before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
         batch.since_s = max(batch.since_s, before_s)
 
+    def take_told(self) -> None:
+        """Take into account what other routers have told of its speed."""
+        self.fit.take_told(self.speeds.prefill.model, PRIOR_WEIGHT)
+        self.steps.take_told(self.speeds.steps.model, STEP_PRIOR_WEIGHT)
+
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
-        for told in (self.fit.told, self.steps.told):
-            if told is not None:
-                told.drop(peer)
+        self.fit.forget(peer)
+        self.steps.forget(peer)
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 

@@ -64,6 +64,7 @@ class PrefillFit:
     observations: int = 0
     fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
     told: ToldSums | None = None  # what other routers have observed
+    told_model: bool = False  # whether the model has that in it
     _sums: Sums = field(default_factory=Sums)
     _faster: float = 0.0  # forgotten sum of the logarithms of (observed / by the prior), and their weight
     _weight: float = 0.0
@@ -98,13 +99,23 @@ class PrefillFit:
         self.fades_s = now_s + FADE_S
         self.model = self._solve(prior, weight)
 
-    def tell(self, router: str, xx: list[float], xy: list[float], prior: PrefillModel, weight: float) -> None:
-        """Another router's fit has these sums: they count as if observed here. `prior` and `weight` as in `observe`."""
+    def tell(self, router: str, xx: list[float], xy: list[float]) -> None:
+        """Another router's fit has these sums: they count as if observed here, once `take_told` is called, or with the
+        next observation."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
-        if not self.observations:  # otherwise the next observation is soon enough
-            self.model = self._solve(prior, weight)
+
+    def take_told(self, prior: PrefillModel, weight: float) -> None:
+        """Take into account what others have told. Arguments as in `observe`."""
+        self.model = self._solve(prior, weight)
+        self.told_model = self.told is not None and self.told.routers > 0
+
+    def forget(self, router: str) -> None:
+        """A router that has told something is there no more."""
+        if self.told is not None:
+            self.told.drop(router)
+            self.told_model = self.told_model and self.told.routers > 0
 
     @property
     def sums(self) -> Sums:

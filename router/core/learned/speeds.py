@@ -44,10 +44,8 @@ class Speeds:
 
     def forget_other(self, router: str) -> None:
         """Another router is there no more."""
-        if self.prefill.told is not None:
-            self.prefill.told.drop(router)
-        if self.steps.told is not None:
-            self.steps.told.drop(router)
+        self.prefill.forget(router)
+        self.steps.forget(router)
 
     def units(self) -> tuple[float, float]:
         """(`tie_ms`, within which prices cannot be told apart; `unit_ms`, in which a backlog is measured)."""

@@ -94,7 +94,7 @@ class Mirror:
         blocks_max = router.index.capacity(member.id)
         router.index.pin(member.id, mirrored.number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
         if claim is not None and claimed:
-            router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens)
+            router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens, claim.depth)
         while len(leases) > self._limits.leases_max or leases.keys > self._limits.lease_keys_max:
             self._close(leases.oldest(), now_s, computed=True)
 

@@ -12,10 +12,9 @@ from itertools import chain
 from math import isfinite
 
 from router.core.fleet.member import Member
-from router.core.learned.prefill import GUESS_WEIGHT, PRIOR_WEIGHT, PrefillFit, PrefillModel
+from router.core.learned.prefill import GUESS_WEIGHT, PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
 from router.core.learned.steps import GUESS_WEIGHT as STEP_GUESS_WEIGHT
-from router.core.learned.steps import PRIOR_WEIGHT as STEP_PRIOR_WEIGHT
 from router.core.learned.steps import StepFit, StepModel
 from router.core.placement.router import Router
 from router.core.sharing.engines import number_of
@@ -56,28 +55,30 @@ def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
 def take_models(router: Router, name: str, models: SharedModels) -> None:
     """Take what another router has learned of kinds of replicas: its observations count as ours, and its means where
     there are none here. Raises BadMessage."""
-    _check(chain(models.reused, models.ended, *map(_numbers, models.speeds)))
+    _check([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
     router.reuse.adopt(models.reused, models.ended)
     for told in models.speeds:
         speeds = router.fleet.means.speeds.get(tuple(told.kind))
         if speeds is not None:
             prefill, steps = told.prefill, told.steps
-            speeds.prefill.tell(name, prefill.xx, prefill.xy, PrefillModel(), GUESS_WEIGHT)
-            speeds.steps.tell(name, steps.xx, steps.xy, StepModel(), STEP_GUESS_WEIGHT)
+            speeds.prefill.tell(name, prefill.xx, prefill.xy)
+            speeds.prefill.take_told(PrefillModel(), GUESS_WEIGHT)
+            speeds.steps.tell(name, steps.xx, steps.xy)
+            speeds.steps.take_told(StepModel(), STEP_GUESS_WEIGHT)
             if not speeds.answers:
                 _adopt(speeds, told)
 
 
 def take_fits(name: str, member: Member, fits: SharedFits) -> None:
-    """Take what another router has learned of a replica's own speed. Raises BadMessage."""
-    prefill, steps, speeds = fits.prefill, fits.steps, member.speeds
+    """Take what another router has learned of a replica's own speed, for Member.take_told. Raises BadMessage."""
+    prefill, steps = fits.prefill, fits.steps
     _check([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
-    member.fit.tell(name, prefill.xx, prefill.xy, speeds.prefill.model, PRIOR_WEIGHT)
-    member.steps.tell(name, steps.xx, steps.xy, speeds.steps.model, STEP_PRIOR_WEIGHT)
+    member.fit.tell(name, prefill.xx, prefill.xy)
+    member.steps.tell(name, steps.xx, steps.xy)
 
 
-def _check(numbers: Iterable[float]) -> None:
-    if not all(isfinite(each) and abs(each) < MAGNITUDE_MAX for each in numbers):
+def _check(numbers: list[float]) -> None:
+    if not all(map(isfinite, numbers)) or max(map(abs, numbers), default=0.0) >= MAGNITUDE_MAX:
         raise BadMessage("what it learned is not finite")
 
 

@@ -67,7 +67,7 @@ class Sharing:
         """The routers that are listened to, by name."""
         views = []
         for name, peer in sorted(self._heard.peers.items()):
-            busy = [row.sums for row, _ in peer.rows.values() if row.sums.open]
+            busy = [each.row.sums for each in peer.rows.values() if each.row.sums.open]
             open_, waiting_ms = sum(sums.open for sums in busy), sum(sums.waiting_ms for sums in busy)
             age_s, delay_s = now_s - peer.heard_s, peer.delay.delay_s
             views.append(PeerView(name, peer.boot, age_s, delay_s, len(busy), open_, waiting_ms))

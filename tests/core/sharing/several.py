@@ -69,13 +69,14 @@ class Several:
         now_s: float,
         group: int | None = None,
         tokens: TokenPrompt | None = None,
+        stream: bool = True,
         **how: Any,
     ) -> Lease:
         """Place a prompt that shares nothing, or as much as it can with those of its group."""
         self._group += group is None
         chosen = group if group is not None else 1_000 + self._group
         chain = Chain(keys(chosen, prompt_tokens // TOKENS_A_BLOCK), 7, (chosen << 32) + prompt_tokens, (), chosen)
-        ask = Ask(MODEL, Prompt(text=b"", first_user_end=0, skipped_bytes=4 * prompt_tokens), stream=True)
+        ask = Ask(MODEL, Prompt(text=b"", first_user_end=0, skipped_bytes=4 * prompt_tokens), stream=stream)
         return self._routers[name].route(Wanted(ask, MODEL, chain, f"{chosen}", tokens), now_s, **how)
 
     def say(self, name: str, now_s: float) -> bytes:
