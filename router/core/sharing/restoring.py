@@ -42,7 +42,6 @@ from router.core.sharing.state import (
 STEP_KEYS = 1_024  # keys that are taken in without a break
 STEP_HOMES = 512  # answers likewise
 PROMPT_TOKENS_PER_S_MAX = 1e6  # prompt tokens that no engine counts in a second, cached ones included
-SAME_START_S = 1.0  # times of a start that differ by less are one: they are told with all digits, or in whole seconds
 
 
 @dataclass(slots=True)
@@ -131,7 +130,7 @@ def sameness(replica: StateReplica, member: Member, age_s: float) -> tuple[bool 
     named = bool(then and now)
     if named and then != now:
         return False, "another engine is there"
-    timed = began_s is not None and begins_s is not None and abs(began_s - begins_s) < SAME_START_S
+    timed = began_s is not None and begins_s is not None and began_s == begins_s
     if began_s is not None and begins_s is not None and not timed:
         return False, "the engine was started again"
     if counted is not None and counts is not None:
