@@ -10,6 +10,7 @@ Events are followed from their bytes: decode, and apply to what the router knows
 counts as held for it.
 
 With `--memory` it is measured instead what the router keeps, and what its start takes (memory.py).
+With `--state`, what it takes to leave all that is known, and to begin with it (state.py).
 With `--replicas` it is measured instead how placing grows with the fleet (growth.py).
 """
 
@@ -39,6 +40,7 @@ from loadtest.common.report import Row, drawn, progress_bar, write_json
 from loadtest.cost.conversations import Talks, body_of, tokenizer_folder
 from loadtest.cost.growth import growth_rows
 from loadtest.cost.memory import STEPS, memory_rows
+from loadtest.cost.state import state_rows
 from loadtest.cost.world import (
     BLOCK_TOKENS,
     REPLICAS,
@@ -283,6 +285,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             with progress_bar(console, "memory", STEPS) as told:
                 kept = memory_rows(bytes_a_block, told)
             return _reported(kept, "what the router keeps, and its start", options, argv)
+        if options.state:
+            with progress_bar(console, "state", options.runs) as told:
+                left = state_rows(options.runs, told)
+            return _reported(left, "what a router's state costs", options, argv)
         folder = options.tokenizer or tokenizer_folder()
         if options.profile:
             uvloop.run(profile(folder, LONG if options.profile == "long" else SHORT))
@@ -312,6 +318,7 @@ def _parser() -> argparse.ArgumentParser:
     sizes, text = flags.several(flags.whole(1, REPLICAS_MAX)), "what placing costs with so many, such as 8,64,256,1000"
     add("--replicas", type=sizes, metavar="N,N,...", help=f"instead: {text}")
     add("--memory", action="store_true", help="instead: bytes by what they are kept for, and CPU of the start")
+    add("--state", action="store_true", help="instead: seconds and bytes of leaving a state and beginning with it")
     add("--check", action="store_true", help="exit 1 when a goal is missed")
     add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known one")
     add("--json", type=Path, metavar="FILE", help="write the rows")

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Protocol
 
 from router.core.fleet.member import Member
+from router.core.kv_events.states import EngineState
 from router.core.placement.router import Router
 from router.core.sharing import capturing
 from router.core.sharing.state import VERSION, StateEnd, StateOrigin, StatePiece, encoded
-from router.engines.kv_events.subscriber import Subscriber
-from router.hub.pace import Pace
+from router.loop import Pace
+
+
+class EventStates(Protocol):
+    """Who knows what events have said (engines/kv_events/subscriber.py)."""
+
+    async def state(self, replica: str) -> EngineState | None:
+        """All of it of one replica; None where that is not certain at the moment."""
 
 
 async def pieces(
     router: Router,
-    events: Subscriber | None,
+    events: EventStates | None,
     name: str,
     *,
     bytes_max: int,
@@ -24,7 +32,6 @@ async def pieces(
 ) -> AsyncGenerator[bytes, None]:
     """The pieces of a state, in their order. Replicas that would make it longer than `bytes_max` are left out."""
     pace, told = pace or Pace(), dict[str, tuple[int, int]]()
-    count, size = 0, 0
     first = encoded(StateOrigin(VERSION, name, wall()))
     yield first
     count, size = 1, len(first)
@@ -50,7 +57,7 @@ async def pieces(
 
 
 async def _of_replica(
-    router: Router, events: Subscriber | None, member: Member, clock: Callable[[], float], pace: Pace
+    router: Router, events: EventStates | None, member: Member, clock: Callable[[], float], pace: Pace
 ) -> AsyncIterator[StatePiece]:
     yield capturing.replica_of(member)
     state = await events.state(member.id) if events is not None else None

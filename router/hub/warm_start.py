@@ -25,8 +25,8 @@ from router.core.sharing.state import StateModels, decoded
 from router.engines.kv_events.handover import ANOTHER, Handover
 from router.engines.kv_events.subscriber import Subscriber
 from router.hub import knowing
-from router.hub.pace import Pace
 from router.hub.state_file import pieces_of, written
+from router.loop import Pace
 from router.settings.schema import StateSettings
 from router.telemetry.metrics.figures import StateFigures
 

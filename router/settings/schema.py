@@ -458,7 +458,7 @@ class StateSettings:
     20,000 blocks it has some 500 KB."""
     age_max_s: Seconds = 900.0
     """Seconds after which what was left is of no use any more: caches hold something else by then."""
-    ready_within_s: NotNegative = 2.0
+    ready_within_s: NotNegative = 5.0
     """Seconds that `/readyz` may wait, from the start on, until what is known from before is taken over. 0: it does not
     wait."""
     siblings: bool = True

@@ -163,7 +163,7 @@ class EngineBlocks:
                 named = [(given, key) for given, key in page if key is not None]
                 yield BlockPage(packed([given for given, _ in named]), packed([key for _, key in named]), held)
         copies = iter(self._copies.items())
-        while some := list(islice(copies, PAGE_BLOCKS // 8)):
+        while some := list(islice(copies, PAGE_BLOCKS // 2)):
             kept = [(given, counts) for given, counts in some if self._held.get(given) is not None]
             counted = b"".join([counts.to_bytes(COUNT_BYTES, "little") for _, counts in kept])
             yield CopyPage(packed([given for given, _ in kept]), counted)

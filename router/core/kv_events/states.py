@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PAGE_BLOCKS = 2_048  # blocks of a page, which are made, and taken in, without a break
+PAGE_BLOCKS = 256  # blocks of a page, which are made, and taken in, without a break
 WHY_CHARS_MAX = 4_096
 COUNT_BYTES = 64  # counts of one block's copies, in all places
 

@@ -39,7 +39,7 @@ from router.core.sharing.state import (
     StateTouches,
 )
 
-STEP_KEYS = 1_024  # keys that are taken in without a break
+STEP_KEYS = 512  # keys that are taken in without a break
 STEP_HOMES = 512  # answers likewise
 PROMPT_TOKENS_PER_S_MAX = 1e6  # prompt tokens that no engine counts in a second, cached ones included
 

@@ -25,7 +25,7 @@ from router.core.kv_events.states import BlockPage, CopyPage, StreamState, Unrea
 from router.core.sharing.messages import SharedFit, SharedModels
 
 VERSION = 1
-PIECE_KEYS = 8_192  # keys of a piece, unless one prompt has more
+PIECE_KEYS = 4_096  # keys of a piece, unless one prompt has more
 PIECE_BYTES_MAX = 2 << 20  # the keys of a prompt of 128 MB
 REPLICAS_MAX = 16_384
 NAME_CHARS_MAX = 4_096

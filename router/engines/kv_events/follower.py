@@ -26,6 +26,7 @@ from router.core.kv_events.stream import KvStream
 from router.engines.kv_events.handover import Handover, begin_with, objection, state_of
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
+from router.loop import Pace
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class Follower:
         if stream is None or handover is None or not stream.replays:
             return None
         async with self._applying:
-            return await state_of(stream, handover.keeper, self.replica.id) if self.stream is stream else None
+            return await state_of(stream, handover.keeper, self.replica.id, Pace()) if self.stream is stream else None
 
     async def run(self) -> None:
         """Find the source and follow it, again whenever the source changes, until cancelled."""
@@ -225,7 +226,7 @@ class Follower:
         stream.step_back("going on from what another process knew", clock())
         await self._perform(stream, source)
         try:
-            await begin_with(state, handover.keeper, id_)
+            await begin_with(state, handover.keeper, id_, Pace())
         except UnreadableState as error:
             handover.told(id_, 0, str(error))
             stream.resync(f"what another process knew cannot be read: {error}", clock())

@@ -7,8 +7,6 @@ the replay brings what came since. Where there is no replay endpoint nothing can
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,8 +15,8 @@ from router.core.kv_events.sink import StateSink
 from router.core.kv_events.states import EngineState, Page, StreamState
 from router.core.kv_events.steps import Phase
 from router.core.kv_events.stream import KvStream
+from router.loop import Pace
 
-WORK_S = 0.0004  # work without a break, before the event loop goes on
 DIGEST_BYTES = 16
 ANOTHER = "another process publishes"
 
@@ -33,18 +31,16 @@ class Handover:
     offers: dict[str, EngineState] = field(default_factory=dict)
 
 
-async def state_of(stream: KvStream, keeper: StateSink, replica: str) -> EngineState | None:
+async def state_of(stream: KvStream, keeper: StateSink, replica: str, pace: Pace) -> EngineState | None:
     """The replica's state; None where it is not certain at the moment. No batch may be applied meanwhile."""
     at, shape = stream.position, keeper.shape(replica)
     if at is None or shape is None:
         return None
-    pages, spent_s = list[Page](), time.perf_counter()
+    pages = list[Page]()
     try:
         for page in keeper.pages(replica):
             pages.append(page)
-            if time.perf_counter() - spent_s > WORK_S:
-                await asyncio.sleep(0)
-                spent_s = time.perf_counter()
+            await pace.step()
     except RuntimeError:  # blocks were given up for others' room
         return None
     if keeper.shape(replica) != shape:  # cleared
@@ -53,15 +49,12 @@ async def state_of(stream: KvStream, keeper: StateSink, replica: str) -> EngineS
     return EngineState(StreamState(at[0], digest, stream.grade is Grade.EXACT, stream.why, shape), pages)
 
 
-async def begin_with(state: EngineState, keeper: StateSink, replica: str) -> None:
+async def begin_with(state: EngineState, keeper: StateSink, replica: str, pace: Pace) -> None:
     """Hold what is in a state, and nothing else. Raises UnreadableState."""
     keeper.begin(replica, state.stream.shape)
-    spent_s = time.perf_counter()
     for page in state.pages:
         keeper.take_in(replica, page)
-        if time.perf_counter() - spent_s > WORK_S:
-            await asyncio.sleep(0)
-            spent_s = time.perf_counter()
+        await pace.step()
 
 
 def objection(stream: KvStream, state: EngineState) -> str | None:
