@@ -297,9 +297,34 @@ def _replicas() -> Part:
         "RouterLink": record("The link to other routers; null: nothing is shared.", link),
         "ReplicaUrl": {**address, "additionalProperties": False},
         "Index": record(
-            "Size of the prefix index.", {**each(whole(), "keys bytes bytes_max"), "replicas": by_name(held)}
+            "Size of the prefix index, and what of it was known before the router started.",
+            {**each(whole(), "keys bytes bytes_max"), "replicas": by_name(held), "state": maybe(ref("StateKept"))},
         ),
+        "StateKept": _state_kept(),
     }
+
+
+def _state_kept() -> Part:
+    outcome = {
+        "replica": text(),
+        **each(whole(), "estimate_blocks events_blocks"),
+        "why": text("Why nothing of our own estimate was taken over."),
+        "events_why": text("Why no block by its events was."),
+    }
+    return record(
+        "What is known from before the router started, and left for after; null: nothing is.",
+        {
+            "file": text("`state.file`."),
+            "source": text("Where it came from."),
+            "why": text("Why nothing came from the file."),
+            "failing": text("Why the file is not written."),
+            "written_age_s": maybe(number("Since the file was written.")),
+            "bytes": whole("Of the file."),
+            "holding": flag("`/readyz` waits for it."),
+            "replicas": record("By what became of them.", each(whole(), "restored refused waiting")),
+            "restored": rows(record("One replica.", outcome)),
+        },
+    )
 
 
 def _branches() -> Part:

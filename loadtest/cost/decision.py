@@ -10,6 +10,7 @@ Events are followed from their bytes: decode, and apply to what the router knows
 counts as held for it.
 
 With `--memory` it is measured instead what the router keeps, and what its start takes (memory.py).
+With `--state`, what it takes to leave all that is known, and to begin with it (state.py).
 With `--replicas` it is measured instead how placing grows with the fleet (growth.py).
 With `--sharing` it is measured instead what it costs that several routers tell each other (sharing.py).
 """
@@ -41,6 +42,7 @@ from loadtest.cost.conversations import Talks, body_of, tokenizer_folder
 from loadtest.cost.growth import growth_rows
 from loadtest.cost.memory import STEPS, memory_rows
 from loadtest.cost.sharing import ROUTERS, ROUTERS_MAX, sharing_rows
+from loadtest.cost.state import state_rows
 from loadtest.cost.world import (
     BLOCK_TOKENS,
     REPLICAS,
@@ -290,6 +292,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             with progress_bar(console, "memory", STEPS) as told:
                 kept = memory_rows(bytes_a_block, told)
             return _reported(kept, "what the router keeps, and its start", options, argv)
+        if options.state:
+            with progress_bar(console, "state", options.runs) as told:
+                left = state_rows(options.runs, told)
+            return _reported(left, "what a router's state costs", options, argv)
         folder = options.tokenizer or tokenizer_folder()
         if options.profile:
             uvloop.run(profile(folder, LONG if options.profile == "long" else SHORT))
@@ -322,6 +328,7 @@ def _parser() -> argparse.ArgumentParser:
     several = flags.several(flags.whole(2, ROUTERS_MAX))
     add("--routers", type=several, default=ROUTERS, metavar="N,N,...", help="with so many routers (2,4,8)")
     add("--memory", action="store_true", help="instead: bytes by what they are kept for, and CPU of the start")
+    add("--state", action="store_true", help="instead: seconds and bytes of leaving a state and beginning with it")
     add("--check", action="store_true", help="exit 1 when a goal is missed")
     add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known one")
     add("--json", type=Path, metavar="FILE", help="write the rows")

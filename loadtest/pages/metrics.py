@@ -12,7 +12,7 @@ from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.telemetry.metrics import Figures, Metrics
-from router.telemetry.metrics.figures import SharingFigures
+from router.telemetry.metrics.figures import SharingFigures, StateFigures
 from router.telemetry.record import RequestRecord
 
 
@@ -49,6 +49,7 @@ def _exercised_metrics() -> Metrics:
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
         sharing=lambda: SharingFigures(True, 2, True, 0.001, {}, {}),
+        state=lambda: StateFigures({"estimate": 0, "events": 0}, {"restored": 0}, {}, 0, 0.0),
     )
     metrics = Metrics(router, lambda: 0.0, figures, otel_names=True)
     metrics.know_tenants(["acme"], 1)

@@ -78,6 +78,7 @@ FIXED = frozenset(
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",
         "log.format",
         "shared.url", "shared.password", "shared.name", "shared.router", "shared.timeout_s", "shared.routers_assumed",
+        "state.file", "state.every_s", "state.bytes_max", "state.age_max_s", "state.ready_within_s", "state.siblings",
         "metrics.otel_names", "metrics.otlp_endpoint", "metrics.otlp_interval_s",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
         "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",

@@ -141,6 +141,7 @@ class Store:
         self._messages: Any = messages
         self._timeout_s = timeout_s
         base = f"warmroute:{{{name}}}:"
+        self._base = base
         self._channel, self._owners, self._router = f"{base}said", f"{base}responses", f"{base}router:"
 
     async def say(self, message: bytes) -> None:
@@ -179,6 +180,15 @@ class Store:
     async def leave(self, router: str) -> None:
         """Say that this router is there no more."""
         await self._try(self._keys.delete, self._router + router)
+
+    async def put(self, key: str, value: bytes, for_s: float) -> None:
+        """Leave something for so long, for whoever takes it."""
+        await self._try(self._keys.set, self._base + key, value, px=int(for_s * 1_000))
+
+    async def take(self, key: str) -> bytes | None:
+        """Take what was left: nothing is put in its place for a millisecond, which needs no right besides SET."""
+        found = await self._try(self._keys.set, self._base + key, b"", px=1, get=True)
+        return bytes(found) if found else None
 
     async def write(self, owners: Iterable[Written], owners_max: int) -> None:
         """Keep owners of stored responses, about `owners_max` in all; the oldest are dropped."""

@@ -141,6 +141,20 @@ class PrefixIndex:
             self._prove(holder, stamp)
         self._fit(holder)
 
+    def restore(self, name: str, keys: Sequence[int], at_s: float) -> int:
+        """What the holder had before this router came, and last used then, root to leaf: older than anything that is
+        known of it here, as far as there is room. To be called with what was used last first. Returns how many blocks
+        are new."""
+        holder = self.holders[name]
+        room = min(
+            holder.blocks_max - len(holder.owner), (self.bytes_max - self.bytes_used) // (KEY_BYTES + HELD_BYTES)
+        )
+        if room <= 0:
+            return 0
+        new = holder.recency.restore(keys[:room], at_s)
+        self._masks.set_each(holder.bit, new)
+        return len(new)
+
     def pin(self, name: str, lease: int, keys: list[int], now_s: float) -> None:
         """Touch, and keep these blocks from eviction until `unpin` or `retract`; new ones are unproven. `keys` are
         ours from now on."""

@@ -43,6 +43,7 @@ class Recency:
         # Stamp -> touch, oldest first. Not a dict: one that loses its first entries is searched from its first slot.
         self.order: OrderedDict[int, int] = OrderedDict()
         self._next = 0
+        self._oldest = 0  # stamp of what was restored last; each that was restored is below 0
         # Keys last asked for and their runs, until anything changes: who is asked for a depth is often touched next.
         self._asked: tuple[Sequence[int], tuple[list[tuple[int, int, int]], int]] | None = None
 
@@ -96,6 +97,34 @@ class Recency:
         touch.keys += grown
         touch.live += len(grown)
         return grown
+
+    def restore(self, keys: Sequence[int], at_s: float) -> list[int]:
+        """Keys that were last used then, root to leaf, which is before anything that is known here: those that are new
+        are held from now on, and go first when something is evicted. Returns them."""
+        owner = self.owner
+        new = [key for key in dict.fromkeys(keys) if key not in owner]
+        if new:
+            self._asked = None
+            self._oldest -= 1
+            id_ = self._name()
+            self._give(new, id_)
+            self._put(id_, Touch(new, len(new), self._oldest, at_s))
+            self.order.move_to_end(self._oldest, last=False)
+        return new
+
+    @property
+    def newest(self) -> int:
+        """The number of the touch that was made last; those made later have higher ones."""
+        return self._next
+
+    def used(self, id_: int) -> tuple[int, float, list[int]] | None:
+        """(stamp, when it was last used, keys that it owns, root to leaf) of one of `touches`; None if it is gone."""
+        touch = self.touches.get(id_)
+        if touch is None:
+            return None
+        if touch.live < len(touch.keys):
+            self._compact(id_, touch)
+        return touch.stamp, touch.at_s, touch.keys
 
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading keys are held."""

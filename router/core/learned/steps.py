@@ -98,6 +98,17 @@ class StepFit:
             self.told.drop(router)
             self.told_model = self.told_model and self.told.routers > 0
 
+    def adopt(
+        self, xx: list[float], xy: list[float], observations: int, prior: StepModel, weight: float, now_s: float
+    ) -> None:
+        """Begin with the sums of so many observations that were made before this router came, unless it has made some.
+        `prior` and `weight` as in `observe`."""
+        if self.observations or observations <= 0:
+            return
+        self._sums.xx, self._sums.xy = list(xx), list(xy)
+        self.observations, self.fades_s = observations, now_s + FADE_S
+        self._solve(prior, weight)
+
     @property
     def sums(self) -> Sums:
         """What the model is fitted to. Not to be changed."""

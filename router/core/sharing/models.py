@@ -55,7 +55,7 @@ def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
 def take_models(router: Router, name: str, models: SharedModels) -> None:
     """Take what another router has learned of kinds of replicas: its observations count as ours, and its means where
     there are none here. Raises BadMessage."""
-    _check([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
+    checked([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
     router.reuse.adopt(models.reused, models.ended)
     for told in models.speeds:
         speeds = router.fleet.means.speeds.get(tuple(told.kind))
@@ -72,12 +72,27 @@ def take_models(router: Router, name: str, models: SharedModels) -> None:
 def take_fits(name: str, member: Member, fits: SharedFits) -> None:
     """Take what another router has learned of a replica's own speed, for Member.take_told. Raises BadMessage."""
     prefill, steps = fits.prefill, fits.steps
-    _check([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
+    checked([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
     member.fit.tell(name, prefill.xx, prefill.xy)
     member.steps.tell(name, steps.xx, steps.xy)
 
 
-def _check(numbers: list[float]) -> None:
+def adopt_models(router: Router, models: SharedModels) -> None:
+    """Begin with what was learned before this router came, where nothing was learned here: its observations become
+    ours, and fade as ours do. Raises BadMessage."""
+    checked([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
+    router.reuse.adopt(models.reused, models.ended)
+    for told in models.speeds:
+        speeds = router.fleet.means.speeds.get(tuple(told.kind))
+        if speeds is not None and not speeds.answers:
+            prefill, steps, now_s = told.prefill, told.steps, float("inf")
+            speeds.prefill.adopt(prefill.xx, prefill.xy, prefill.observations, PrefillModel(), GUESS_WEIGHT, now_s)
+            speeds.steps.adopt(steps.xx, steps.xy, steps.observations, StepModel(), STEP_GUESS_WEIGHT, now_s)
+            _adopt(speeds, told)
+
+
+def checked(numbers: list[float]) -> None:
+    """Raise BadMessage where any of them cannot be a sum or a mean."""
     if not all(map(isfinite, numbers)) or max(map(abs, numbers), default=0.0) >= MAGNITUDE_MAX:
         raise BadMessage("what it learned is not finite")
 

@@ -22,7 +22,7 @@ from router.telemetry.gen_ai import GenAiTallies
 from router.telemetry.metrics import models
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
-from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources
+from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
 from router.telemetry.metrics.groups import of_groups
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
@@ -73,6 +73,7 @@ class Metrics:
             Replicas(router, clock, figures.engine_version),
             Sources(figures),
             Links(figures),
+            States(figures),
             Events(router, figures),
         )
         self._process = ProcessCollector(registry=None) if process else None
