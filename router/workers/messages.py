@@ -66,6 +66,7 @@ class WantLease(Struct, tag=1, array_like=True, gc=False):
     priority: Priority = Priority.NORMAL
     body_bytes: Count = 0
     sighting: Sighting | None = None
+    kin: tuple[Count, Count, bool] | None = None  # the fields of a Kin
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
@@ -126,6 +127,7 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     trace_id: str = ""
     warning: str = ""
     session: str = ""
+    agent: tuple[str, str, str] = ("", "", "")  # kind of agent, its conversation, its parent
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):

@@ -81,6 +81,7 @@ class Market(Struct, gc=False):
     footprint_blocks: int = 0  # blocks that all these replicas are believed to hold
     home: str = ""  # replica that gave the conversation's last answer
     elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
+    expected: str = ""  # replica on which the client's words let some of the prompt be expected; "": none
     order: Sequence[str] = ()  # ids of all replicas, the nearest to the ring key first; () where all are candidates
 
 

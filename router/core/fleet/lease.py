@@ -55,6 +55,8 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     mark: ClockReading | None = None  # the replica's clock when its answer began to decode
     stretch: Stretch | None = None  # how its answer decoded, once that is over
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
+    conversation: int = 0  # name of its conversation (placement/conversations.py); 0: none is known
+    final: bool = False  # nothing of that conversation will be asked for again
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
 
     @property

@@ -30,6 +30,7 @@ from router.core.learned.answers import AnswerMemory
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer
+from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
@@ -100,6 +101,7 @@ class Router:
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
+        self._conversations = Conversations(memory_max, self.index, self._reuse)
         self._pricer = Pricer(self.fleet, self.index, self.knowledge, self._reuse)
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
@@ -172,7 +174,8 @@ class Router:
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
             members = _long_enough(members, wanted, match.size.prompt_tokens)
-        market, candidates = self._price(members, match, wanted.ring_key, now_s)
+        expected = self._conversations.expected(wanted, match) if wanted.kin is not None else ""
+        market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
         choice = self.policy.choose(market, candidates)
         if may_hold_back and choice.hold_back:
             raise HeldBack
@@ -230,6 +233,8 @@ class Router:
         if computed or (left and not lease.streams):  # an answer that did not stream may have been computed unseen
             answer_keys = self._credits.keys_of_answer(lease, outcome)
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
+            if lease.conversation:
+                self._conversations.ended(lease, answer_keys, now_s)
         else:
             self.index.retract(lease.replica, lease.id)
             if self.explainer is not None and lease.end_key is not None:
@@ -275,7 +280,7 @@ class Router:
         return members
 
     def _price(
-        self, members: list[Member], match: PromptMatch, ring_key: str, now_s: float
+        self, members: list[Member], match: PromptMatch, ring_key: str, expected: str, now_s: float
     ) -> tuple[Market, list[Candidate]]:
         """The market, and priced candidates: all members, or of many members those that can be the cheapest."""
         pricer, count = self._pricer, len(members)
@@ -283,14 +288,14 @@ class Router:
         waits_ms, order = survey.waits_ms, list[str]()
         if count > FEW and self._near is not None:
             order = self._near(ring_key, self._ids_of(members))
-            listed = pricer.shortlist(members, match, survey, [match.home, *order[:NEAR]])
+            listed = pricer.shortlist(members, match, survey, [match.home, expected, *order[:NEAR]])
             members, waits_ms = [members[n] for n in listed], [waits_ms[n] for n in listed]
         candidates = pricer.candidates(members, waits_ms, survey.slower, match, now_s)
         tie_ms, unit_ms = members[0].speeds.units()
         backlog, median = survey.backlog_ms / unit_ms, survey.median_ms / unit_ms
         in_flight, blocks, elsewhere = survey.in_flight, survey.footprint_blocks, self.fleet.elsewhere
         market = Market(
-            ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, blocks, match.home, elsewhere, order
+            ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, blocks, match.home, elsewhere, expected, order
         )
         return market, candidates
 
@@ -373,7 +378,9 @@ class Router:
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
-        self._reuse.observe(keys, now_s)
+        self._reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)
+        if wanted.kin is not None:
+            self._conversations.placed(wanted, wanted.kin, match, lease)
         self.index.pin(id_, lease.id, keys, now_s)
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
