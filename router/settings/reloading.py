@@ -76,7 +76,7 @@ FIXED = frozenset(
         "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",
         "log.format",
-        "metrics.otel_names", "metrics.otlp_endpoint", "metrics.otlp_interval_s",
+        "metrics.aliases", "metrics.otel_names", "metrics.otlp_endpoint", "metrics.otlp_interval_s",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
         "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",
         "observatory.blocks_max", "observatory.compare_ms_per_s_max", "observatory.looks_per_s_max",

@@ -21,8 +21,8 @@ class Counter:
     """A counter by label values. A series is a list of one number, which is kept and added to directly: a call would
     cost more than the addition."""
 
-    def __init__(self, name: str, text: str, *labels: str) -> None:
-        self.name, self.text, self.labels = f"warmroute_{name}", text, labels
+    def __init__(self, name: str, text: str, *labels: str, prefix: str = "warmroute_") -> None:
+        self.name, self.text, self.labels = f"{prefix}{name}", text, labels
         self.series: dict[Labels, list[float]] = {}
 
     def begin(self, series: Iterable[Labels]) -> None:

@@ -216,6 +216,11 @@ def _tell_answer(about: Attributes, told: Told, *, with_id: bool) -> None:
         about["gen_ai.response.finish_reasons"] = told.reasons
     if told.id and with_id:
         about["gen_ai.response.id"] = told.id
+    if told.reasoning_tokens is not None:
+        about["gen_ai.usage.reasoning.output_tokens"] = told.reasoning_tokens
+    if told.cache_write_tokens is not None:  # the conventions have renamed it from `cache_creation`
+        about["gen_ai.usage.cache_write.input_tokens"] = told.cache_write_tokens
+        about["gen_ai.usage.cache_creation.input_tokens"] = told.cache_write_tokens
 
 
 def _placed(receipt: Receipt) -> Attributes:
