@@ -195,4 +195,6 @@ def test_prometheus_takes_the_page() -> None:
     said = (checked.stdout + checked.stderr).decode()
     assert "error while linting" not in said
     lines = [line for line in said.splitlines() if line.startswith(ALIASES)]
-    assert [line for line in lines if not re.fullmatch(r"llm_d_\w+ metric names should not contain .* units", line)] == []
+    assert [
+        line for line in lines if not re.fullmatch(r"llm_d_\w+ metric names should not contain .* units", line)
+    ] == []
