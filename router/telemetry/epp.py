@@ -54,7 +54,7 @@ class Alias(NamedTuple):
     bounds: Bounds = ()
 
 
-COUNTED = (
+COUNTED: tuple[Alias, ...] = (
     Alias("request_total", "objective_request_total", "Requests that were placed."),
     Alias(
         "request_error_total", "objective_request_error_total", "Requests that failed, by status.",

@@ -28,7 +28,7 @@ class Whereabouts(Struct, gc=False):  # a Struct for speed: core/facts/requests.
     own_key: int  # key of the first block behind them; 0 where there is none
     mark: int  # key of the prompt's last full block; 0 where it has none
     end: int  # key of the last block that is counted as held, of the answer too
-    ended_s: float = float("-inf")  # time at which its answer ended
+    ended_s: float = -1.0  # time at which its answer ended; -1 while it has not
 
 
 class Conversations:

@@ -42,7 +42,7 @@ class AgentRow(NamedTuple):
     user_agent: bytes = b""  # the row is for clients whose User-Agent has this in it
 
 
-HEADERS = (
+HEADERS: tuple[AgentRow, ...] = (
     AgentRow("dynamo", (b"x-dynamo-session-id",), (b"x-dynamo-parent-session-id",)),
     AgentRow(
         "claude-code", (b"x-claude-code-session-id",), (b"x-claude-code-parent-agent-id",), b"x-claude-code-agent-id"
@@ -58,7 +58,7 @@ HEADERS = (
     AgentRow("aiperf", (b"x-correlation-id",), user_agent=b"aiperf/"),
 )
 """Headers, by their names in lower case."""
-BODIES = (
+BODIES: tuple[AgentRow, ...] = (
     AgentRow(
         "dynamo",
         (b"nvext.agent_context.trajectory_id", b"nvext.agent_context.session_id"),
