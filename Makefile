@@ -107,9 +107,9 @@ LOCK := .venv-supply/bin/uv pip compile --quiet --python-platform x86_64-manylin
 lock: $(VENV)/.dev  ## requirements/*.lock from pyproject.toml; ARGS=--upgrade takes the newest
 	$(BIN)/python -m tests.supply.install
 	$(LOCK) requirements/build.in -o requirements/build.lock
-	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra tokenizers --extra tracing --extra demo -o requirements/demo.lock
+	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra shared --extra tokenizers --extra tracing --extra demo -o requirements/demo.lock
 	$(LOCK) requirements/native.in -c requirements/build.lock -c requirements/demo.lock -o requirements/native.lock
-	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra tokenizers --extra tracing -c requirements/demo.lock -o requirements/image.lock
+	$(LOCK) pyproject.toml --extra gateway --extra kubernetes --extra shared --extra tokenizers --extra tracing -c requirements/demo.lock -o requirements/image.lock
 	$(LOCK) pyproject.toml -c requirements/demo.lock -o requirements/runtime.lock
 
 sbom: $(VENV)/.dev  ## dist/warmroute-*.cdx.json: what is in the image, as CycloneDX

@@ -203,6 +203,8 @@ def objects() -> dict[str, Schema]:
             apiServerPorts=many(PORT) | {"minItems": 1},
             dns=many(peer),
             dnsPorts=many(PORT) | {"minItems": 1},
+            store=many(peer),
+            storePorts=many(PORT) | {"minItems": 1},
             extraIngress=many(closed(ports=many(policy_port), **{"from": many(peer)})),
             extraEgress=many(closed(ports=many(policy_port), to=many(peer))),
         ),
@@ -272,6 +274,7 @@ def schema() -> Schema:
         adminToken=secret(key=SECRET_KEY),
         upstreamKey=secret(key=SECRET_KEY),
         tls=secret(clientCaKey=SECRET_KEY),
+        shared=secret(urlKey=SECRET_KEY, passwordKey=SECRET_KEY, caKey=SECRET_KEY, certificateKey=SECRET_KEY),
         upstreamTls=secret(caKey=SECRET_KEY, certificateKey=SECRET_KEY),
         # Of charts that have this one in them: Helm's own, and the usual condition of a dependency.
         **{"global": OF_KUBERNETES, "enabled": YES},

@@ -12,8 +12,9 @@ the compiler takes side by side, and `-O1` makes code that is as fast here as th
 What is compiled is what a request passes, and can be: mypyc drops keywords of classes (`Struct, frozen=True`), no class
 that is not compiled can inherit from one that is, exceptions lose the attributes of their class, what inherits weak
 references from a class of Python's is freed without telling them, and a variable has one type in a function: of two
-`except` clauses with the same `as error` the second is a TypeError when it comes true. `make test-compiled` runs the
-tests on it.
+`except` clauses with the same `as error` the second is a TypeError when it comes true. And a coroutine that awaits
+within an `except` clause leaves its exception behind as that of whatever runs meanwhile, and for good where two of them
+cross: none may. `make test-compiled` runs the tests on it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROOMS = {
     "core/cache": "estimate knowledge masks recency reported selfcheck",
     "core/facts": "placements replicas requests",
     "core/fleet": (
-        "breaker fitness fleet health kv_room lease member models observations prefill_queue roster unlearned"
+        "breaker fitness fleet health kv_room lease member models observations others prefill_queue roster unlearned"
     ),
     "core/learned": "answer_tokens answers means prefill reuse speeds steps token_ratio",
     "core/observatory": "explain generations",
@@ -46,7 +47,9 @@ ROOMS = {
     "core/placement": "candidates conversations credit evictions learner match receipts ring router spill wanted",
     "core/placement/policies": "warm",
     "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",
+    "core/sharing": "delays engines hearing mirror news sharing telling",
     "edge": "attempts proxy relay retry_budget routes",
+    "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "reading": "answering body callers charge kinship observer paths placing question reader turns used",
     "hub": "admitter local_placer owners",

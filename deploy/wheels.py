@@ -95,7 +95,7 @@ def make(python: Path, pure: Path, out: Path) -> Path:
         [repaired] = (place / "repaired").iterdir()
         if glibc_of(repaired.name) > GLIBC_MAX:
             raise WheelError(f"{repaired.name}: asks for a newer glibc than 2.{GLIBC_MAX}: make it on an older system")
-        trial = _environment(python, place / "trial", "runtime")
+        trial = _environment(python, place / "trial", "image")  # with the extras that compiled modules import
         _run([trial, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", repaired])
         _run([trial, "-c", TRIAL, *(module.removesuffix(".py").replace("/", ".") for module in MODULES)], cwd=place)
         return Path(shutil.copy(repaired, out))

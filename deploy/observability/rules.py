@@ -321,6 +321,13 @@ ALERTS = (
         "{{ $labels.instance }}: the hub process ended or hangs; placing is by the ring meanwhile.",
     ),
     Alert(
+        "WarmrouteAlone",
+        "warmroute_sharing_whole == 0",
+        "2m", TICKET,
+        "A router hears no other router",
+        "{{ $labels.instance }}: the shared store is away, or cannot be reached from there; it decides by itself.",
+    ),
+    Alert(
         "WarmrouteReloadRefused",
         'increase(warmroute_reloads_total{result="refused"}[15m]) > 0',
         "0m", TICKET,

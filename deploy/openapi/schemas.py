@@ -274,6 +274,15 @@ def _replicas() -> Part:
         **each(by_name(number(), "What was learned."), "prefill decode_step"),
     }
     source = {"fresh": flag(), "why": text(), "stale_s": number(), **each(whole(), "errors replicas")}
+    link = {
+        "router": text("This router's name."),
+        "fleet": text("`shared.name`."),
+        "whole": flag("Others are heard, and hear this one."),
+        "why": text("Why not."),
+        "refused": text("Why the store takes no writes."),
+        "delay_ms": maybe(number("Time that the last message took.")),
+        "routers": rows(record("Another router.", {"name": text(), "age_s": number("Since its last message.")})),
+    }
     held = record("Of one replica.", each(whole(), "blocks blocks_max"))
     address = record("A replica's address.", {"url": text("`http://ADDRESS:PORT`, within `admin.replicas_allowed`.")})
     return {
@@ -281,9 +290,14 @@ def _replicas() -> Part:
         "EventStream": record("A replica's stream of KV events, and its blocks.", stream, optional=stream),
         "Replica": record("Health, load, and what was learned.", replica),
         "Replicas": record(
-            "Every replica, and how fresh the list is, by source.",
-            {"replicas": rows(ref("Replica")), "discovery": by_name(record("A source.", source))},
+            "Every replica, how fresh the list is, by source, and which other routers are heard.",
+            {
+                "replicas": rows(ref("Replica")),
+                "discovery": by_name(record("A source.", source)),
+                "sharing": maybe(ref("RouterLink")),
+            },
         ),
+        "RouterLink": record("The link to other routers; null: nothing is shared.", link),
         "ReplicaUrl": {**address, "additionalProperties": False},
         "Index": record(
             "Size of the prefix index.", {**each(whole(), "keys bytes bytes_max"), "replicas": by_name(held)}

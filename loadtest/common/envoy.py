@@ -25,6 +25,14 @@ ENVIRONMENT = Path(".venv-envoy")
 TYPE = "type.googleapis.com/envoy.extensions"
 DESTINATION = "x-gateway-destination-endpoint"
 BODY_BYTES_MAX = 16 << 20
+NAMED = {
+    "name": "named",
+    "type": "ORIGINAL_DST",
+    "lb_policy": "CLUSTER_PROVIDED",
+    "connect_timeout": "1s",
+    "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
+}
+"""A cluster of whatever address the header names."""
 
 
 def program(environment: Path = ENVIRONMENT) -> Path | None:
@@ -44,6 +52,7 @@ class EnvoyMode:
     message_timeout: str = "40s"
     override: bool = True  # allow_mode_override
     served: bool = True  # tells which endpoint served
+    named: bool = False  # connects to the address that the header names, by a route of its own (ORIGINAL_DST)
 
 
 @dataclass(slots=True)
@@ -124,6 +133,8 @@ def _ext_proc(mode: EnvoyMode) -> dict[str, Any]:
         "allow_mode_override": mode.override,
         "metadata_options": namespaces,
     }
+    if mode.named:
+        config["route_cache_action"] = "CLEAR"  # routes are matched again once the header is there
     return {"name": "envoy.filters.http.ext_proc", "typed_config": config}
 
 
@@ -132,13 +143,15 @@ def _manager(mode: EnvoyMode) -> dict[str, Any]:
     strip |= {"mutations": [{"remove": DESTINATION}]}  # type: ignore[dict-item]  # JSON of any depth
     retries = {"retry_on": "connect-failure,refused-stream", "num_retries": 2}
     route = {"match": {"prefix": "/"}, "route": {"cluster": "replicas", "timeout": "0s", "retry_policy": retries}}
+    named = {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]}
+    by_name = [{"match": named, "route": {"cluster": "named", "timeout": "0s"}}] if mode.named else []
     return {
         "@type": f"{TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "front",
         "early_header_mutation_extensions": [
             {"name": "envoy.http.early_header_mutation.header_mutation", "typed_config": strip}
         ],
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [*by_name, route]}]},
         "http_filters": [
             _ext_proc(mode),
             {"name": "envoy.filters.http.router", "typed_config": {"@type": f"{TYPE}.filters.http.router.v3.Router"}},
@@ -152,6 +165,7 @@ def configuration(picker_port: int, replica_ports: Sequence[int], mode: EnvoyMod
     http2 |= {"explicit_http_config": {"http2_protocol_options": {}}}  # type: ignore[dict-item]  # likewise
     options = {"typed_extension_protocol_options": {f"{TYPE}.upstreams.http.v3.HttpProtocolOptions"[20:]: http2}}
     manager = {"name": "envoy.filters.network.http_connection_manager", "typed_config": _manager(mode)}
+    policy = {} if mode.named else {"load_balancing_policy": _override(mode)}
     anywhere = {"socket_address": {"address": "127.0.0.1", "port_value": 0}}
     return {
         "admin": {"address": anywhere},
@@ -166,7 +180,8 @@ def configuration(picker_port: int, replica_ports: Sequence[int], mode: EnvoyMod
             ],
             "clusters": [
                 _static("picker", [picker_port], **options),
-                _static("replicas", replica_ports, load_balancing_policy=_override(mode)),
+                _static("replicas", replica_ports, **policy),
+                *([NAMED] if mode.named else []),
             ],
         },
     }

@@ -117,6 +117,12 @@ PARTS = (
         ),
     ),
     Part(
+        "faces",
+        15,
+        "hit rates and first tokens by the picker, beside the edge's",
+        (COMPILED, Command((PYTHON, "-m", "tests.envoy.install")), _loadtest("faces", "--check")),
+    ),
+    Part(
         "figures",
         5,
         "times that tests come by",

@@ -9,7 +9,6 @@ without it nothing is measured.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from loadtest.common import rivals
 from loadtest.common.envoy import fronting
 from loadtest.common.processes import Process, free_port, started, until_ready
 from loadtest.common.report import Row
@@ -42,7 +42,7 @@ class PickerRun:
 async def running(envoy: Path, folder: Path, urls: Sequence[str]) -> AsyncIterator[PickerRun]:
     """A picker and an Envoy before these replicas, once a request passes."""
     port = free_port()
-    command = [sys.executable, "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
+    command = [*rivals.interpreter(), "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
     for setting in (f"gateway.port={port}", "gateway.health_port=0", "gateway.sampled_ratio=0", "listen.lame_duck_s=0"):
         command += ["--set", setting]
     command += [word for url in urls for word in ("--replica", url)]

@@ -12,6 +12,7 @@ from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.telemetry.metrics import Figures, Metrics
+from router.telemetry.metrics.figures import SharingFigures
 from router.telemetry.record import RequestRecord
 
 
@@ -47,6 +48,7 @@ def _exercised_metrics() -> Metrics:
         engine_version=lambda _: "0.32.0",
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
+        sharing=lambda: SharingFigures(True, 2, True, 0.001, {}, {}),
     )
     metrics = Metrics(router, lambda: 0.0, figures, otel_names=True)
     metrics.know_tenants(["acme"], 1)

@@ -42,6 +42,11 @@ from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SE
 from loadtest.simulate.world.setting import SettingError
 
 SAVED_EVERY_S = 60.0
+CHANGED = (
+    *("replicas", "kv_tokens", "routers", "share_delay_s", "share_loss", "share_partition"),
+    *("grade", "unseen", "event_delay_s", "event_loss", "probe_interval_s"),
+)
+"""Flags that are fields of the cluster's setting."""
 WIDTH = 160  # width of tables where there is no terminal
 
 
@@ -110,11 +115,7 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
 
 def changes_of(options: argparse.Namespace) -> Changes:
     """What the flags say of the cluster. Raises SimulateError."""
-    given: dict[str, Any] = {
-        name: value
-        for name in ("replicas", "kv_tokens", "routers", "grade", "event_delay_s", "event_loss", "probe_interval_s")
-        if (value := getattr(options, name)) is not None
-    }
+    given: dict[str, Any] = {name: value for name in CHANGED if (value := getattr(options, name)) is not None}
     if options.calibration is not None:
         _known("calibration", [options.calibration], CALIBRATIONS)
         given |= {"calibration": CALIBRATIONS[options.calibration], "others": ()}

@@ -50,7 +50,12 @@ def parser() -> argparse.ArgumentParser:
     add("--calibration", metavar="NAME", help="of all replicas")
     add("--kv-tokens", type=flags.whole(1), metavar="N", help="what a replica's KV cache holds")
     add("--routers", type=flags.whole(1), metavar="N", help="independent routers in front, asked by turns")
+    add("--share", dest="share_delay_s", type=flags.number(), metavar="S", help="they tell each other, S late")
+    add("--share-loss", type=flags.number(1), metavar="P", help="chance that a message between them is lost")
+    cut = "from AT on the first router is cut off from the others for LASTS"
+    add("--share-partition", type=_partition, metavar="AT:LASTS", help=cut)
     add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
+    add("--unseen", action="store_const", const=True, help="answers go past the routers, as past a gateway's picker")
     add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
     add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
     add("--probe-interval-s", type=flags.positive(), metavar="S")
@@ -103,6 +108,13 @@ def _stage(text: str) -> tuple[int, int]:
     if text not in stages:
         raise argparse.ArgumentTypeError(f"{text!r} is not a stage: there are {', '.join(stages)}")
     return stages[text]
+
+
+def _partition(text: str) -> tuple[float, float]:
+    at, colon, lasts = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} is not AT:LASTS in seconds")
+    return flags.number()(at), flags.positive()(lasts)
 
 
 def _fault(text: str) -> Fault:

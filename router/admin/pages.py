@@ -33,10 +33,12 @@ class Pages:
         warming: Callable[[str], bool] = lambda _: False,
         discoveries: Callable[[], dict[str, Any]] = dict,
         engine_version: Callable[[str], str] = lambda _: "",
+        sharing: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         """Given a replica's id, `streams` returns the state of its event stream or None, `window` how many requests it
         may have open, `added` whether it was added at run time, `warming` whether its cache is being filled.
-        `engine_version` which version its engine has told. `discoveries` gives how fresh each source's list is."""
+        `engine_version` which version its engine has told. `discoveries` gives how fresh each source's list is, and
+        `sharing` whether other routers are heard, None where nothing is shared."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -47,6 +49,7 @@ class Pages:
         self._warming = warming
         self._discoveries = discoveries
         self._engine_version = engine_version
+        self._sharing = sharing
         self.decisions = history.recent
         self._past = HistoryPages(history)
 
@@ -89,10 +92,11 @@ class Pages:
         return AdminAnswer(page.status, page.body, page.content_type)
 
     async def replicas(self, _: AdminCall) -> AdminAnswer:
-        """Every replica with health, load, grade and learned speeds, and how fresh the list is, by source."""
+        """Every replica with health, load, grade and learned speeds, how fresh the list is, by source, and which other
+        routers are heard."""
         now_s = self._clock()
         rows = [self._replica(m, now_s) for m in self._router.members]
-        return json_answer({"replicas": rows, "discovery": self._discoveries()})
+        return json_answer({"replicas": rows, "discovery": self._discoveries(), "sharing": self._sharing()})
 
     async def index(self, _: AdminCall) -> AdminAnswer:
         """Size of the prefix index."""

@@ -29,6 +29,7 @@ from router.settings.networks import allowed_problems, is_address, is_loopback
 from router.settings.pairs import base_urls, event_problems, objective_problems, token_problems, url_problems
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
+from router.sharing.checks import shared_problems
 from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
@@ -165,6 +166,7 @@ def _check(settings: Settings) -> list[str]:
     if settings.log.format not in ("json", "text"):
         problems.append(f"'log.format': '{settings.log.format}' is neither json nor text")
     problems += _check_access(settings)
+    problems += shared_problems(settings.shared)
     problems += _check_observatory(settings.observatory)
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)

@@ -133,30 +133,40 @@ class Attempts:
         while True:
             record.receipt, record.error = lease.receipt, None
             try:
-                return Call(question, lease, await self._attempt(question, lease), called_s)
-            except Failure as failure:
-                record.error = f"{failure.kind}: {failure}"
-                tried = tried or Tried()
-                if question.trace is not None:
-                    question.trace.failed(failure.kind, _status_of(failure), self._clock())
-                self._note(lease, failure, tried)
-                said = failure.answer if isinstance(failure, EngineFailed) else None
-                try:
-                    following = await self._following(question, failure, tried)
-                except BaseException:
-                    self._drop(lease, said, Ending.CLIENT_LEFT)
-                    raise
-                if following is None and said is not None and tried.shed_until_s is None:
-                    return Call(question, lease, said, called_s)  # the engine's error is the best answer there is
-                self._drop(lease, said, failure.ending)
-                if following is None:
-                    raise self._refusal(failure, tried, lease.replica) from failure
-                record.retries += ((failure.kind, lease.replica),)
-                following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client asked once
-                lease = following
+                begun = await self._begun(question, lease)
             except BaseException:
                 self._drop(lease, None, Ending.CLIENT_LEFT)
                 raise
+            if not isinstance(begun, Failure):
+                return Call(question, lease, begun, called_s)
+            failure = begun
+            record.error = f"{failure.kind}: {failure}"
+            tried = tried or Tried()
+            if question.trace is not None:
+                question.trace.failed(failure.kind, _status_of(failure), self._clock())
+            self._note(lease, failure, tried)
+            said = failure.answer if isinstance(failure, EngineFailed) else None
+            try:
+                following = await self._following(question, failure, tried)
+            except BaseException:
+                self._drop(lease, said, Ending.CLIENT_LEFT)
+                raise
+            if following is None and said is not None and tried.shed_until_s is None:
+                return Call(question, lease, said, called_s)  # the engine's error is the best answer there is
+            self._drop(lease, said, failure.ending)
+            if following is None:
+                raise self._refusal(failure, tried, lease.replica) from failure
+            record.retries += ((failure.kind, lease.replica),)
+            following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client asked once
+            lease = following
+
+    async def _begun(self, question: Question, lease: Placed) -> EngineAnswer | Failure:
+        """The outcome of one attempt. A failure is returned, since there is more to wait for: native code must not
+        await while it handles an exception (deploy/compiled.py)."""
+        try:
+            return await self._attempt(question, lease)
+        except Failure as failure:
+            return failure
 
     def _drop(self, lease: Placed, answer: EngineAnswer | None, ending: Ending) -> None:
         if answer is not None:

@@ -12,8 +12,8 @@ incoming      its body, in whatever pieces the gateway sends it
 head          an HTTP request out of Envoy's headers, and what of them goes on
 hints         what gateways and clients say in headers and metadata: subset, served, objective, fairness, SLO, model
 endpoints     replicas as addresses, the chosen one first
-words         answers to Envoy, as bytes
-extproc_pb2   messages, made of extproc.proto by `python -m deploy.protos`
+words         answers to Envoy, as bytes; wire is protobuf's format for those
+extproc_pb2   messages from Envoy, made of extproc.proto by `python -m deploy.protos`
 
 Its libraries are the extra `gateway`, imported only where `listen.face` asks for this face.
 """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from router.core.facts.placements import Receipt
-from router.core.facts.replicas import Replica, address_of
+from router.core.facts.placements import Candidate, Receipt
+from router.core.facts.replicas import RANK_MARK, address_of
 from router.settings.networks import is_address
 
 
@@ -22,12 +22,12 @@ def endpoint_of(replica: str) -> str:
 
 def destinations(receipt: Receipt, chosen: str, fallbacks_max: int) -> list[str]:
     """Endpoints for a request: that of the replica `chosen`, then at most so many others, the cheapest first."""
-    first, rank = endpoint_of(chosen), Replica(chosen).rank
-    listed = [first]
+    listed = [endpoint_of(chosen)]
     if not fallbacks_max:
         return listed
-    for candidate in sorted(receipt.candidates, key=lambda each: each.price_ms):
-        if candidate.id == chosen or Replica(candidate.id).rank != rank:
+    rank = chosen.partition(RANK_MARK)[2]
+    for candidate in sorted(receipt.candidates, key=_price_ms):
+        if candidate.id == chosen or candidate.id.partition(RANK_MARK)[2] != rank:
             continue
         endpoint = endpoint_of(candidate.id)
         if endpoint and endpoint not in listed:
@@ -35,3 +35,7 @@ def destinations(receipt: Receipt, chosen: str, fallbacks_max: int) -> list[str]
         if len(listed) > fallbacks_max:
             break
     return listed
+
+
+def _price_ms(candidate: Candidate) -> float:
+    return candidate.price_ms

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+from grpc.aio import EOF
 
 from router.core.facts.placements import Ending, Outcome, Shed
 from router.core.fleet.models import NoReplica
@@ -69,11 +72,11 @@ class Following:
 
     async def follow(
         self,
-        read: Callable[[], Awaitable[pb.ProcessingRequest | None]],
+        read: Callable[[], Awaitable[Any]],
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Answer what comes until the stream ends."""
-        while (message := await read()) is not None:
+        """Answer what comes until the stream ends. `read` returns the next message, and EOF behind the last one."""
+        while (message := await read()) is not EOF:
             kind = message.WhichOneof("request")
             if kind == "response_headers":
                 await write(await self._head(message))
@@ -136,7 +139,6 @@ class Following:
         """What the client gets of the head: the engine's headers and ours."""
         rules, lease, record, question = self._parts.rules, self.lease, self._record, self._question
         removed = [name for name in fields if name.startswith(_OWN)]
-        set_: list[words.Header] = []
         if rules.receipts and question.receipts and lease is not None:
             text = receipt_text(lease.receipt, record, isolated=may_not_hear(self._caller, record))
         else:
@@ -144,17 +146,18 @@ class Following:
             removed += [name for name in fields if name in _ADDRESSES and not question.receipts]
         if record.warning:
             text += f"x-warmroute-warning: {record.warning}\r\n"
-        for line in text.splitlines():
-            name, _, value = line.partition(": ")
-            set_.append((name, value.encode()))
         if rules.conformance and served:
-            set_.append((hints.CONFORMANCE_SERVED, served.encode()))
+            text += f"{hints.CONFORMANCE_SERVED}: {served}\r\n"
         elif rules.conformance and hints.CONFORMANCE_SERVED in fields:
             removed.append(hints.CONFORMANCE_SERVED)  # a backend's own word stands in for nobody's
-        kept = {name for name, _ in set_}
+        set_ = _pairs(text)
+        lost: list[bytes] = []
+        if removed:
+            kept = {name for name, _ in set_}
+            lost = [name for each in removed if (name := each.encode()) not in kept]
         asks = self._asks and not end
         self._parts.asked += asks
-        return words.to_client(set_, [name for name in removed if name not in kept], streamed=asks)
+        return words.to_client(set_, lost, streamed=asks)
 
     def _body(self, body: pb.HttpBody) -> bytes:
         """A piece of the answer came. Returns what Envoy makes of it."""
@@ -207,6 +210,16 @@ class Following:
 
     def _finish(self, lease: Placed, outcome: Outcome) -> None:
         self._parts.placer.finish(lease, outcome, self._parts.clock())
+
+
+def _pairs(text: str) -> list[words.Header]:
+    """Names and values of header lines."""
+    pairs: list[words.Header] = []
+    for line in text.encode().split(b"\r\n"):
+        if line:
+            name, _, value = line.partition(b": ")
+            pairs.append((name, value))
+    return pairs
 
 
 def _expected_s(lease: Placed) -> float:

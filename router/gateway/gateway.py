@@ -30,6 +30,7 @@ from router.telemetry.process_counts import BODIES
 REFUSED_MAX = 256  # streams of one connection beyond `gateway.streams_max` that are told so
 HEAD_BYTES = 1 << 20  # room in one message besides the body
 LIVENESS, READINESS = "liveness", "readiness"  # names of health checks
+EXTENSION = "inference-extension"  # what the upstream's manifests ask for, of liveness and readiness alike
 READY_S = 0.25  # interval of the looks whether a replica is ready
 _READY, _NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -146,8 +147,10 @@ class Gateway:
             await self._look()
 
     async def _look(self) -> None:
-        ready = not self._leaving and self._placer.others_ready(frozenset())
+        there = self._placer.others_ready(frozenset())
+        self._parts.known, ready = self._parts.known or there, there and not self._leaving
         await self._health.set(LIVENESS, _READY)
+        await self._health.set(EXTENSION, _NOT if self._leaving else _READY)
         for name in (READINESS, SERVICE, ""):
             await self._health.set(name, _READY if ready else _NOT)
 

@@ -11,6 +11,7 @@ from router.gateway.words import Header
 from router.http.request import HOP_HEADERS, Connection, Request
 
 HEADERS_MAX = 256  # headers of one request; Envoy's own default is 100
+_ENVOYS = HOP_HEADERS | {DESTINATION.encode()}  # never removed: they are Envoy's, or set in any case
 
 
 def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request:
@@ -25,7 +26,7 @@ def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request
             elif name == ":path":
                 request.target = value.decode("latin-1")
             continue
-        low = name.encode("latin-1", "replace").lower()
+        low = name.encode().lower()
         fields.setdefault(low, value)
         lines.append((low, low, value))
     path = request.target.partition("?")[0]
@@ -33,17 +34,17 @@ def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request
     return request
 
 
-def changes(request: Request, lines: Iterable[bytes]) -> tuple[list[Header], list[str]]:
+def changes(request: Request, lines: Iterable[bytes]) -> tuple[list[Header], list[bytes]]:
     """Headers to set and to remove, so that the engine gets these lines. Headers that belong to a connection are
     Envoy's business."""
-    had = {b"%b: %b\r\n" % (name, value) for _, name, value in request.lines}
-    names, set_ = set[bytes](), list[Header]()
+    had = {b"%b: %b\r\n" % (name, value): low for low, name, value in request.lines}
+    stay, set_ = set(_ENVOYS), list[Header]()
     for line in lines:
-        name, _, value = line.partition(b":")
-        low = name.lower()
-        names.add(low)
-        if line not in had:
-            set_.append((low.decode("latin-1"), value.strip()))
-    lost = {low for low, _, _ in request.lines} - names - HOP_HEADERS
-    lost.discard(DESTINATION.encode())  # it is set in any case
-    return set_, sorted(low.decode("latin-1") for low in lost)
+        low = had.get(line)
+        if low is None:
+            name, _, value = line.partition(b":")
+            low = name.lower()
+            set_.append((low, value.strip()))
+        stay.add(low)
+    lost = {low for low, _, _ in request.lines if low not in stay}
+    return set_, sorted(lost) if lost else []

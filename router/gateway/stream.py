@@ -60,7 +60,7 @@ class PickerStream:
         self._context = context
         self._task = asyncio.current_task()
         self._next: asyncio.Task[Any] | None = None  # the message that is listened for
-        self._picking = self._left = self._released = False
+        self._picking = self._left = self._released = self._late = False
         self._caller: Caller = ANYBODY
         self._following: Following | None = None  # None until the request has a lease
         self._trace: Moments | None = None
@@ -74,10 +74,27 @@ class PickerStream:
         record = RequestRecord(id=request_id(request), route="other", at_s=time.time())
         answered = False  # by a page of ours
         try:
-            answered = await self._serve(first, request, client, record, started_s)
+            answered, refusal = await self._outcome(first, request, client, record, started_s)
+            if refusal is not None:
+                await self._refuse(request, client, record, refusal)
+        finally:
+            self._end(request, record, started_s, report=not answered)
+
+    async def _outcome(
+        self,
+        first: pb.ProcessingRequest,
+        request: Request,
+        client: GatewayClient,
+        record: RequestRecord,
+        started_s: float,
+    ) -> tuple[bool, Refusal | None]:
+        """Whether a page of ours was the answer, and the refusal that is to be: native code must not await while it
+        handles an exception (deploy/compiled.py)."""
+        try:
+            return await self._serve(first, request, client, record, started_s), None
         except Refusal as refusal:
             record.model = record.model or refusal.model
-            await self._refuse(request, client, record, refusal)
+            return False, refusal
         except ClientLeft:
             record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
         except asyncio.CancelledError:
@@ -87,10 +104,9 @@ class PickerStream:
         except Exception:
             fields = {"request_id": record.id}
             log.exception("bug: request failed inside the router", extra={"event": "bug", "fields": fields})
-            bug = Refusal(500, "internal_error", "The router failed; the log has the reason under this request id.")
-            await self._refuse(request, client, record, bug)
-        finally:
-            self._end(request, record, started_s, report=not answered)
+            what = "The router failed; the log has the reason under this request id."
+            return False, Refusal(500, "internal_error", what)
+        return False, None
 
     def release(self) -> None:
         """Let go of a stream whose answer goes past us: the router stops, and Envoy carries it on."""
@@ -144,18 +160,36 @@ class PickerStream:
         for each in said:
             await self._context.write(each)
         with suppress(TimeoutError):
-            async with asyncio.timeout(rules.stream_s_max):
-                await self._following.follow(self._read, self._context.write)
+            read = self._context.read if self._next is None else self._read
+            await self._within(rules.stream_s_max, self._following.follow(read, self._context.write))
         self._following.lingers = mode == DUPLEX and answers == NONE
         return False
 
     async def _body(self, request: Request, mode: int) -> bool:
         rules = self._parts.rules
         try:
-            async with asyncio.timeout(rules.body_timeout_s):
-                return await read_body(self._context, request, mode, rules.body_bytes_max)
+            work = read_body(self._context, request, mode, rules.body_bytes_max)
+            return await self._within(rules.body_timeout_s, work)
         except TimeoutError:
             raise Refusal(408, "request_timeout", "The request's body did not come in time.") from None
+
+    async def _within(self, limit_s: float, work: Coroutine[Any, Any, _T]) -> _T:
+        """Await this as long. Raises TimeoutError. It is `asyncio.timeout` for one's own task, at half the price."""
+        timer = asyncio.get_running_loop().call_later(limit_s, self._too_late)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._late and self._task is not None and not self._task.uncancel():
+                self._late = False
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _too_late(self) -> None:
+        if self._task is not None:
+            self._late = True
+            self._task.cancel()
 
     async def _page(self, request: Request, client: GatewayClient, caller: Caller) -> None:
         """Answer with one of our own pages that clients know. Raises Refusal where there is none."""
@@ -248,11 +282,10 @@ class PickerStream:
             self._left = True
             self._task.cancel()
 
-    async def _read(self) -> pb.ProcessingRequest | None:
-        """The next message; None at the end of the stream."""
+    async def _read(self) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
+        """What comes next: the message that was listened for, then those behind it."""
         listened, self._next = self._next, None
-        message = await (listened if listened is not None else self._context.read())
-        return None if message is grpc.aio.EOF else message
+        return await (listened if listened is not None else self._context.read())
 
     # -- telling -------------------------------------------------------------------------------------------------
 
@@ -268,11 +301,11 @@ class PickerStream:
         if "#" in lease.replica and (rank := Replica(lease.replica).rank) is not None:
             lines, body = for_rank(rank, request.path, lines, body)
         listed = destinations(lease.receipt, lease.replica, parts.rules.fallbacks_max)
-        destination = ",".join(listed)
+        destination = ",".join(listed).encode()
         set_, removed = changes(request, lines)
         if mode == DUPLEX or (mode == BUFFERED and body is not received):
             # Without it Envoy sends chunks in full duplex, and refuses a body that was changed.
-            set_.append(("content-length", b"%d" % len(body)))
+            set_.append((b"content-length", b"%d" % len(body)))
         common = words.to_engine(destination, set_, removed)
         if mode == BUFFERED:
             return [words.with_body(common, destination, None if body is received else body)]

@@ -183,12 +183,11 @@ class Upstream:
 
     async def _connect(self, pool: EnginePool) -> EngineConnection:
         """A new connection, in the place of those that are idle where no descriptor is left. Raises a Failure."""
-        try:
+        with suppress(NoDescriptor):
             return await pool.connect(self.limits.connect_timeout_s)
-        except NoDescriptor:
-            for each in self._pools.values():
-                each.close_idle(float("inf"))
-            await asyncio.sleep(0)  # transports close in the next turn of the loop
+        for each in self._pools.values():
+            each.close_idle(float("inf"))
+        await asyncio.sleep(0)  # transports close in the next turn of the loop
         try:
             return await pool.connect(self.limits.connect_timeout_s)
         except NoDescriptor:

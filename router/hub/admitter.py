@@ -63,7 +63,7 @@ class Admitter:
         self._limits = limits
         self._returning = Returning()
         self._released = False
-        self._quotas = Quotas()
+        self.quotas = Quotas()
         self._charged: dict[int, tuple[str, int]] = {}  # lease -> tenant with a rate, tokens taken for it
         self._giving = False
         self.window = self._admission.window
@@ -79,16 +79,16 @@ class Admitter:
 
     def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
         """Take the rates of all tenants by name, in place of the earlier rates."""
-        self._quotas.configure(tenants)
+        self.quotas.configure(tenants)
 
     def rate_levels(self, *, changed: bool) -> dict[str, RateLevels]:
         """What is left of the rates of tenants that spent any; with `changed`, of those that have since the last such
         question."""
-        return self._quotas.levels(self._clock(), changed=changed)
+        return self.quotas.levels(self._clock(), changed=changed)
 
     def spent_elsewhere(self, tenant: str, requests: float, tokens: float) -> None:
         """A worker has placed so much of a tenant's without asking."""
-        self._quotas.debit(tenant, requests, tokens, self._clock())
+        self.quotas.debit(tenant, requests, tokens, self._clock())
 
     def turned_away(self, code: str, priority: Priority) -> None:
         """A worker has turned a request away, whose model was not read."""
@@ -121,7 +121,7 @@ class Admitter:
         """Take one request from the tenant's rate, whatever it asks for: its body was not read yet. True: it was
         taken, and `ask` must not take it again. Raises Shed."""
         try:
-            self._quotas.take(tenant, 0, self._clock())
+            self.quotas.take(tenant, 0, self._clock())
         except Shed as shed:
             self._shed(shed.code, priority, "")
             raise
@@ -152,7 +152,7 @@ class Admitter:
             out = admission.wait(ticket, now_s, len(self._holding), self._held_back_bytes())
         except Exception as error:
             if not exclude:
-                self._quotas.spend(tenant, -charged, now_s)
+                self.quotas.spend(tenant, -charged, now_s)
             if isinstance(error, Shed):
                 self._returning.left(_identity(wanted), waited_s, now_s)
                 self._tell_shed(error.code, wanted)
@@ -165,7 +165,7 @@ class Admitter:
         """Nobody waits for this ticket any more. After its answer this changes nothing."""
         if self._admission.queue.remove(ticket) or self._holding.remove(ticket):
             waiting, now_s = self._waiting_of(ticket), self._clock()
-            self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+            self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
             self._returning.left(_identity(waiting.wanted), now_s - ticket.since_s, now_s)
 
     def adopted(self, lease: Lease) -> None:
@@ -273,7 +273,7 @@ class Admitter:
         except Exception as error:  # whatever the error is, it is for whoever asked
             if isinstance(error, Shed) and may_hold_back:  # all replicas have asked to rest, for a short time
                 return
-            self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+            self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
             answer = error
         self._holding.remove(ticket)
         self._answer(ticket, answer, now_s)
@@ -301,7 +301,7 @@ class Admitter:
                 try:
                     answer: Lease | Exception = self._place(waiting.wanted, NOBODY, waiting.charged_tokens)
                 except Exception as error:  # whatever the error is, it is for whoever asked
-                    self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+                    self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
                     answer = error
                 self._answer(ticket, answer, now_s)
         finally:
@@ -309,7 +309,7 @@ class Admitter:
 
     def _turn_away(self, ticket: Ticket, now_s: float) -> None:
         waiting = self._waiting_of(ticket)
-        self._quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
+        self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
         self._returning.left(_identity(waiting.wanted), now_s - ticket.since_s, now_s)
         self._answer(ticket, self._admission.overloaded(ticket.tenant, ticket.priority), now_s)
 
@@ -322,12 +322,12 @@ class Admitter:
 
     def _charge(self, wanted: Wanted, now_s: float, *, retry: bool) -> int:
         """Tokens that a request's lease is charged with; 0 where its tenant has no rate. Raises Shed."""
-        if not self._quotas.limited(wanted.tenant):
+        if not self.quotas.limited(wanted.tenant):
             return 0
         tokens = max(1, self._prompt_tokens(wanted))
         if not retry:
             try:
-                self._quotas.take(wanted.tenant, tokens, now_s, counted=wanted.charged)
+                self.quotas.take(wanted.tenant, tokens, now_s, counted=wanted.charged)
             except Shed as shed:
                 self._tell_shed(shed.code, wanted)
                 raise
@@ -342,11 +342,11 @@ class Admitter:
         tenant, charged = self._charged.pop(lease.id)
         usage = outcome.usage
         if usage is not None:
-            self._quotas.spend(tenant, usage.prompt_tokens + usage.completion_tokens - charged, now_s)
+            self.quotas.spend(tenant, usage.prompt_tokens + usage.completion_tokens - charged, now_s)
         elif outcome.ending is Ending.REFUSED_BY_ENGINE:
-            self._quotas.spend(tenant, -charged, now_s)
+            self.quotas.spend(tenant, -charged, now_s)
         else:
-            self._quotas.spend(tenant, outcome.events, now_s)
+            self.quotas.spend(tenant, outcome.events, now_s)
 
     def _waiting_of(self, ticket: Ticket) -> _Waiting:
         return cast("_Waiting", ticket.request)  # `ask` made the ticket

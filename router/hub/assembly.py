@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -33,6 +34,7 @@ from router.engines.ranks import Ranks
 from router.http.deadlines import ClientLimits
 from router.hub.local_placer import LocalPlacer
 from router.hub.parts import HubParts
+from router.hub.sharing import RouterLink
 from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
 from router.settings.networks import is_loopback
@@ -93,6 +95,7 @@ def metrics_of(hub: HubParts) -> Metrics:
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
         ledger=lambda: hub.observatory.settled() if hub.observatory is not None else None,
         history=history,
+        sharing=lambda: hub.link.figures() if hub.link is not None else None,
         admin=lambda: (hub.admin.server.connections, hub.admin.server.closed),
         totals=hub.totals,
     )
@@ -165,6 +168,7 @@ def pages_of(hub: HubParts) -> Pages:
         warming=lambda id_: hub.warmer.warming(id_),
         engine_version=lambda id_: hub.roster.engine_version(id_),
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
+        sharing=lambda: hub.link.status() if hub.link is not None else None,
     )
 
 
@@ -202,7 +206,14 @@ def placer_of(hub: HubParts) -> LocalPlacer:
         limits=s.admission,
         load_stale_s=STALE_PROBES * s.probe.interval_s,
         shed=hub.metrics.shed,
+        made=lambda *made: hub.link.link.made(*made) if hub.link is not None else None,
+        told_within_s=lambda: hub.link.told_within_s() if hub.link is not None else 0.0,
     )
+
+
+def link_of(hub: HubParts) -> RouterLink:
+    """What tells other routers, and hears them; once the admin listener has its port, by which this one is named."""
+    return RouterLink(hub, urlsplit(hub.admin_url).port or 0)
 
 
 def warmer_of(hub: HubParts) -> Warmer:

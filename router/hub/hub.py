@@ -22,12 +22,14 @@ from router.engines.discovery.static import StaticDiscovery
 from router.engines.kv_events.subscriber import Subscriber
 from router.hub import assembly
 from router.hub.roster import ReplicaRoster
+from router.hub.sharing import RouterLink
 from router.loop import closed_on_error, in_background
 from router.placer import Edges, NoEdges
 from router.settings import secrets, tls
 from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.networks import allowed
 from router.settings.schema import Settings
+from router.sharing.checks import is_shared
 from router.telemetry.process_counts import Totals
 from router.telemetry.pushing import MetricsPush
 from router.telemetry.record import RequestRecord
@@ -48,6 +50,7 @@ class Hub:
         """`admin_socket` None: a socket is bound to the address in the settings."""
         self.settings = settings  # the settings in force
         self.edges: Edges = NoEdges()
+        self.link: RouterLink | None = None  # None where nothing is shared
         self.totals = Totals(lambda: self.edges.figures())
         self.prompts: Prompts | None = None  # None where events are off
         self.tls = tls.for_replicas(settings.upstream)
@@ -64,6 +67,7 @@ class Hub:
             self._stack.push_async_callback(self.roster.close)
             self._task(self.roster.follow(self.discoveries.watch()))
             await self._listen()
+            self._share()
         return self
 
     async def __aexit__(
@@ -149,6 +153,13 @@ class Hub:
         self._stack.push_async_callback(self.admin.close)
         self.admin_url = await self.admin.listen(self.settings.listen.admin_port, self._admin_socket)
 
+    def _share(self) -> None:
+        """Begin to hear other routers, where a store is named."""
+        if is_shared(self.settings.shared):
+            self.link = assembly.link_of(self)
+            self.link.start()
+            self._stack.push_async_callback(self.link.close)
+
     def _task(self, work: Coroutine[None, None, None]) -> None:
         self._stack.push_async_callback(in_background(work))
 
@@ -213,6 +224,8 @@ class Hub:
         tenants = keys.tenants if keys is not None else {}
         self.metrics.know_tenants(tenants, self.settings.auth.tenants_max)
         self.admission.set_tenants(tenants)
+        if self.link is not None:
+            self.link.things.tenants.configured()
 
     def reload(self, settings: Settings) -> None:
         """Apply the settings that may change at run time (settings/reloading.py); replicas come and go as in any other

@@ -39,8 +39,12 @@ class LocalPlacer:
         limits: AdmissionLimits | None = None,
         load_stale_s: float = 3.0,
         shed: Callable[[str, Priority, str], None] = lambda *_: None,
+        made: Callable[[str, str, str], None] = lambda *_: None,
+        told_within_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`limits` None: nobody waits for a place. `shed(code, priority, model)` hears of each request turned away."""
+        """`limits` None: nobody waits for a place. `shed(code, priority, model)` hears of each request turned away,
+        `made(response_id, replica, tenant)` of each stored response. `told_within_s` gives how long other routers'
+        words on stored responses may take to come; 0 where there is none to be heard."""
         self._router = router
         self.owners = ResponseOwners(response_ids_max, private=private_responses)
         self.admission = Admitter(
@@ -57,7 +61,7 @@ class LocalPlacer:
         self.ask = self.admission.ask
         self.charge = self.admission.charge
         self.finish = self.admission.finish
-        self.made_response = self.owners.learn
+        self._made, self._told_within_s = made, told_within_s
         self.report = observe
         self.failed = failed
         self.refused = refused
@@ -81,6 +85,8 @@ class LocalPlacer:
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
         """A lease on a replica that is not excluded, after waiting for a place if need be. A cancelled call leaves no
         trace. Raises NoReplica, Shed and UnknownResponse."""
+        if wanted.response_id is not None and not self.owners.knows(wanted.response_id):
+            await self.told(wanted.response_id)
         if wanted.tokens is not None and self.behind(wanted) and not exclude:
             await self.listen(wanted)
         ticket = self.admission.ask(wanted, exclude, lambda answer: self._answered(future, answer))
@@ -94,6 +100,18 @@ class LocalPlacer:
             if future.done() and not future.cancelled() and future.exception() is None:  # placed at the last moment
                 self.finish(future.result(), LEFT, self._clock())
             raise
+
+    def made_response(self, response_id: str, replica: str, tenant: str) -> None:
+        """A replica has made a stored response for this tenant."""
+        self.owners.learn(response_id, replica, tenant)
+        self._made(response_id, replica, tenant)
+
+    async def told(self, response_id: str) -> None:
+        """Wait for another router's word on a response that nobody here has heard of: its client may be faster than
+        that. Where none comes, the request would not be answered anyway."""
+        until_s = self._clock() + self._told_within_s()
+        while self._clock() < until_s and not self.owners.knows(response_id):  # noqa: ASYNC110 - rare, short
+            await asyncio.sleep(LISTEN_S)
 
     def stands(self, lease: Lease) -> bool:
         """Whether the lease's replica has neither left nor been replaced, and discovery calls it ready."""

@@ -45,6 +45,10 @@ class ResponseOwners:
             raise UnknownResponse(response_id)
         return replica
 
+    def knows(self, response_id: str) -> bool:
+        """Whether the response is remembered, whoever it is for."""
+        return response_id in self._owners
+
     def known(self) -> list[str]:
         """All ids that are remembered, oldest first."""
         return list(self._owners)

@@ -14,7 +14,9 @@ from router.engines.discovery.static import StaticDiscovery
 from router.engines.discovery.together import Together
 from router.engines.kv_events.subscriber import Subscriber
 from router.hub.admitter import Admitter
+from router.hub.local_placer import LocalPlacer
 from router.hub.roster import ReplicaRoster
+from router.hub.sharing import RouterLink
 from router.placer import Edges
 from router.prewarm.warmer import Warmer
 from router.settings.schema import Settings
@@ -29,6 +31,7 @@ class HubParts(Protocol):
 
     settings: Settings
     admin: AdminListener
+    admin_url: str
     admin_token: str
     upstream_key: str
     tls: ssl.SSLContext | None
@@ -46,6 +49,8 @@ class HubParts(Protocol):
     events: Subscriber | None
     roster: ReplicaRoster
     prompts: Prompts | None
+    placer: LocalPlacer
+    link: RouterLink | None
 
     def ready(self) -> bool:
         """Whether requests should come here."""

@@ -96,7 +96,7 @@ class PromptSender:
     def full(self, replica: str) -> bool:
         """Whether the replica has as many requests as it may have."""
         member, window = self._router.member(replica), self._books.window(replica)
-        return member is not None and window is not None and len(member.leases) >= window
+        return member is not None and window is not None and member.open_leases >= window
 
     async def send(self, replica: str, prefix: Prefix, tokens_max: int) -> Usage:
         """Send a prompt. Returns the engine's token counts, or the Router's if it reports none. Raises Skipped and

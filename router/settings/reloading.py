@@ -39,6 +39,7 @@ LIVE = frozenset(
         "auth.keys_file", "auth.isolate", "auth.receipts",
         "admission.in_flight_max", "admission.waiting_max", "admission.queue_requests_max",
         "admission.queue_bytes_max", "admission.wait_s", "admission.hold_s", "admission.tenant_share_max",
+        "shared.url_file", "shared.password_file", "shared.tls_ca", "shared.tls_certificate", "shared.tls_key",
         "upstream.api_key", "upstream.api_key_file",
         "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
         "upstream.connect_timeout_s", "upstream.first_byte_timeout_s", "upstream.idle_timeout_s",
@@ -76,6 +77,7 @@ FIXED = frozenset(
         "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",
         "log.format",
+        "shared.url", "shared.password", "shared.name", "shared.router", "shared.timeout_s", "shared.routers_assumed",
         "metrics.aliases", "metrics.otel_names", "metrics.otlp_endpoint", "metrics.otlp_interval_s",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
         "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",
@@ -89,7 +91,7 @@ FIXED = frozenset(
 SWITCHES = frozenset(
     (
         "gateway.tls_certificate", "gateway.tls_client_ca",
-        "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "upstream.tls_ca",
+        "listen.tls_certificate", "listen.tls_client_ca", "auth.keys_file", "shared.url_file", "upstream.tls_ca",
         "upstream.tls_certificate",
     )
 )  # fmt: skip
@@ -98,6 +100,7 @@ SWITCHES = frozenset(
 FILES = (
     "gateway.tls_certificate", "gateway.tls_key", "gateway.tls_client_ca",
     "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "admin.token_file", "auth.keys_file",
+    "shared.url_file", "shared.password_file", "shared.tls_ca", "shared.tls_certificate", "shared.tls_key",
     "upstream.api_key_file", "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
     "prewarm.prefixes_file",
 )  # fmt: skip

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from msgspec import Meta
 
-SECRETS = ("admin.token", "auth.secret", "probe.api_key", "upstream.api_key")  # settings that are never shown
+# Settings that are never shown.
+SECRETS = ("admin.token", "auth.secret", "probe.api_key", "shared.password", "shared.url", "upstream.api_key")
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
@@ -414,6 +415,39 @@ class PrewarmSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedSettings:
+    """What routers of one fleet tell each other, through Redis (6.2 and newer) or Valkey. Needs the extra `shared`."""
+
+    url: str = ""
+    """Where the store is: `redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS,
+    `redis+sentinel://HOST,HOST/SERVICE` or `redis+cluster://HOST,HOST`. Empty: nothing is shared, and nothing of it
+    costs anything."""
+    url_file: str = ""
+    """File that holds the URL, such as a mounted secret; read again on SIGHUP."""
+    password: str = ""
+    """Password for the store, in place of one in the URL."""
+    password_file: str = ""
+    """File that holds it; read again on SIGHUP."""
+    name: str = "fleet"
+    """Name of the fleet: routers with the same name share, and several fleets may have one store."""
+    router: str = ""
+    """Name of this router, which no other of the fleet has. Empty: the machine's name, in Kubernetes the pod's, and the
+    port of the admin listener."""
+    timeout_s: Annotated[float, Meta(gt=0, le=0.5)] = 0.5
+    """Seconds that the store may take for an answer. No request waits for it; beyond it the store counts as gone, and
+    what is longer would keep a router from noticing within a second."""
+    routers_assumed: Positive = 2
+    """Routers that there are as long as this one has not heard the store: until then it gives out one part of so many
+    of each tenant's rate."""
+    tls_ca: str = ""
+    """PEM file of authorities that the store's certificate is checked against; empty: the machine's."""
+    tls_certificate: str = ""
+    """PEM file of the certificate that is shown to the store, and its key unless `tls_key` names it."""
+    tls_key: str = ""
+    """PEM file of that certificate's private key."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamSettings:
     """How replicas are called."""
 
@@ -552,6 +586,8 @@ class Settings:
     """How replicas' KV events are followed."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How prompts become token ids."""
+    shared: SharedSettings = field(default_factory=SharedSettings)
+    """What routers tell each other."""
     upstream: UpstreamSettings = field(default_factory=UpstreamSettings)
     """How replicas are called."""
     limits: LimitSettings = field(default_factory=LimitSettings)

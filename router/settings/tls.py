@@ -101,11 +101,11 @@ def listener_problems(certificate: str, key: str, client_ca: str, section: str =
     return _chain_problem(section, certificate, key) + _ca_problem(f"{section}.tls_client_ca", client_ca)
 
 
-def replica_problems(ca: str, certificate: str, key: str) -> list[str]:
-    """Problems of the files for replicas, by the names of their settings."""
+def replica_problems(ca: str, certificate: str, key: str, section: str = "upstream") -> list[str]:
+    """Problems of the files for replicas, or for others whom the router calls, by the names of their settings."""
     if key and not certificate:
-        return ["'upstream.tls_key': needs 'upstream.tls_certificate' too"]
-    return _ca_problem("upstream.tls_ca", ca) + (_chain_problem("upstream", certificate, key) if certificate else [])
+        return [f"'{section}.tls_key': needs '{section}.tls_certificate' too"]
+    return _ca_problem(f"{section}.tls_ca", ca) + (_chain_problem(section, certificate, key) if certificate else [])
 
 
 def _chain_problem(section: str, certificate: str, key: str) -> list[str]:

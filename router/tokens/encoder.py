@@ -70,7 +70,7 @@ class Model:
         self._no_template = folder.own_renderer()
         templates = {} if self._no_template else folder.templates()
         self._template = ChatTemplate(templates, folder.special()) if templates else None
-        self.encoder = growing(whole, folder.tokenizer_json, templates.values(), cache_bytes_max // 2)
+        self.encoder = growing(whole, folder.tokenizer_json, templates.values(), cache_bytes_max)
 
     def ids(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> bytes:
         """Token ids as uint32 little-endian. Raises CannotRender and Unfit."""

@@ -9,6 +9,9 @@ That is so of added tokens which no other can overlap: then a scan from the text
 wherever it stands. And it is so only where no added token takes white space before it, or looks at the characters
 around it. Of the others, those that a chat template writes are the cuts: that is where turns begin and end.
 
+Behind the last cell there is a tail up to the last cut of all, where the turn's answer will stand: the tail seen last
+behind each cell is remembered by its hash, so that the next turn encodes no more than what it adds.
+
 What is found is exact but for collisions of a 128-bit hash with a secret seed.
 """
 
@@ -23,12 +26,15 @@ from itertools import cycle
 import msgspec
 from xxhash import xxh3_128_digest
 
-from router.tokens.tokenizers import PROBES, Encoder, Memory
+from router.tokens.tokenizers import PROBES, Encoder, Fast, Memory
 
-CELL_CHARACTERS = 8 << 10
-CELLS_MIN = 2  # a shorter text is encoded whole, in the time that looking for it takes
+# A text shorter than the first cell is encoded whole, in the time that looking for it takes. Cells behind that are
+# longer, as each costs 4 us, and an encoder 10 us to begin with a text, however little it is.
+FIRST_CELL_CHARACTERS, CELL_CHARACTERS = 12 << 10, 24 << 10
 CUTS_MAX = 16  # tokens that are looked for in each cell
 _CUT = struct.Struct("<q")
+# Of a tail: its cut, the end of the added token there, and the hash of what is between the cell and that.
+_TAIL = struct.Struct("<qq16s")
 
 
 class AddedToken(msgspec.Struct):
@@ -54,8 +60,9 @@ class Begun:
 
     text: str
     keys: list[bytes]  # one for each whole cell
-    ids: list[memoryview]  # of the known cells
+    ids: list[memoryview]  # of the known cells, and of the known tail behind them
     cut: int = 0  # characters of which these are the ids
+    cells: int = 0  # known cells
 
     @property
     def unread(self) -> int:
@@ -64,13 +71,17 @@ class Begun:
 
 
 def growing(whole: Encoder, tokenizer_json: str, written: Iterable[str], bytes_max: int) -> Growing:
-    """The encoder with a memory, if it gives the same ids with as without one on probing texts; else without."""
+    """The encoder with a memory, if it gives the same ids with as without one on probing texts; else without. Of
+    `bytes_max` an encoder with a memory of segments has half, one that needs none leaves all."""
     cuts = cuts_of(tokenizer_json, written)
     tried = Growing(whole, cuts, bytes_max, cell_characters=64)
     text = "".join(f"{cut}{text}{cut}\n{text}" for text, cut in zip(PROBES, cycle(cuts or [""]), strict=False))
     texts = [text[:end] for end in range(50, len(text), 250)] + [text]
     right = all(tried.encode(each, special=False) == whole.encode(each, special=False) for each in [*texts, *texts])
-    return Growing(whole, cuts if right else [], bytes_max)
+    if cuts and right and isinstance(whole, Fast):
+        whole.forget_segments()  # it takes half as long to remember a segment as to encode it
+        return Growing(whole, cuts, bytes_max)
+    return Growing(whole, cuts if right else [], bytes_max // 2)
 
 
 def cuts_of(tokenizer_json: str, written: Iterable[str]) -> list[str]:
@@ -103,8 +114,8 @@ class Growing:
         self._encoder = encoder
         self._cuts = list(cuts)
         self._memory = Memory(bytes_max)
-        self._cell = cell_characters
-        self._first = secrets.token_bytes(16)
+        self._first_cell, self._cell = min(FIRST_CELL_CHARACTERS, cell_characters), cell_characters
+        self._seed = secrets.token_bytes(16)
 
     def encode(self, text: str, *, special: bool) -> bytes:
         """Encode what is not known of the text."""
@@ -112,14 +123,14 @@ class Growing:
 
     def begin(self, text: str) -> Begun:
         """Look for what is known of a text. Raises UnicodeError."""
-        begun, size = Begun(text, [], []), self._cell
-        if not self._cuts or len(text) < CELLS_MIN * size:
+        begun = Begun(text, [], [])
+        if not self._cuts or len(text) < self._first_cell:
             return begun
-        key, known = self._first, True
+        key, known, start, behind = self._seed, True, 0, 0
         data = memoryview(text.encode()) if text.isascii() else None
-        for end in range(size, len(text) + 1, size):
-            cell = data[end - size : end] if data is not None else text[end - size : end].encode()
-            key = xxh3_128_digest(cell, int.from_bytes(key[:8], "little"))
+        for end in self._ends(text):
+            cell = data[start:end] if data is not None else text[start:end].encode()
+            key, start = _digest(cell, key), end
             begun.keys.append(key)
             found = self._memory.get(key) if known else None
             if found is None:
@@ -127,20 +138,68 @@ class Growing:
                 continue
             (begun.cut,) = _CUT.unpack_from(found)
             begun.ids.append(memoryview(found)[_CUT.size :])
+            begun.cells, behind = len(begun.keys), end
+        if begun.cells:
+            self._add_tail(begun, behind)
         return begun
+
+    def _add_tail(self, begun: Begun, behind: int) -> None:
+        """Look for what is known behind the last known cell, which ends at `behind`."""
+        key = begun.keys[begun.cells - 1]
+        found = self._memory.get(_tail_of(key))
+        if found is None:
+            return
+        cut, end, digest = _TAIL.unpack_from(found)
+        if end <= len(begun.text) and _digest(begun.text[behind:end].encode(), key) == digest:
+            begun.ids.append(memoryview(found)[_TAIL.size :])
+            begun.cut = cut
 
     def finish(self, begun: Begun) -> bytes:
         """The ids of the whole text; what is new of it is remembered."""
         text, cut, parts = begun.text, begun.cut, list[bytes | memoryview](begun.ids)
-        for at in range(len(parts), len(begun.keys)):
-            upto = self._last_cut(text, cut, (at + 1) * self._cell)
-            ids = self._encoder.encode(text[cut:upto], special=False) if upto > cut else b""
-            self._memory.put(begun.keys[at], _CUT.pack(upto) + ids)
-            parts.append(ids)
-            cut = upto
-        parts.append(self._encoder.encode(text[cut:], special=False))
+        behind = begun.ids[begun.cells :]  # ids behind the last known cell
+        if begun.keys:
+            new = slice(begun.cells, None)
+            ends = self._ends(text)
+            for key, end in zip(begun.keys[new], ends[new], strict=True):
+                upto, _ = self._last_cut(text, cut, end)
+                ids = self._encode(text, cut, upto)
+                self._memory.put(key, b"".join((_CUT.pack(upto), *behind, ids)))
+                parts.append(ids)
+                cut, behind = upto, []
+            upto, end = self._last_cut(text, cut, len(text))
+            if upto > cut:
+                ids, key = self._encode(text, cut, upto), begun.keys[-1]
+                tail = _TAIL.pack(upto, end, _digest(text[ends[-1] : end].encode(), key))
+                self._memory.replace(_tail_of(key), b"".join((tail, *behind, ids)))
+                parts.append(ids)
+                cut = upto
+        parts.append(self._encode(text, cut, len(text)))
         return b"".join(parts)
 
-    def _last_cut(self, text: str, cut: int, end: int) -> int:
-        """The last place between these at which an added token begins that ends by then; `cut` if there is none."""
-        return max(cut, *[text.rfind(token, cut + 1, end) for token in self._cuts])
+    def _encode(self, text: str, start: int, end: int) -> bytes:
+        return self._encoder.encode(text[start:end], special=False) if end > start else b""
+
+    def _ends(self, text: str) -> range | list[int]:
+        """Where the whole cells of a text end."""
+        return range(self._first_cell, len(text) + 1, self._cell)
+
+    def _last_cut(self, text: str, cut: int, end: int) -> tuple[int, int]:
+        """The last place behind `cut` at which an added token begins that ends by `end`, and where it ends; `cut` twice
+        if there is none."""
+        behind = cut
+        for token in self._cuts:
+            found = text.rfind(token, cut + 1, end)
+            if found > cut:
+                cut, behind = found, found + len(token)
+        return cut, behind
+
+
+def _digest(text: bytes | memoryview, before: bytes) -> bytes:
+    """The hash of a text behind the one with the hash `before`."""
+    return xxh3_128_digest(text, int.from_bytes(before[:8], "little"))
+
+
+def _tail_of(cell: bytes) -> bytes:
+    """The key of the tail behind the cell with this key."""
+    return cell + b"tail"

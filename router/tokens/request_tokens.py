@@ -20,7 +20,7 @@ from router.engines import fetch
 from router.placer import TokenView
 from router.tokens.encoder import AskReplica, Prompts
 
-RUNS_MAX = 16_384  # runs of keys remembered: about a million blocks, 40 MB
+RUNS_MAX = 8_192  # runs of keys remembered: about a million blocks, 40 MB
 HASH_TOKENS_MAX = 16_384  # tokens hashed on the event loop; more take over a millisecond
 ANSWER_BYTES_MAX = 16 << 20  # over a million tokens
 RESPONSES = "/v1/responses"

@@ -296,6 +296,8 @@ class WorkerLink(asyncio.Protocol):
     async def _place_later(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
         if wanted.response_id:  # another worker's message about it may already be here: read that first
             await asyncio.sleep(0)
+            if not self._placer.owners.knows(wanted.response_id):
+                await self._placer.told(wanted.response_id)
         if not exclude:
             await self._placer.listen(wanted)
         self._ask(id_, wanted, exclude)

@@ -21,6 +21,7 @@ MODES = {
     "streamed": EnvoyMode(response="STREAMED"),
     DUPLEX: EnvoyMode(request="FULL_DUPLEX_STREAMED", response="FULL_DUPLEX_STREAMED"),
     DUPLEX_IN: EnvoyMode(request="FULL_DUPLEX_STREAMED", response="NONE"),
+    "named": EnvoyMode(named=True),
     "duplex in, streamed out": EnvoyMode(request="FULL_DUPLEX_STREAMED", response="STREAMED"),
 }
 

@@ -23,8 +23,9 @@ from tests.support.waiting import until
 @pytest.mark.parametrize("name", MODES)
 async def test_conversations_stay_where_they_are(tmp_path: Path, client: aiohttp.ClientSession, name: str) -> None:
     """Turns of each of nine conversations go to one replica, and conversations are spread; streams come whole. Where
-    the picker does not see bodies they are spread only."""
-    async with behind(tmp_path, mode=MODES[name]) as (envoy, app, engines):
+    the picker does not see bodies they are spread only; where it is told of no end of an answer, most turns stay."""
+    more = {"gateway.fallbacks_max": 0} if MODES[name].named else {}
+    async with behind(tmp_path, mode=MODES[name], **more) as (envoy, app, engines):
         for _ in range(4):
             for n in range(9):
                 body = chat(f"{n} " + f"word{n} " * 400, stream=True)
@@ -33,11 +34,12 @@ async def test_conversations_stay_where_they_are(tmp_path: Path, client: aiohttp
                     assert await answer.read() == b"".join(events())
         seen = {each.url: Counter(got.json["messages"][0]["content"][:2] for got in each.seen) for each in engines}
         await until(lambda: not any(member.leases for member in app.router.members) or name == DUPLEX_IN)
+    together = [max(each[f"{n} "] for each in seen.values()) for n in range(9)]
     assert sum(map(sum, (each.values() for each in seen.values()))) == 36
-    if name == DUPLEX_IN:  # no end of an answer is told, so leases are open for as long as answers may take
-        assert all(max(each.values()) == 4 for each in seen.values()), seen
+    if name == DUPLEX_IN:  # No end of an answer is told: leases stay open, and load moves some of the turns.
+        assert sum(together) > 24, seen  # By chance it would be about 20.
     elif name != "headers":
-        assert all(set(each.values()) <= {4} for each in seen.values()), seen
+        assert together == [4] * 9, seen
     assert len([each for each in seen.values() if each]) > 1
 
 
@@ -107,9 +109,12 @@ async def test_what_is_spliced_reaches_the_engine(tmp_path: Path, client: aiohtt
             assert int(got.headers.get("content-length", len(got.body))) == len(got.body)  # or in chunks
 
 
-async def test_a_forged_destination_goes_nowhere(tmp_path: Path, client: aiohttp.ClientSession) -> None:
-    """A client that names an endpoint, even Envoy's own admin port, is served by a replica; without a picker, too."""
-    async with behind(tmp_path) as (envoy, app, engines):
+@pytest.mark.parametrize("name", ["cheap", "named"])
+async def test_a_forged_destination_goes_nowhere(tmp_path: Path, client: aiohttp.ClientSession, name: str) -> None:
+    """A client that names an endpoint, even Envoy's own admin port, is served by a replica; without a picker, too, and
+    where the gateway connects to any address that the header names."""
+    mode = MODES[name]
+    async with behind(tmp_path, mode=mode, **{"gateway.fallbacks_max": 0}) as (envoy, app, engines):
         forged = {DESTINATION: f"127.0.0.1:{envoy.admin_port}"}
         for _ in range(3):
             async with client.post(envoy.url + CHAT, json=chat("x"), headers=forged) as answer:

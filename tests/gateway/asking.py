@@ -14,7 +14,8 @@ from router.app import App
 from router.commands.loading import load
 from router.gateway import extproc_pb2 as pb
 from router.gateway.hints import DESTINATION, LB, SERVED, SUBSET, SUBSET_HINT
-from router.gateway.incoming import BUFFERED, DUPLEX, NONE, PARTIAL, STREAMED
+from router.gateway.incoming import BUFFERED, DUPLEX, NONE, PARTIAL, STREAMED, GatewayClient
+from router.http.body_budget import BodyBudget
 from tests.support.fakes import FakeEngine
 from tests.support.waiting import until
 
@@ -138,6 +139,13 @@ class Asking:
         second = await self.hear()
         assert second is not None
         return second
+
+
+def nobody() -> GatewayClient:
+    """A client of whom only a head is read: there is no room for its body, and nobody waits for any."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return GatewayClient(BodyBudget(loop, 0))
 
 
 @asynccontextmanager

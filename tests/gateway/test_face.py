@@ -34,25 +34,27 @@ async def health(port: int, service: str) -> int:
 
 async def test_health_says_whether_a_replica_is_ready(engine: FakeEngine) -> None:
     """Liveness always; readiness and the service itself while a replica is ready and the router does not end, on both
-    ports."""
+    ports. The name by which the upstream's manifests ask for both fails at the end alone: a picker that waits for its
+    replicas is not to be started again."""
     serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     async with picking(engine) as app:
         await app.gateway._look()
         for port in (app.gateway.port, app.gateway.health_port):
-            for service in ("liveness", "readiness", SERVICE, ""):
+            for service in ("liveness", "readiness", "inference-extension", SERVICE, ""):
                 assert await health(port, service) == serving
         engine.healthy = False
         await until(lambda: not app.router.ready())
         await app.gateway._look()
         for port in (app.gateway.port, app.gateway.health_port):
-            assert await health(port, "liveness") == serving
+            assert await health(port, "liveness") == await health(port, "inference-extension") == serving
             for service in ("readiness", SERVICE, ""):
                 assert await health(port, service) == not_serving
         engine.healthy = True
         await until(app.router.ready)
         app.lame_duck()
         await app.gateway._look()
-        assert await health(app.gateway.health_port, "readiness") == not_serving
+        for service in ("readiness", "inference-extension"):
+            assert await health(app.gateway.health_port, service) == not_serving
         async with asking(app) as it:  # who asks all the same is served
             assert destinations(await it.pick()) == [endpoint(engine)]
             await it.finish()
@@ -154,6 +156,16 @@ async def test_a_picker_that_knows_nobody_yet_says_nothing(engine: FakeEngine) -
         async with asking(app) as it:
             assert destinations(await it.pick()) == [endpoint(engine)]
             await it.finish()
+        engine.healthy = False
+        await until(lambda: not app.router.ready())
+        async with asking(app) as it:
+            assert (await it.pick()).immediate_response.status.code == 503
+
+
+async def test_an_outage_before_the_first_request_is_one(engine: FakeEngine) -> None:
+    """A picker that has seen a replica ready says 503 when none is any more, though nobody has asked it before."""
+    async with picking(engine) as app:
+        await until(lambda: app.gateway._parts.known)
         engine.healthy = False
         await until(lambda: not app.router.ready())
         async with asking(app) as it:

@@ -131,6 +131,7 @@ async def test_rates_hold(engine: FakeEngine, tmp_path: Path) -> None:
                 assert int(set_headers(over)["retry-after"]) >= 1
 
 
+@pytest.mark.inside  # it looks at what is asked of the placer
 @pytest.mark.parametrize("names", [0, 1])
 async def test_headers_of_llm_d(engine: FakeEngine, names: int) -> None:
     """Objective, fairness id and model mean what they mean there, by the present names and the old ones; ours go
@@ -205,6 +206,15 @@ async def test_a_slow_body_is_given_up(engine: FakeEngine) -> None:
         told = await it.hear()
         assert told is not None
         assert (error_of(told)[0], error_of(told)[1]["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_a_stream_without_an_end_is_let_go(engine: FakeEngine) -> None:
+    """After `gateway.stream_s_max` its lease is given back and the picker ends it, whatever the gateway does."""
+    async with picking(engine, gateway__stream_s_max=0.05) as app, asking(app) as it:
+        assert len(destinations(await it.pick())) == 1
+        assert await it.hear() is None
+        await until(lambda: not app.gateway.in_flight)
+        assert not any(member.leases for member in app.router.members)
 
 
 async def test_no_more_streams_than_may_be(engine: FakeEngine) -> None:

@@ -1,7 +1,9 @@
 """What the upstream's own tests of pickers want of one, restated here; each says which one it is.
 
 They are of kubernetes-sigs/gateway-api-inference-extension: pkg/lwepp/handlers (request_test, response_test,
-server_test) and conformance/tests. Pods are engines here, and the whole picker answers, over gRPC.
+server_test) and conformance/tests. Pods are engines here, and the whole picker answers, over gRPC. Those of its
+datastore and its controllers are in tests/engines/discovery; EppUnAvailableFailOpen needs a gateway (tests/envoy), and
+conditions of routes and pools are the gateway's.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from router.core.facts.replicas import is_among
 from router.gateway import extproc_pb2 as pb
 from router.gateway.head import request_of
 from router.gateway.hints import CONFORMANCE_SERVED, SUBSET, SUBSET_HINT, subset_of
-from router.gateway.incoming import GatewayClient
-from tests.gateway.asking import asking, chat, destinations, endpoint, picking, removed, set_headers
+from tests.gateway.asking import asking, chat, destinations, endpoint, nobody, picking, removed, set_headers
 from tests.support.fakes import FakeEngine
 
+DP_PATH = "/primary-gateway-dp-test"
 TWO, THREE = "10.0.0.2:8080", "10.0.0.3:8080"
 PROMPT = b'{"model": "conformance-fake-model", "prompt": "Write as if you were a critic: San Francisco"}'
 
@@ -32,8 +35,7 @@ def hinted(value: Any, *, key: str = SUBSET, header: str = "") -> frozenset[str]
         for each in value:
             field.list_value.values.add(string_value=each)
     headers = [pb.HeaderValue(key="test-epp-endpoint-selection", raw_value=header.encode())] if header else []
-    client: Any = GatewayClient.__new__(GatewayClient)
-    return subset_of(message, request_of(headers, client), conformance=True)
+    return subset_of(message, request_of(headers, nobody()), conformance=True)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +56,7 @@ def test_forms_of_a_subset_hint(value: Any, meant: set[str]) -> None:
 def test_no_hint_means_all() -> None:
     """lwepp TestHandleRequestHeaders_NoSubsetMetadataReturnsAllPods, _MetadataNamespaceEmptyReturnsAllPods."""
     assert hinted("val", key="some-other-unrelated-key") is None
-    assert (
-        subset_of(pb.ProcessingRequest(), request_of([], GatewayClient.__new__(GatewayClient)), conformance=True)
-        is None
-    )
+    assert subset_of(pb.ProcessingRequest(), request_of([], nobody()), conformance=True) is None
 
 
 def test_the_suites_header_goes_before_the_gateways_hint() -> None:
@@ -69,8 +68,23 @@ def test_headers_that_come_twice_are_kept() -> None:
     """lwepp TestHandleRequestHeaders_DuplicateHeadersArePreserved."""
     pairs = [("x-forwarded-for", "1.1.1.1"), ("x-forwarded-for", "2.2.2.2"), ("cookie", "a=b"), ("cookie", "c=d")]
     headers = [pb.HeaderValue(key=key, value=value) for key, value in pairs]
-    request = request_of(headers, GatewayClient.__new__(GatewayClient))
+    request = request_of(headers, nobody())
     assert [(low.decode(), value.decode()) for low, _, value in request.lines] == pairs
+
+
+def test_ports_of_a_filter() -> None:
+    """lwepp TestHandleRequestHeaders_PortAwareFiltering: an address with a port means that port, one without all ports
+    of the host, both may be mixed, and one that is there at another port is not meant."""
+    pods = [f"10.0.0.1:{port}" for port in (8000, 8001)] + [f"10.0.0.2:{port}" for port in (8000, 8001)]
+    for said, meant in (
+        ("10.0.0.1:8000", {pods[0]}),
+        ("10.0.0.1", {pods[0], pods[1]}),
+        ("10.0.0.1:8001,10.0.0.2", {pods[1], pods[2], pods[3]}),
+        ("10.0.0.1:9999", set()),
+    ):
+        among = hinted([], header=said)
+        assert among is not None
+        assert {pod for pod in pods if is_among(f"http://{pod}", among)} == meant
 
 
 async def test_requests_without_a_body_are_spread(engine: FakeEngine, other: FakeEngine) -> None:
@@ -92,6 +106,18 @@ async def test_no_pods_are_503(engine: FakeEngine) -> None:
     async with picking(engine) as app, asking(app) as it:
         told = await it.pick(subset=["192.168.1.1:8080"])
         assert told.immediate_response.status.code == 503
+
+
+async def test_heads_of_answers_are_forwarded(engine: FakeEngine) -> None:
+    """lwepp TestHandleResponseHeaders_ForwardsOriginalHeaders: what the backend says is with the client: none of it is
+    set anew, and none is removed."""
+    async with picking(engine) as app, asking(app) as it:
+        await it.pick()
+        await it.answer(headers={"x-custom": "value", "server": "vllm"})
+        told = await it.hear()
+        assert told is not None
+        assert not removed(told)
+        assert not {"x-custom", "server", "content-type"} & set(set_headers(told))
 
 
 async def test_nothing_is_said_before_the_body_is_here(engine: FakeEngine) -> None:
@@ -122,6 +148,32 @@ async def test_the_served_endpoint_is_the_gateways_word(engine: FakeEngine, othe
                 assert set_headers(told).get(CONFORMANCE_SERVED, "") == served
                 assert (CONFORMANCE_SERVED in removed(told)) is not bool(served)
                 await it.finish()
+
+
+async def test_each_rank_is_an_endpoint(engine: FakeEngine, other: FakeEngine) -> None:
+    """conformance GatewayFollowingEPPRoutingWithDataParallelism: ports of one pod are endpoints of their own; a host
+    means any of them, and a host with a port that one."""
+    async with picking(engine, other, gateway__conformance=True) as app:
+        for header, allowed in (
+            ("127.0.0.1", {endpoint(engine), endpoint(other)}),
+            (endpoint(other), {endpoint(other)}),
+            (f"127.0.0.2,{endpoint(engine)}", {endpoint(engine)}),
+        ):
+            for _ in range(4):
+                async with asking(app) as it:
+                    told = await it.pick(PROMPT, path=DP_PATH, headers={"test-epp-endpoint-selection": header})
+                    assert set(destinations(told)) <= allowed
+                    await it.finish()
+
+
+async def test_each_pool_has_its_own(engine: FakeEngine, other: FakeEngine) -> None:
+    """conformance GatewayWeightedAcrossTwoInferencePools: the pickers of two pools are both shown the endpoints of
+    both, and each takes only those of its own."""
+    header = f"{endpoint(engine)},{endpoint(other)}"
+    for mine in (engine, other):
+        async with picking(mine, gateway__conformance=True) as app, asking(app) as it:
+            told = await it.pick(PROMPT, path=DP_PATH, headers={"test-epp-endpoint-selection": header})
+            assert destinations(told) == [endpoint(mine)]
 
 
 async def test_traffic_reaches_only_those_selected(engine: FakeEngine, other: FakeEngine) -> None:

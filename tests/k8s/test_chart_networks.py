@@ -87,7 +87,8 @@ def test_without_a_selector_known_stacks_are_reached() -> None:
 
 @pytest.mark.parametrize("name", [*EXAMPLES, "default"])
 def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], secrets: Path) -> None:
-    """In: the main port and metrics. Out: engines, DNS, and the API server where it is asked. By port or by peer."""
+    """In: the main port and metrics. Out: engines, DNS, the API server where it is asked, a store where there is
+    one. By port or by peer."""
     found = rendered[name]
     policy, settings = only(found, "NetworkPolicy")["spec"], settings_of(found, secrets)
     labels = only(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -103,6 +104,7 @@ def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], sec
     assert {port["port"] for port in names["ports"]} == {53}
     expected = {443, 6443, 8443, 16443} if settings.discovery.source == "kubernetes" else set()
     expected |= {4318} if settings.tracing.endpoint else set()
+    expected |= {6379} if settings.shared.url else set()
     assert {port["port"] for rule in others for port in rule["ports"]} == expected
 
 

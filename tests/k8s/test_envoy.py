@@ -17,7 +17,10 @@ from aiohttp import web
 
 from loadtest.common.processes import free_ports
 from tests.envoy import install as envoy
+from tests.gateway.asking import CHAT, chat, picking
 from tests.k8s.tools import CHART, NAMESPACE, RELEASE, by_name, picker, run, template
+from tests.support.fakes import FakeEngine, events
+from tests.support.waiting import until
 
 STANDALONE = picker("standalone")
 CLIENTS, STATUS, ADMIN = 8080, 8081, 9901
@@ -114,7 +117,7 @@ class Engine:
 
 @dataclass
 class RunningEnvoy:
-    """An Envoy with the chart's configuration, before one engine and without any picker."""
+    """An Envoy with the chart's configuration, before one engine."""
 
     url: str
     status: str
@@ -122,11 +125,15 @@ class RunningEnvoy:
 
 
 @asynccontextmanager
-async def running(folder: Path, engine: Engine, *options: str) -> AsyncIterator[RunningEnvoy]:
-    """The rendered configuration, in which names and ports are those of this machine; nothing else is changed."""
+async def running(
+    folder: Path, engine: Engine | FakeEngine, *options: str, picker_ports: tuple[int, int] | None = None
+) -> AsyncIterator[RunningEnvoy]:
+    """The rendered configuration, in which names and ports are those of this machine; nothing else is changed. Without
+    `picker_ports`, of the picker and of its health checks, there is no picker."""
     clients, status, admin, nobody = free_ports(4)
     text = rendered(*options)
-    for old, new in ((CLIENTS, clients), (STATUS, status), (ADMIN, admin), (9002, nobody), (9003, nobody)):
+    asked, checked = picker_ports or (nobody, nobody)
+    for old, new in ((CLIENTS, clients), (STATUS, status), (ADMIN, admin), (9002, asked), (9003, checked)):
         text = text.replace(f"port_value: {old}", f"port_value: {new}")
     text = text.replace("port_value: 8000", f"port_value: {engine.port}").replace("0.0.0.0", "127.0.0.1")
     text = re.sub(rf"{RELEASE}-warmroute-(engines|pickers)\.{NAMESPACE}\.svc", "127.0.0.1", text)
@@ -170,6 +177,38 @@ async def test_requests_are_served_while_no_picker_answers(tmp_path: Path) -> No
             assert await answer.content.readuntil(b"\n\n") == b"data: 1\n\n"
             engine.go_on.set()
             assert await answer.content.read() == b"data: 2\n\n"
+
+
+async def test_requests_go_where_a_picker_says(tmp_path: Path) -> None:
+    """A live picker before which the chart's Envoy stands: once it is healthy every answer has its receipt, the one
+    that served is told to it, forged headers reach no engine, a refusal is the picker's, and the lease is back at the
+    end of each stream. Without it requests are served all the same."""
+    forged = {"x-gateway-destination-endpoint": "127.0.0.1:1", "x-prefiller-host-port": "127.0.0.1:1"}
+    async with FakeEngine() as engine, picking(engine) as app:
+        ports = (app.gateway.port, app.gateway.health_port)
+        async with (
+            running(tmp_path, engine, picker_ports=ports) as made,
+            aiohttp.ClientSession(made.url) as session,
+        ):
+            body, told = chat("x", stream=True), ""
+            async with asyncio.timeout(START_S):
+                while not told:  # the health check of the chart's configuration passes first
+                    async with session.post(CHAT, data=body) as answer:
+                        assert await answer.read() == b"".join(events())
+                        told = answer.headers.get("x-warmroute-replica", "")
+            assert told == engine.url
+            async with session.post(CHAT, data=body, headers=forged) as answer:
+                assert (answer.status, answer.headers["x-warmroute-reason"]) == (200, "only")
+                await answer.read()
+            assert not set(forged) & set(map(str.lower, engine.seen[-1].headers)) - {"x-gateway-destination-endpoint"}
+            assert "127.0.0.1:1" not in engine.seen[-1].headers.values()
+            async with session.post(CHAT, data=chat().replace(b'"m"', b'"other"')) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found")
+            await until(lambda: not any(member.leases for member in app.router.members))
+            assert app.gateway._parts.served_told
+            await app.gateway.__aexit__(None, None, None)
+            async with session.post(CHAT, data=body) as answer:
+                assert await answer.read() == b"".join(events())
 
 
 async def test_fail_close_is_an_error(tmp_path: Path) -> None:

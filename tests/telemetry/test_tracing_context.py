@@ -323,7 +323,7 @@ async def test_nobody_listens(client: ClientSession, engine: FakeEngine) -> None
         began_s = time.monotonic()
     assert time.monotonic() - began_s < 30
     async with asyncio.timeout(60):
-        while app.edge.figures()[SPANS_DROPPED] != 5 * 4:  # the thread is told to give up, and nobody waits for it
+        while app._desk.figures()[SPANS_DROPPED] != 5 * 4:  # the thread is told to give up, and nobody waits for it
             await asyncio.sleep(0.001)
 
 

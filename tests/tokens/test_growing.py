@@ -16,7 +16,6 @@ tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 from router.core.facts.requests import TemplateInput  # noqa: E402
-from router.tokens import growing  # noqa: E402
 from router.tokens.encoder import Model, Prompts  # noqa: E402
 from router.tokens.growing import Growing, cuts_of  # noqa: E402
 from router.tokens.tokenizers import Encoder, Fast, Whole  # noqa: E402
@@ -171,14 +170,13 @@ def talk(turns: int, words: str = "some words of it ") -> TemplateInput:
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_templates_may_change_what_was_said_before(
-    tmp_path: Path, tokenizer_json: str, template: str, engine: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_json: str, template: str, engine: str
 ) -> None:
     """Whatever a later message changes in earlier text, the ids are those of the whole text, turn after turn."""
-    monkeypatch.setattr(growing, "CELL_CHARACTERS", 256)
     (tmp_path / "tokenizer.json").write_text(tokenizer_json)
     (tmp_path / "chat_template.jinja").write_text(template)
     model = Model(str(tmp_path), 1 << 20)
-    model.encoder._cell = 256
+    model.encoder = Growing(model.encoder._encoder, model.encoder._cuts, 1 << 20, cell_characters=256)
     whole = tokenizers.Tokenizer.from_str(tokenizer_json)
     for turns in (1, 2, 3, 5, 4, 8, 9, 10, 9, 10):
         rendered = model.rendered(talk(turns), engine, {})
@@ -187,7 +185,7 @@ def test_templates_may_change_what_was_said_before(
 
 
 def test_only_what_is_new_is_encoded(tokenizer_json: str) -> None:
-    """A long text's next turn costs its new part, and what stands behind the last cut within a cell."""
+    """A long text's next turn costs its new part, and what stands behind the last cut, wherever cells end."""
     counting = Counting(Whole(tokenizer_json))
     encoder = Growing(counting, ["<|im_start|>"], 1 << 20, cell_characters=1_000)
     turns = [f"<|im_start|>{number} {'some words ' * 30}<|im_end|>\n" for number in range(100)]
@@ -197,7 +195,7 @@ def test_only_what_is_new_is_encoded(tokenizer_json: str) -> None:
         encoder.encode("".join(turns[:count]), special=False)
         spent.append(counting.characters - before)
     assert spent[0] == sum(map(len, turns[:96]))
-    assert max(spent[1:]) < 1_000 + 3 * len(turns[0])
+    assert max(spent[1:]) < 3 * len(turns[0])
     assert encoder.begin("".join(turns)).unread < 1_000 + 3 * len(turns[0])
 
 

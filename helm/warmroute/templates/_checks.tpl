@@ -88,6 +88,14 @@
     {{- $p = append $p (printf "config.%s.%s and %s.existingSecret say the same thing: give one of them" (index $file 0) (index $file 1) (index $file 2)) -}}
   {{- end -}}
 {{- end -}}
+{{- with dig "shared" dict $config -}}
+  {{- if or .password (contains "@" (default "" .url)) -}}
+    {{- $p = append $p "config.shared has a password, which would be in the pods' annotations for all to read: put the URL into a Secret and name that in shared.existingSecret" -}}
+  {{- end -}}
+  {{- if and (or .url .url_file) $values.shared.existingSecret $values.shared.urlKey -}}
+    {{- $p = append $p "config.shared.url and shared.urlKey say the same thing: give one of them, and `shared.urlKey: \"\"` where the Secret has something else" -}}
+  {{- end -}}
+{{- end -}}
 {{- if dig "auth" "isolate" false $config -}}
   {{- if not (or .Values.authSecret.existingSecret (dig "auth" "secret_file" "" $config)) -}}
     {{- $p = append $p "authSecret.existingSecret is needed: isolated tenants' salts are made of it" -}}

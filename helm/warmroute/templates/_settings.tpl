@@ -71,6 +71,20 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- $upstream = merge $files $upstream -}}
 {{- end -}}
 {{- end -}}
+{{- $shared := dig "shared" dict $tree -}}
+{{- if include "warmroute.shares" . -}}
+{{- with .Values.shared -}}
+{{- if .existingSecret -}}
+{{- $files := dict -}}
+{{- range $key, $name := dict "url_file" .urlKey "password_file" .passwordKey "tls_ca" .caKey "tls_certificate" .certificateKey -}}
+{{- if $name }}{{ $_ := set $files $key (printf "/etc/warmroute/secrets/shared-%s" $key) }}{{ end -}}
+{{- end -}}
+{{- $shared = merge $files $shared -}}
+{{- end -}}
+{{- end -}}
+{{- $routers := ternary .Values.autoscaling.minReplicas .Values.replicaCount .Values.autoscaling.enabled -}}
+{{- $shared = merge $shared (dict "routers_assumed" (int $routers)) -}}
+{{- end -}}
 {{- $sources := dig "tokens" "sources" list $tree -}}
 {{- range .Values.tokenizers -}}
 {{- $source := default "" (default .repo .path) -}}
@@ -90,10 +104,17 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- $_ := set $tree "tokens" (merge (dict "sources" $sources) (dig "tokens" dict $tree)) -}}
 {{- end -}}
 {{- $_ := set $tree "listen" $listen -}}
-{{- range $name, $section := dict "admin" $admin "auth" $auth "upstream" $upstream -}}
+{{- range $name, $section := dict "admin" $admin "auth" $auth "shared" $shared "upstream" $upstream -}}
 {{- if $section }}{{ $_ := set $tree $name $section }}{{ end -}}
 {{- end -}}
 {{- $tree | toJson -}}
+{{- end -}}
+
+{{/* Whether routers share a store: "yes", or nothing. */}}
+{{- define "warmroute.shares" -}}
+{{- $shared := dig "shared" dict .Values.config -}}
+{{- $secret := .Values.shared -}}
+{{- if or $shared.url $shared.url_file (and $secret.existingSecret $secret.urlKey) }}yes{{ end -}}
 {{- end -}}
 
 {{/*
@@ -147,6 +168,10 @@ Secret for it: what `tokenizer` names, else the model itself where it is a name 
   (list $v.tls.existingSecret $v.tls.clientCaKey "tls-client-ca.crt")
   (list $v.upstreamTls.existingSecret $v.upstreamTls.caKey "upstream-ca.crt")
   (list $v.upstreamTls.existingSecret $v.upstreamTls.certificateKey "upstream.pem")
+  (list $v.shared.existingSecret $v.shared.urlKey "shared-url_file")
+  (list $v.shared.existingSecret $v.shared.passwordKey "shared-password_file")
+  (list $v.shared.existingSecret $v.shared.caKey "shared-tls_ca")
+  (list $v.shared.existingSecret $v.shared.certificateKey "shared-tls_certificate")
 -}}
 {{- range $files }}
 {{- if and (index . 0) (index . 1) }}

@@ -8,6 +8,7 @@ written as published.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -26,6 +27,7 @@ from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
+from router.settings.schema import GatewaySettings
 
 INDEX_BYTES_MAX = 1 << 30
 MEMORY_MAX = 100_000
@@ -33,6 +35,9 @@ BLOCKS_MAX_DEFAULT = 8_192
 STORED_BLOCKS_MAX = 1 << 17
 """Blocks remembered of one replica by its events: two million tokens. The product's default remembers more names of
 blocks long gone."""
+SAMPLED = GatewaySettings().sampled_ratio
+SHOWN_MIN = 64
+"""Answers that are seen before only a sample is, as at the picker (`router.gateway.following`)."""
 
 
 @dataclass(slots=True)
@@ -87,12 +92,16 @@ class Heard:
 
 class Placer:
     """One router with one policy. `make` is called once: a policy has state. Who is not `knowing` believes of every
-    replica that it caches nothing; who `follow`s events believes those."""
+    replica that it caches nothing; who `follow`s events believes those. Of `unseen` answers only a sample comes by, and
+    of the others no more than that they ended."""
 
-    def __init__(self, make: Callable[[], Policy], *, knowing: bool = True) -> None:
+    def __init__(self, make: Callable[[], Policy], *, knowing: bool = True, unseen: bool = False) -> None:
         self.policy = make()
         self._rule: Rule | None = self.policy if isinstance(self.policy, Rule) else None
-        self._knowing = knowing
+        self._knowing, self._unseen = knowing, unseen
+        self._chances = random.Random(1)
+        self._shown = 0
+        self._past = set[int]()  # leases whose answers go past
         self.heard = Heard(self.policy)
         self.router = Router(
             self.heard,
@@ -156,20 +165,28 @@ class Placer:
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
         wanted = Wanted(ask, MODEL, chain, ring_key, tokens, kin=turn.kin)
+        wanted.unseen = self._unseen and self._shown >= SHOWN_MIN and self._chances.random() >= SAMPLED
         lease = self.router.route(wanted, now_s, exclude=exclude, may_hold_back=may_hold_back)
+        if wanted.unseen:
+            self._past.add(lease.id)
+        self._shown += not wanted.unseen
         if self._rule is not None:
             self._rule.placed(turn, lease.replica, now_s)
         return lease
 
     def first_token(self, turn: Turn, lease: Lease, now_s: float) -> None:
         """The first body event of its stream."""
-        self.router.first_token(lease, now_s)
+        if lease.id not in self._past:
+            self.router.first_token(lease, now_s)
         if self._rule is not None:
             self._rule.first_token(turn, lease.replica, now_s)
 
     def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
         """The end of an attempt; `cached_tokens` as the engine counted them, None where it does not say."""
-        usage = Usage(turn.prompt_tokens, turn.output_tokens, cached_tokens) if ending is Ending.OK else None
-        self.router.finish(lease, Outcome(ending, usage), now_s)
+        unseen, usage = lease.id in self._past, None
+        if ending is Ending.OK and not unseen:
+            usage = Usage(turn.prompt_tokens, turn.output_tokens, cached_tokens)
+        self._past.discard(lease.id)
+        self.router.finish(lease, Outcome(ending, usage, unseen=unseen), now_s)
         if self._rule is not None:
             self._rule.ended(turn, lease.replica, now_s)

@@ -40,9 +40,17 @@ class Setting:
     kv_tokens: int | None = None
     """KV tokens of a replica. None: the calibration's."""
     routers: int = 1
+    share_delay_s: float | None = None
+    """Delay of what routers tell each other. None: they tell each other nothing."""
+    share_loss: float = 0.0
+    """Chance of each of their messages to miss a router."""
+    share_partition: tuple[float, float] | None = None
+    """(from, for how long): a time in which the first router hears no other and no other hears it."""
     probe_interval_s: float = 1.0
     grade: Literal["exact", "estimated", "none"] = "estimated"
     """What routers know of caches: what KV events say, what they themselves sent there, or nothing at all."""
+    unseen: bool = False
+    """Whether answers go past the routers, as past the picker of a gateway, but for the sample that it asks for."""
     event_delay_s: float = 0.005
     """Delay of events from the end of a step to each router, and of a replay each way."""
     event_loss: float = 0.0

@@ -21,6 +21,7 @@ from typing import Any
 from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.engine.request import EngineRequest, RequestRefused
 from loadtest.engine.step import Outcome
+from loadtest.simulate.world.channel import Channel
 from loadtest.simulate.world.cluster import VirtualCluster
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.replicas import VirtualReplica
@@ -93,9 +94,13 @@ class World:
         self._answer_key = ANSWER_KEY
         self._left = self._budget = workload.request_count
         self._sessions = iter(workload.sessions)
-        self.placers = [Placer(policy, knowing=setting.grade != "none") for _ in range(setting.routers)]
+        knowing, unseen = setting.grade != "none", setting.unseen
+        self.placers = [Placer(policy, knowing=knowing, unseen=unseen) for _ in range(setting.routers)]
         self._cluster = VirtualCluster(setting, workload.block_tokens, self, self.placers, self._deliver, self._lost)
         self.replicas = self._cluster.replicas
+        self.channel: Channel | None = None
+        if setting.share_delay_s is not None and setting.routers > 1:
+            self.channel = Channel(setting, self.placers, self.at, lambda: self.now_s)
         self._wire: Wire | None = None
         if setting.wire_s:
             self._wire = Wire(setting.wire_s, workload.mean_prompt_tokens, setting.wire_seed)
@@ -105,6 +110,8 @@ class World:
         for placer in self.placers:
             placer.tell(self.replicas, self.workload, self.placers[0])
         self._cluster.begin()
+        if self.channel is not None:
+            self.channel.begin()
         self._begin_clients()
         heap = self._heap
         while heap and self._left:

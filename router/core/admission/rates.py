@@ -3,6 +3,9 @@
 A request takes one from the bucket of requests and what its prompt is believed to have from that of tokens. The latter
 only has to hold something: what a request costs is known when its answer has ended, so it may go into debt, and who is
 in debt waits until it is paid. Over an hour nobody gets more than the rate, plus one bucket and one request.
+
+Several routers keep one rate: each has the whole bucket, and takes from it what others say that they have spent. One
+that cannot hear the others goes on with a part of each rate.
 """
 
 from __future__ import annotations
@@ -51,11 +54,18 @@ class Quotas:
         self._tenants: Mapping[str, Rates] = {}
         self._buckets: dict[tuple[str, bool], Bucket] = {}  # (tenant, True for tokens, False for requests) -> bucket
         self._changed: set[str] = set()  # tenants whose levels were not told since they were last spent from
+        self._parts: Mapping[
+            str, float
+        ] = {}  # part of a tenant's rates that is given out here, where it is another than
+        self._part = 1.0  # part of all other tenants' rates
+        self._spent: dict[str, list[float]] = {}  # requests and tokens spent here so far, of tenants that spent any
+        self._spenders: set[str] = set()  # tenants that spent any since that was last asked
 
     def configure(self, tenants: Mapping[str, Rates]) -> None:
         """Take other tenants and rates; buckets of those that stay keep their level."""
         self._tenants = tenants
         self._buckets = {key: bucket for key, bucket in self._buckets.items() if key[0] in tenants}
+        self._spent = {tenant: spent for tenant, spent in self._spent.items() if tenant in tenants}
 
     def limited(self, tenant: str) -> bool:
         """Whether the tenant has a rate of any kind."""
@@ -68,8 +78,9 @@ class Quotas:
         rates = self._tenants.get(tenant)
         if rates is None:
             return
-        requests_per_min = None if counted else rates.requests_per_min
-        tokens_per_min = rates.tokens_per_min
+        requests_per_min, tokens_per_min = self._in_force(tenant, rates)
+        if counted:
+            requests_per_min = None
         wait_s, what = 0.0, "requests"
         if requests_per_min:
             asked = self._bucket(tenant, False, requests_per_min, now_s)
@@ -83,7 +94,7 @@ class Quotas:
                 wait_s, what = tokens_wait_s, "tokens"
         if wait_s > 1e-9:  # a smaller wait is a rounding error
             raise Shed("rate_limited", f"The rate of {what} a minute is used up.", wait_s)
-        self._changed.add(tenant)
+        self._note(tenant, 0.0 if counted else 1.0, tokens)
         if requests_per_min:
             asked.level -= 1.0
         if tokens_per_min:
@@ -93,19 +104,26 @@ class Quotas:
         """Take `tokens` from the tenant's bucket, since more were used than taken; a negative number gives back."""
         rates = self._tenants.get(tenant)
         if rates is not None and rates.tokens_per_min:
-            self._changed.add(tenant)
-            self._bucket(tenant, True, rates.tokens_per_min, now_s).level -= tokens
+            self._note(tenant, 0.0, tokens)
+            tokens_per_min = self._in_force(tenant, rates)[1]
+            if tokens_per_min:
+                self._bucket(tenant, True, tokens_per_min, now_s).level -= tokens
 
-    def debit(self, tenant: str, requests: float, tokens: float, now_s: float) -> None:
-        """Take from both of a tenant's buckets what was used without asking, whether it was there or not."""
+    def debit(self, tenant: str, requests: float, tokens: float, now_s: float, *, elsewhere: bool = False) -> None:
+        """Take from both of a tenant's buckets what was used without asking, whether it was there or not. `elsewhere`:
+        by another router, so that it does not count as spent here."""
         rates = self._tenants.get(tenant)
         if rates is None:
             return
-        self._changed.add(tenant)
-        if rates.requests_per_min:
-            self._bucket(tenant, False, rates.requests_per_min, now_s).level -= requests
-        if rates.tokens_per_min:
-            self._bucket(tenant, True, rates.tokens_per_min, now_s).level -= tokens
+        if elsewhere:
+            self._changed.add(tenant)
+        else:
+            self._note(tenant, requests, tokens)
+        requests_per_min, tokens_per_min = self._in_force(tenant, rates)
+        if requests_per_min:
+            self._bucket(tenant, False, requests_per_min, now_s).level -= requests
+        if tokens_per_min:
+            self._bucket(tenant, True, tokens_per_min, now_s).level -= tokens
 
     def levels(self, now_s: float, *, changed: bool = False) -> dict[str, RateLevels]:
         """What is left to each tenant that ever spent any; with `changed`, to each that has since this was last
@@ -121,13 +139,73 @@ class Quotas:
             rates = self._tenants.get(tenant)
             if rates is None:
                 continue
-            if rates.requests_per_min and requests is not None:
-                self._bucket(tenant, False, rates.requests_per_min, now_s).level = requests
-            if rates.tokens_per_min and tokens is not None:
-                self._bucket(tenant, True, rates.tokens_per_min, now_s).level = tokens
+            requests_per_min, tokens_per_min = self._in_force(tenant, rates)
+            if requests_per_min and requests is not None:
+                self._bucket(tenant, False, requests_per_min, now_s).level = requests
+            if tokens_per_min and tokens is not None:
+                self._bucket(tenant, True, tokens_per_min, now_s).level = tokens
+
+    # -- several routers -----------------------------------------------------------------------------------------
+
+    def spent(self) -> dict[str, list[float]]:
+        """Requests and tokens spent here so far, of tenants that have spent any. Not to be changed."""
+        return self._spent
+
+    def spenders(self) -> set[str]:
+        """Tenants that have spent any here since this was last asked."""
+        names, self._spenders = self._spenders, set()
+        return names
+
+    def left(self, tenant: str, now_s: float) -> RateLevels:
+        """What is left to a tenant."""
+        rates = self._tenants.get(tenant)
+        return (None, None) if rates is None else self._levels_of(tenant, rates, now_s)
+
+    def rates_of(self, tenant: str) -> RateLevels:
+        """What the tenant may ask for in a minute of all routers together; None where there is no such rate."""
+        rates = self._tenants.get(tenant)
+        return (None, None) if rates is None else (rates.requests_per_min or None, rates.tokens_per_min or None)
+
+    def part(self, tenant: str) -> float:
+        """The part of the tenant's rates that is given out here."""
+        return self._parts.get(tenant, self._part)
+
+    def set_parts(self, part: float, parts: Mapping[str, float], now_s: float) -> None:
+        """Give out this part of every tenant's rates here, more than 0 and at most 1, and of what is left, too; `parts`
+        are of tenants that have another."""
+        levels = dict[tuple[str, bool], float]()
+        for tenant, of_tokens in self._buckets:
+            rates = self._tenants[tenant]
+            per_min = self._in_force(tenant, rates)[of_tokens]
+            if per_min:
+                level = self._bucket(tenant, of_tokens, per_min, now_s).level
+                grown = parts.get(tenant, part) / self.part(tenant)
+                levels[tenant, of_tokens] = level if level < 0 and grown > 1 else level * grown  # debts do not grow
+        self._part, self._parts = part, parts
+        for key, level in levels.items():
+            self._buckets[key].level = level
+            self._changed.add(key[0])
+
+    def _in_force(self, tenant: str, rates: Rates) -> RateLevels:
+        """Requests and tokens a minute that are given out here."""
+        part = self._parts.get(tenant, self._part) if self._parts else self._part
+        requests, tokens = rates.requests_per_min, rates.tokens_per_min
+        return requests * part if requests else None, tokens * part if tokens else None
+
+    def _note(self, tenant: str, requests: float, tokens: float) -> None:
+        """Note that a tenant has spent so much here."""
+        self._changed.add(tenant)
+        self._spenders.add(tenant)
+        spent = self._spent.get(tenant)
+        if spent is None:
+            spent = self._spent[tenant] = [0.0, 0.0]
+        spent[0] += requests
+        spent[1] += tokens
+
+    # -- inside --------------------------------------------------------------------------------------------------
 
     def _levels_of(self, tenant: str, rates: Rates, now_s: float) -> RateLevels:
-        requests, tokens = rates.requests_per_min, rates.tokens_per_min
+        requests, tokens = self._in_force(tenant, rates)
         return (
             self._bucket(tenant, False, requests, now_s).level if requests else None,
             self._bucket(tenant, True, tokens, now_s).level if tokens else None,

@@ -163,7 +163,7 @@ class Admission:
         self._open[lease.id] = tenant
         whose = replica, tenant
         self._open_of_tenant[whose] = self._open_of_tenant.get(whose, 0) + 1
-        if len(self._router.fleet.members[replica].leases) >= self.window(replica):
+        if self._router.fleet.members[replica].open_leases >= self.window(replica):
             self.full.add(replica)
 
     def closed(self, lease: Lease, now_s: float) -> bool:
@@ -180,7 +180,7 @@ class Admission:
             del self._open_of_tenant[whose]
         if replica in self.full:
             member = self._router.fleet.members.get(replica)
-            if member is None or len(member.leases) < self.window(replica):
+            if member is None or member.open_leases < self.window(replica):
                 self.full.discard(replica)
         return True
 
@@ -282,7 +282,7 @@ class Admission:
         fleet, limits = self._router.fleet, self._limits
         for id_ in [id_ for id_ in self._windows if id_ not in fleet.members]:
             del self._windows[id_]
-        self.full = {m.id for m in fleet.members.values() if len(m.leases) >= self.window(m.id)}
+        self.full = {m.id for m in fleet.members.values() if m.open_leases >= self.window(m.id)}
         names = fleet.model_names()
         pools = [fleet.serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.usable()]
         places = (sum(map(self._places, members)) for members in pools)

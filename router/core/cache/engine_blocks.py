@@ -163,11 +163,12 @@ class EngineBlocks:
         if self._ripe:
             self.catch_up(JOIN_BLOCKS)
 
-    def expect(self, lease: int, keys: Sequence[int]) -> None:
-        """The blocks with these keys are about to be computed for this lease: they count as held until it is settled,
-        or until the engine says of a block that it is stored, and from then on while it is.
+    def expect(self, lease: int, keys: Sequence[int], depth: int = 0) -> None:
+        """The blocks with these keys, before which the prompt has `depth` others, are about to be computed for this
+        lease: they count as held until it is settled, or until the engine says of a block that it is stored, and from
+        then on while it is.
         """
-        self._credit.expect(lease, keys)
+        self._credit.expect(lease, keys, depth)
 
     def settle(self, lease: int) -> None:
         """The lease is over: what it alone expected, and the engine did not confirm, is not held."""
@@ -294,11 +295,10 @@ class EngineBlocks:
             return False
         if None in keys or len(set(hashes)) < len(hashes):
             return False
-        held.update(zip(hashes, keys, strict=True))
+        held.update(zip(hashes, self._credit.add_all(cast("Sequence[int]", keys)), strict=True))
         if not names.keys().isdisjoint(hashes):
             for given in hashes:
                 names.pop(given, None)
-        self._credit.add_all(cast("Sequence[int]", keys))
         self.stored += len(hashes)
         return True
 

@@ -91,6 +91,8 @@ class Knowledge:
             self._take_in(known, event)
         if self.masks.dying:
             self.masks.sweep(SWEEP_KEYS)
+        if self.masks.asked:
+            self.masks.remember_some()
 
     def _take_in(self, known: Reported, event: Event) -> None:
         engine = known.engine
@@ -259,8 +261,9 @@ class Knowledge:
         if known is None or not stored.block_tokens:
             return
         keys, size = prompt.keys.get(stored.block_tokens, []), stored.block_tokens
-        if new := keys[stored.tokens // size :]:
-            known.engine.expect(lease, new)
+        first = stored.tokens // size
+        if new := keys[first:]:
+            known.engine.expect(lease, new, first)
         last = keys[-1] if keys else token_root(prompt.adapter, prompt.salt, size)
         known.engine.tails.begin(lease, last, len(keys))
 
@@ -283,6 +286,22 @@ class Knowledge:
             known.engine.tails.drop(lease)
             known.engine.settle(lease)
         self.tick(now_s)
+
+    def promise(self, replica: str, lease: int, keys: list[int], block_tokens: int) -> None:
+        """Blocks with these keys are about to be computed for a lease of another router, whose number is below 0."""
+        known = self._known.get(replica)
+        if known is not None and known.block_tokens == block_tokens:
+            known.engine.expect(lease, keys)
+
+    def kept(self, replica: str, lease: int, now_s: float, *, computed: bool) -> None:
+        """That lease ended: as in `settle`."""
+        known = self._known.get(replica)
+        if known is None:
+            return
+        if computed:
+            self._settling.append((now_s + SETTLE_S, replica, lease, now_s))
+        else:
+            known.engine.settle(lease)
 
     def behind(self, prompt: TokenPrompt, now_s: float) -> bool:
         """Whether the prompt goes on behind an answer that came before its events: worth a moment's waiting."""

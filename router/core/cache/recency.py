@@ -21,6 +21,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse, islice
 
+from router.core.cache.masks import common
+
 NEVER = float("-inf")  # stands for the time of last use of keys that nobody is expected to use again
 
 
@@ -188,11 +190,11 @@ class Recency:
             if touch.live < len(touch.keys):
                 self._compact(id_, touch)
             whole = not end and touch.live >= all_
-            common = _common(touch.keys, keys if whole else keys[end : end + touch.live])
-            if not common:
+            count = common(touch.keys, keys if whole else keys[end : end + touch.live])
+            if not count:
                 break
-            runs.append((id_, end, end + common))
-            end += common
+            runs.append((id_, end, end + count))
+            end += count
         return runs, end
 
     def _claim(self, keys: Sequence[int], runs: list[tuple[int, int, int]]) -> int:
@@ -265,18 +267,3 @@ class Recency:
     def _compact(self, id_: int, touch: Touch) -> None:
         owner = self.owner
         touch.keys = [key for key in touch.keys if owner.get(key) == id_]
-
-
-def _common(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many leading keys are equal, of as many as `theirs` has. A key names all before it, so they are equal up to
-    some place and not behind it; where they are not (a collision), 0 is safe."""
-    if (ours if len(ours) == len(theirs) else ours[: len(theirs)]) == theirs:
-        return len(theirs)
-    end, behind = 0, len(theirs)
-    while end < behind:  # bisection, in half the time that `bisect_left` takes to call for each place
-        middle = (end + behind) // 2
-        if ours[middle] == theirs[middle]:
-            end = middle + 1
-        else:
-            behind = middle
-    return end if ours[:end] == theirs[:end] else 0

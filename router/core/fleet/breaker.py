@@ -2,9 +2,9 @@
 
 A replica that fails fast always looks idle, and would draw the whole fleet's traffic; one that is hung or ten times
 as slow spoils whatever is sent there. It rests then (open), for longer and longer; after the rest (half-open) one
-request at a time is a trial, until one succeeds (closed). Three things open a breaker: BREAKER_FAILURES failures in a
-row, silence (stuck.py) and slowness (slow.py). A request that is the client's own fault, or whose client left, says
-nothing either way.
+request at a time is a trial, until one succeeds (closed). Four things open a breaker: BREAKER_FAILURES failures in a
+row, silence (stuck.py), slowness (slow.py), and the word of other routers that have found as much. A request that is
+the client's own fault, or whose client left, says nothing either way.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Cause(StrEnum):
     FAILURES = "failures"
     STUCK = "stuck"
     SLOW = "slow"
+    TOLD = "told"  # by other routers
 
 
 class State(StrEnum):

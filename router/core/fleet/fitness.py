@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 
 from router.core.facts.placements import Ending, Shed
 from router.core.fleet import slow as slowness
-from router.core.fleet.breaker import Cause, State
+from router.core.fleet.breaker import BREAKER_FAILURES, Cause, State
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
@@ -152,6 +152,27 @@ class Fitness:
         self._guard(member)
         if member.breaker.trip(cause, why, now_s):
             self._tell(member.id, State.OPEN, why)
+
+    def found_dead(self) -> list[str]:
+        """Ids of members that this router's own requests or probes have found dead, which it may tell others."""
+        found = list[str]()
+        for member in self._fleet.members.values():
+            breaker = member.breaker
+            if breaker.backoff_s:
+                told = breaker.cause in (Cause.TOLD, Cause.SLOW) and breaker.failures < BREAKER_FAILURES
+                if not told:
+                    found.append(member.id)
+            elif member.health.served and not member.health.fit and member.replica.ready:
+                found.append(member.id)
+        return found
+
+    def told_dead(self, id_: str, why: str, now_s: float) -> bool:
+        """Other routers have found a member dead: it rests as if this one had. Returns whether that is news."""
+        member = self._fleet.members.get(id_)
+        if member is None or not member.health.fit or member.breaker.backoff_s:
+            return False
+        self.trip(member, Cause.TOLD, why, now_s)
+        return True
 
     def token(self, member: Member, lease: Lease, now_s: float) -> None:
         """Take the first token of a member with an open breaker: it is stuck no more, unless this token is late too."""

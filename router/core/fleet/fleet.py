@@ -28,7 +28,7 @@ class Fleet:
     members: dict[str, Member] = field(default_factory=dict)
     means: FleetMeans = field(default_factory=FleetMeans)
     context_tokens_min: float = inf  # the shortest context that any replica ever said a model has
-    share: float = 1.0  # part of the ready replicas' prompt tokens that come through us, on average
+    share: float = 1.0  # part of the ready replicas' prompt tokens that is known (Member.known_share), on average
     guarded: dict[str, Member] = field(default_factory=dict)  # members that may not be sent everything: fitness.py
     warming: set[str] = field(default_factory=set)  # ids of members that had better get no requests until they are warm
     warming_up: dict[str, Member] = field(default_factory=dict)  # fit members that get no requests for that reason
@@ -198,13 +198,13 @@ class Fleet:
                 member.speeds.answer_tokens.under_way_tokens += member.under_way_tokens(now_s)
 
     def observe_share(self) -> None:
-        """Take the share of the fleet's work that is ours, as the last probes saw it."""
+        """Take the share of the fleet's work that is ours or told us, as the last probes saw it."""
         if ready := self.roster.ready():
-            self.share = sum([member.share for member in ready]) / len(ready)
+            self.share = sum([member.known_share for member in ready]) / len(ready)
 
     @property
     def alone(self) -> bool:
-        """Whether no other router sends here: replicas do no more than we ask of them."""
+        """Whether no other router sends here without telling us: replicas do no more than is known."""
         return self.share >= SHARE_ALL
 
     @property

@@ -19,6 +19,7 @@ class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/fact
     since_s: float  # time at which the batch before was done and one of these prompts was placed
     until_s: float
     tokens: int  # computed tokens of all their prompts
+    others_tokens: int = 0  # computed tokens of prompts of other routers in the same batch
 
 
 class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -57,6 +58,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
     conversation: int = 0  # name of its conversation (placement/conversations.py); 0: none is known
     final: bool = False  # nothing of that conversation will be asked for again
+    others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
 
     @property
@@ -71,7 +73,8 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
         batch = self.batch
         if batch is None or not batch.tokens:
             return None
-        return (batch.until_s - batch.since_s) * 1e3 * self.batch_tokens / batch.tokens
+        tokens = batch.tokens + batch.others_tokens
+        return (batch.until_s - batch.since_s) * 1e3 * self.batch_tokens / tokens
 
     def recount(self, computed_tokens: int) -> None:
         """The engine says how much of its prompt was computed: that is its part of the batch, not what was believed."""

@@ -9,12 +9,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
+from router.core.facts.peers import NOTHING, PeerSums
 from router.core.facts.placements import Grade, Outcome
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
 from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
+from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
@@ -32,6 +34,7 @@ ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
 BATCH_MS = 5.0  # longest time between two first tokens of one batch
+BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
 TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
 ANSWER_TOKENS_MAX = 32_768  # longest answer believed where the client set no limit
 
@@ -54,18 +57,22 @@ class Member:
     clock: DecodeClock = field(default_factory=DecodeClock)
     queue: PrefillQueue = field(init=False)
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
+    others: Others = field(default_factory=Others)  # what other routers say that they have open there
     decoding: int = 0  # open leases whose prefill is over, as far as that was seen
     placed_sum_s: float = 0.0  # sum of the open leases' times of placement
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
     live: Live = field(default_factory=Live)  # room that prompts of open leases take in the KV pool
     sent_prompt_tokens: float = 0.0  # prompt tokens that we sent, faded
+    told_prompt_tokens: float = 0.0  # prompt tokens that other routers say they sent, faded alike
     seen_prompt_tokens: float = 0.0  # prompt tokens that the engine counted, faded alike
-    faded: int = 0  # how often these two counts have faded
+    faded: int = 0  # how often these counts have faded
     foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
     _batch: PrefillBatch | None = None  # batch of the last first token
+    _batches: deque[PrefillBatch] = field(default_factory=lambda: deque(maxlen=BATCHES_MAX))  # while there are others
+    _others_tokens: int = 0  # tokens that other routers had computed, as heard at the last first token
     # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
     on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
@@ -114,6 +121,57 @@ class Member:
         """Modelled time until everything that we sent there is prefilled."""
         return self.queue.pending_ms(now_s)
 
+    def wait_ms(self, now_s: float) -> float:
+        """Modelled time until everything there is prefilled that we sent, and that other routers say they sent."""
+        own_ms, others, queue = self.queue.pending_ms(now_s), self.others, self.queue
+        if not others.waiting_ms:
+            return own_ms
+        placed_s, head_ms = others.head()
+        prefill_ms: float = head_ms
+        head = queue.head
+        if head is not None and head.placed_s <= placed_s:
+            placed_s, prefill_ms = head.placed_s, head.prefill_ms
+        since_s = max(placed_s, self.first_token_s, others.first_token_s)
+        gone_ms = min(max(0.0, (now_s - since_s) * 1e3), prefill_ms)
+        return max(0.0, queue.waiting_ms() + others.waiting_ms - gone_ms)
+
+    @property
+    def open_leases(self) -> int:
+        """Open leases, those of other routers included, as far as they say."""
+        return len(self.leases) + self.others.open
+
+    def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float, *, known: bool = True) -> None:
+        """Take what another router says that it has open here: that is not foreign any more. `clock_s` is what our
+        clock shows more than its clock. Of a router that was not `known` before, what it has counted says nothing."""
+        others, stall_ms = self.others, 0
+        before = others.take(peer, sums, clock_s) or (NOTHING if known else None)
+        if before is not None:
+            self.told_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
+            stall_ms = max(0, sums.stall_ms - before.stall_ms)
+        self.clock.beside(others.decoding, others.decoding_tokens, stall_ms, now_s)
+
+    def others_first_token(self, at_s: float, tokens: int) -> None:
+        """Another router had a first token from here then, of a prompt of which so many tokens were computed."""
+        self.others.first_token(at_s, tokens)
+        for batch in self._batches:
+            if batch.until_s > at_s - BATCH_MS / 1e3:
+                self._share(batch)
+        if at_s > self.alive_s:
+            self.alive(at_s)
+
+    def _share(self, batch: PrefillBatch) -> None:
+        """Have others' prompts take their parts of a batch's time, as far as they are known by now."""
+        before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
+        batch.since_s = max(batch.since_s, before_s)
+
+    def forget_other(self, peer: str, now_s: float) -> None:
+        """Another router is there no more."""
+        for told in (self.fit.told, self.steps.told):
+            if told is not None:
+                told.drop(peer)
+        if self.others.forget(peer):
+            self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
+
     def open(self, lease: Lease, now_s: float) -> None:
         """Take a lease on."""
         self.queue.join(lease, now_s)
@@ -122,7 +180,7 @@ class Member:
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
-        lease.faded = self.faded
+        lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -131,9 +189,14 @@ class Member:
         lease.first_token_s = now_s
         since_s = max(lease.placed_s, self.first_token_s)
         lease.batch, lease.batch_tokens = self._join(lease, since_s, now_s), lease.uncached_tokens
+        if self.others.computed_tokens:
+            if self._batch is not lease.batch:
+                self._batches.append(lease.batch)
+            self._share(lease.batch)
         self._batch = lease.batch
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
+        self._others_tokens = self.others.computed_tokens
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
@@ -153,6 +216,8 @@ class Member:
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
         """The head of the queue has its first token: how long that took, and whether it was on time."""
         took_ms = (now_s - since_s) * 1e3
+        if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
+            took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
         if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
@@ -249,24 +314,27 @@ class Member:
     def under_way_tokens(self, now_s: float) -> float:
         """Tokens that the answers under way have brought so far, by the model of a decoding step."""
         clock = self.clock
-        return clock.running_s(now_s) * 1e3 / self.step_model.ms(clock.streams, clock.context_tokens)
+        streams, context_tokens = clock.streams + clock.other_streams, clock.context_tokens + clock.other_tokens
+        return clock.running_s(now_s) * 1e3 / self.step_model.ms(streams, context_tokens)
 
     def observe_load(self, load: Load, now_s: float | None = None) -> None:
         """Take a probe's view: who else uses the replica, and how much of it is ours. Counters that move are a sign of
         life, which /health is not: it may be green before a dead engine."""
         before, self.load = self.load, load
-        self.in_flight_probed = len(self.leases)
+        self.in_flight_probed = self.open_leases
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting is
         # somebody else's. The mean of several probes counts: between two of them nothing is heard of others.
-        self._foreign.append(max(0, (load.waiting or 0) - self.queue.restart_peak()))
+        known = self.queue.restart_peak() + self.others.restart_peak()
+        self._foreign.append(max(0, (load.waiting or 0) - known))
         self.foreign_waiting = sum(self._foreign) / len(self._foreign)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
         if old is not None and new is not None and new > old:
             self.faded += 1
             self.sent_prompt_tokens *= SHARE_FADE
+            self.told_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
@@ -279,9 +347,17 @@ class Member:
     @property
     def share(self) -> float:
         """Part of the replica's prompt tokens that come through us: others fill its cache too."""
+        return self._part(self.sent_prompt_tokens)
+
+    @property
+    def known_share(self) -> float:
+        """Part of the replica's prompt tokens that come through us, and through routers that tell us what they do."""
+        return self._part(self.sent_prompt_tokens + self.told_prompt_tokens)
+
+    def _part(self, prompt_tokens: float) -> float:
         if self.seen_prompt_tokens < SHARE_TOKENS_MIN:
             return 1.0
-        share = self.sent_prompt_tokens / self.seen_prompt_tokens
+        share = prompt_tokens / self.seen_prompt_tokens
         return share if share < SHARE_ALL else 1.0
 
     def _decodes(self, lease: Lease, now_s: float) -> None:

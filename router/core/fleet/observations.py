@@ -80,7 +80,7 @@ class Observations:
 
     def observe_load(self, id_: str, load: Load, now_s: float | None = None) -> None:
         """A probe's view. It sizes our estimate of the replica's cache: the engine's capacity, times our share of its
-        work. With `now_s`, counters that moved are a sign of life."""
+        work and that of routers that tell us theirs. With `now_s`, counters that moved are a sign of life."""
         member = self.fleet.members.get(id_)
         if member is None:
             return
@@ -90,7 +90,7 @@ class Observations:
         if load.kv_tokens_max:
             learned = [self.models.tokens(name) for name in member.models]
             ratio = max((tokens.bytes_per_token * tokens.pool_ratio for tokens in learned), default=BYTES_PER_TOKEN)
-            blocks_max = load.kv_tokens_max * member.share * ratio / BLOCK_BYTES
+            blocks_max = load.kv_tokens_max * member.known_share * ratio / BLOCK_BYTES
             self._index.resize(id_, max(1, int(blocks_max)))
 
     def forget(self, id_: str) -> None:

@@ -40,6 +40,14 @@ class PrefillQueue:
         left_ms = self._waiting_ms - waited_ms
         return left_ms if left_ms > 0 else 0.0
 
+    def waiting_ms(self) -> float:
+        """Modelled prefill of all that is in the queue, what is done of the head's included."""
+        return self._waiting_ms
+
+    def waiting(self) -> int:
+        """Leases in the queue, the head included."""
+        return len(self._waiting)
+
     def join(self, lease: Lease, now_s: float) -> None:
         """A lease was placed; `lease.queued` says afterwards whether it waits behind another one."""
         if self.head is not None:

@@ -178,8 +178,9 @@ def is_late(member: Member, lease: Lease, now_s: float, stuck_after_s: float) ->
 def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
     """Leases that are late by more than the margin, oldest first."""
     due_s, slowest_s = member.alive_s + member.left_ms / 1e3, 0.0
-    if member.share < 1:  # others use it: one of theirs may be prefilled now
+    if member.known_share < 1:  # others use it: one of theirs may be prefilled now
         due_s += _allowance_ms(member, int(member.speeds.longest_tokens), 0) / 1e3
+    due_s += FACTOR * member.others.waiting_ms / 1e3  # of others that tell it is known how much
     hidden_s = 0.0  # seconds that answers take which do not stream: the engine may be full of them
     for lease in member.leases.values():
         if lease.first_token_s is not None:

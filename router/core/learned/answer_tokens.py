@@ -28,6 +28,15 @@ class AnswerTokens:
         self._ended = self._ended * FORGET + 1.0
 
     @property
+    def counts(self) -> tuple[float, float]:
+        """(tokens, answers) of answers that ended; what is longer ago counts for less."""
+        return self._tokens, self._ended
+
+    def adopt(self, tokens: float, answers: float) -> None:
+        """Begin with another router's `counts`, in place of none."""
+        self._tokens, self._ended = tokens, answers
+
+    @property
     def mean(self) -> float:
         """Tokens of the mean answer."""
         return (self._tokens + self.under_way_tokens + GUESS_TOKENS) / (self._ended + 1.0)

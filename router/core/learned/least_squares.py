@@ -41,11 +41,17 @@ class Sums:
         return left
 
     def solve(
-        self, prior: Iterable[tuple[list[float], list[float], float]], supports: Iterable[Support]
+        self,
+        prior: Iterable[tuple[list[float], list[float], float]],
+        supports: Iterable[Support],
+        told: ToldSums | None = None,
     ) -> Vector | None:
         """The coefficients with the least squared error. `prior` has pseudo-observations as (x'x, weighted x, y), see
-        `squares`. None where the equations are singular on every one of the `supports`, or only negative there."""
+        `squares`; `told` are observations of others. None where the equations are singular on every one of the
+        `supports`, or only negative there."""
         xx, xy = self.xx, self.xy
+        if told is not None:
+            xx, xy = list(map(add, xx, told.xx)), list(map(add, xy, told.xy))
         for more, x, y in prior:
             xx = list(map(add, xx, more))
             xy = [xy[0] + x[0] * y, xy[1] + x[1] * y, xy[2] + x[2] * y]
@@ -63,6 +69,32 @@ class Sums:
             if loss < best_loss:
                 best_loss, best = loss, (b0, b1, b2)
         return best
+
+
+class ToldSums:
+    """What other routers have observed: the sum of their Sums."""
+
+    __slots__ = ("_of", "xx", "xy")
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[list[float], list[float]]] = {}
+        self.xx = [0.0] * 9
+        self.xy = [0.0] * 3
+
+    def put(self, router: str, xx: list[float], xy: list[float]) -> None:
+        """Take the Sums of one of them, in place of those that it told before."""
+        self._of[router] = xx, xy
+        self._add_up()
+
+    def drop(self, router: str) -> None:
+        """One of them is there no more."""
+        if self._of.pop(router, None) is not None:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        self.xx, self.xy = [0.0] * 9, [0.0] * 3
+        for xx, xy in self._of.values():
+            self.xx, self.xy = list(map(add, self.xx, xx)), list(map(add, self.xy, xy))
 
 
 def squares(x: Vector, weight: float) -> tuple[list[float], list[float]]:

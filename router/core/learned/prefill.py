@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, log
 
-from router.core.learned.least_squares import Sums, Vector, squares
+from router.core.learned.least_squares import Sums, ToldSums, Vector, squares
 
 LEARN_TOKENS_MIN = 1_000  # least uncached tokens to learn from: below, the floor and noise dominate
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
@@ -63,6 +63,7 @@ class PrefillFit:
     model: PrefillModel = field(default_factory=PrefillModel)
     observations: int = 0
     fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
+    told: ToldSums | None = None  # what other routers have observed
     _sums: Sums = field(default_factory=Sums)
     _faster: float = 0.0  # forgotten sum of the logarithms of (observed / by the prior), and their weight
     _weight: float = 0.0
@@ -97,6 +98,19 @@ class PrefillFit:
         self.fades_s = now_s + FADE_S
         self.model = self._solve(prior, weight)
 
+    def tell(self, router: str, xx: list[float], xy: list[float], prior: PrefillModel, weight: float) -> None:
+        """Another router's fit has these sums: they count as if observed here. `prior` and `weight` as in `observe`."""
+        if self.told is None:
+            self.told = ToldSums()
+        self.told.put(router, xx, xy)
+        if not self.observations:  # otherwise the next observation is soon enough
+            self.model = self._solve(prior, weight)
+
+    @property
+    def sums(self) -> Sums:
+        """What the model is fitted to. Not to be changed."""
+        return self._sums
+
     def fade(self, prior: PrefillModel, weight: float, now_s: float) -> None:
         """Where `prior` is much faster and nothing was observed for FADE_S: forget half, and the last of it whole.
         Arguments as in `observe`."""
@@ -113,7 +127,7 @@ class PrefillFit:
         is right about how times grow with sizes, not about the machine, so it counts at the speed that was seen: one of
         six times the speed would have its longer prompts priced by slower machines until it had many of them."""
         pseudo, scale = zip(PSEUDO, _pseudo_squares(weight), strict=True), exp(self._faster / (self._weight + 1.0))
-        best = self._sums.solve([(xx, x, scale * prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS)
+        best = self._sums.solve([(xx, x, scale * prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS, self.told)
         return prior if best is None else PrefillModel(best[0], best[1] / 1e3, best[2] / 1e6)
 
 

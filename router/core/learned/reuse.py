@@ -80,6 +80,18 @@ class ReuseMemory:
             self._refresh(now_s)
         return self._odds
 
+    @property
+    def counts(self) -> tuple[list[float], list[float]]:
+        """(reuses, endings) by bucket; what is longer ago counts for less. Not to be changed."""
+        return self._reused, self._ended
+
+    def adopt(self, reused: Sequence[float], ended: Sequence[float]) -> bool:
+        """Begin with another router's `counts`, where there are none yet; returns whether there were none."""
+        if any(self._reused) or any(self._ended) or len(reused) != BUCKETS or len(ended) != BUCKETS:
+            return False
+        self._reused, self._ended = list(reused), list(ended)
+        return True
+
     def _forget(self, now_s: float) -> None:
         self._due_s = now_s + HORIZON_S
         while self._marks:

@@ -42,6 +42,13 @@ class Speeds:
     _tie_ms: float = 0.0
     _unit_ms: float = 0.0
 
+    def forget_other(self, router: str) -> None:
+        """Another router is there no more."""
+        if self.prefill.told is not None:
+            self.prefill.told.drop(router)
+        if self.steps.told is not None:
+            self.steps.told.drop(router)
+
     def units(self) -> tuple[float, float]:
         """(`tie_ms`, within which prices cannot be told apart; `unit_ms`, in which a backlog is measured)."""
         model = self.prefill.model

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from msgspec import Struct
 
-from router.core.learned.least_squares import Sums, Vector, squares
+from router.core.learned.least_squares import Sums, ToldSums, Vector, squares
 
 ANSWER_TOKENS_MIN = 8  # a shorter answer says little of a step
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
@@ -55,6 +55,7 @@ class StepFit:
     model: StepModel = field(default_factory=StepModel)
     observations: int = 0
     fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
+    told: ToldSums | None = None  # what other routers have observed
     _sums: Sums = field(default_factory=Sums)
 
     def observe(
@@ -78,6 +79,19 @@ class StepFit:
         self.fades_s = now_s + FADE_S
         self._solve(prior, weight)
 
+    def tell(self, router: str, xx: list[float], xy: list[float], prior: StepModel, weight: float) -> None:
+        """Another router's fit has these sums: they count as if observed here. `prior` and `weight` as in `observe`."""
+        if self.told is None:
+            self.told = ToldSums()
+        self.told.put(router, xx, xy)
+        if not self.observations:  # otherwise the next observation is soon enough
+            self._solve(prior, weight)
+
+    @property
+    def sums(self) -> Sums:
+        """What the model is fitted to. Not to be changed."""
+        return self._sums
+
     def fade(self, prior: StepModel, weight: float, now_s: float) -> None:
         """Where the steps of `prior` are much shorter and nothing was observed for FADE_S: forget half, and the last of
         it whole. Arguments as in `observe`."""
@@ -89,7 +103,7 @@ class StepFit:
 
     def _solve(self, prior: StepModel, weight: float) -> None:
         pseudo = zip(PSEUDO, _pseudo_squares(weight), strict=True)
-        best = self._sums.solve([(xx, x, prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS)
+        best = self._sums.solve([(xx, x, prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS, self.told)
         if best is not None:
             self.model = StepModel(best[0], best[1] / 10, best[2] / 1e5)
 
@@ -130,11 +144,22 @@ class Stretch(Struct, gc=False):
 class DecodeClock:
     """Who decodes on one replica: how many streams and how much context, now and summed over time."""
 
-    __slots__ = ("_at_s", "_context_s", "_prefill_ms", "_streams_s", "began_sum_s", "context_tokens", "streams")
+    __slots__ = (
+        "_at_s",
+        "_context_s",
+        "_prefill_ms",
+        "_streams_s",
+        "began_sum_s",
+        "context_tokens",
+        "other_streams",
+        "other_tokens",
+        "streams",
+    )
 
     def __init__(self) -> None:
         self.streams = 0
         self.context_tokens = 0.0  # prompt tokens of all streams
+        self.other_streams = self.other_tokens = 0  # streams of other routers, and their prompt tokens
         self.began_sum_s = 0.0  # moments at which the streams began
         self._at_s = 0.0
         self._streams_s = self._context_s = self._prefill_ms = 0.0
@@ -147,6 +172,12 @@ class DecodeClock:
         self.context_tokens += prompt_tokens
         self.began_sum_s += now_s
         return ClockReading(now_s, self._streams_s, self._context_s, self._prefill_ms)
+
+    def beside(self, streams: int, context_tokens: int, prefill_ms: float, now_s: float) -> None:
+        """Other routers have so many streams there from now on, and interrupted all by so much prefill of late."""
+        self._advance(now_s)
+        self.other_streams, self.other_tokens = streams, context_tokens
+        self._prefill_ms += prefill_ms
 
     def leave(self, prompt_tokens: int, mark: ClockReading, now_s: float, answer_tokens: float) -> Stretch:
         """The answer ended. Streams have on average half of `answer_tokens` of context besides their prompts."""
@@ -168,6 +199,6 @@ class DecodeClock:
     def _advance(self, now_s: float) -> None:
         past_s = now_s - self._at_s
         if past_s > 0:
-            self._streams_s += past_s * self.streams
-            self._context_s += past_s * self.context_tokens
+            self._streams_s += past_s * (self.streams + self.other_streams)
+            self._context_s += past_s * (self.context_tokens + self.other_tokens)
         self._at_s = now_s

@@ -58,14 +58,15 @@ class Pricer:
         slower, holders = self._fleet.slowness(now_s), self._index.holders
         waits_ms, sum_ms, in_flight, footprint = list[float](), 0.0, 0, 0
         for member in members:
-            wait_ms = member.queue.pending_ms(now_s)
+            others = member.others
+            wait_ms = member.wait_ms(now_s) if others.waiting_ms else member.queue.pending_ms(now_s)
             if member.foreign_waiting:
                 wait_ms += member.foreign_waiting * member.speeds.mean_work_ms
             if slower and member.id in slower:
                 wait_ms *= slower[member.id]
             waits_ms.append(wait_ms)
             sum_ms += wait_ms
-            in_flight += len(member.leases)
+            in_flight += len(member.leases) + others.open
             footprint += len(holders[member.id].owner)
         count = len(members)
         median_ms = sorted(waits_ms)[(count - 1) // 2] if sum_ms else 0.0
@@ -82,14 +83,15 @@ class Pricer:
         deepest, longest = list[tuple[int, float, int]](), list[tuple[int, float, int]]()
         prefill, cold_ms, waits_ms, slower = None, 0.0, survey.waits_ms, survey.slower
         for n, member in enumerate(members):
-            model, step, streams = member.prefill_model, member.step_model, len(member.leases)
+            model, step, others = member.prefill_model, member.step_model, member.others
+            streams, context = len(member.leases) + others.open, member.context_tokens + others.context_tokens
             if model is not prefill:  # replicas share one until they have their own
                 prefill, cold_ms = model, model.ms(prompt_tokens, 0)
             work_ms = (1 + streams) * cold_ms
             if slower and member.id in slower:
                 work_ms *= slower[member.id]
             # As StepModel.ms, whose call for every replica would show.
-            step_ms = step.floor_ms + step.per_stream_ms * streams + step.per_context_token_ms * member.context_tokens
+            step_ms = step.floor_ms + step.per_stream_ms * streams + step.per_context_token_ms * context
             loads.append((waits_ms[n] + answer * step_ms + work_ms, n))
         listed, wanted = set[int](), set(near)
         for load, n in loads:
@@ -139,12 +141,13 @@ class Pricer:
                 evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, now_s)
             if member.load.kv_tokens_max:
                 kv_wait_ms = self._kv_wait_ms(member, match)
-            prefill, step, streams = member.prefill_model, member.step_model, len(member.leases)
+            prefill, step, others = member.prefill_model, member.step_model, member.others
+            streams, around = len(member.leases) + others.open, member.context_tokens + others.context_tokens
             uncached_ms = prefill.ms(uncached, cached)
             if slower and id_ in slower:
                 uncached_ms *= slower[id_]
             # All leases open there now decode beside this answer for some of its time.
-            beside_ms = step.ms(streams, member.context_tokens + streams * answer / 2)
+            beside_ms = step.ms(streams, around + streams * answer / 2)
             own_ms = step.per_stream_ms + step.per_context_token_ms * context
             candidates.append(
                 Candidate(  # arguments by position: by name it takes twice as long
@@ -218,7 +221,8 @@ class Pricer:
         first served. Answers that decode give their room back little by little, within the mean time of decoding."""
         load, live, speeds, size = member.load, member.live, member.speeds, match.size
         capacity, ratio = load.kv_tokens_max or 0, size.pool_bytes_per_token
-        own, probed = live.own_tokens + member.decoding * speeds.mean_answer_tokens / 2, 0.0
+        decoding = member.decoding + member.others.decoding
+        own, probed = live.own_tokens + decoding * speeds.mean_answer_tokens / 2, 0.0
         if load.kv_usage is not None:
             probed = load.kv_usage * capacity
         room = capacity - size.prompt_tokens

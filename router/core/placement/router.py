@@ -38,6 +38,7 @@ from router.core.placement.policies import Near, Policy
 from router.core.placement.receipts import kept, reason_of
 from router.core.placement.spill import spill
 from router.core.placement.wanted import Wanted
+from router.core.placement.watch import LeaseWatch
 from router.core.prompts.blocks import BLOCK_BYTES
 
 NOBODY: frozenset[str] = frozenset()
@@ -81,10 +82,11 @@ class Router:
         tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
         `repeats`: engines may be asked to repeat events (cache/engine_blocks.py)."""
         self.policy = policy
+        self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
-        self._reuse = ReuseMemory(memory_max)
+        self.reuse = ReuseMemory(memory_max)
         observations = Observations(
             self.index,
             blocks_max_default=blocks_max_default,
@@ -101,8 +103,8 @@ class Router:
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
-        self._conversations = Conversations(memory_max, self.index, self._reuse)
-        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self._reuse)
+        self._conversations = Conversations(memory_max, self.index, self.reuse)
+        self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
@@ -115,6 +117,7 @@ class Router:
         self._replace, self.forget, self.check = observations.replace, observations.forget, observations.check
         self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
         self.observe_load, self.alive = observations.observe_load, observations.alive
+        self.found_dead, self.told_dead = self.fitness.found_dead, self.fitness.told_dead
         learner = Learner(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
@@ -211,6 +214,8 @@ class Router:
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
             member.prefilled(lease, now_s)
+            if self.watch is not None:
+                self.watch.first_token(lease, now_s)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
 
@@ -218,6 +223,8 @@ class Router:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
         member = self.fleet.members.get(lease.replica)
         if member is None:
+            if self.watch is not None:
+                self.watch.gone(lease)
             return
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
@@ -230,8 +237,11 @@ class Router:
         if lease.stored is not None and lease.tokens is not None:
             grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
-        if computed or (left and not lease.streams):  # an answer that did not stream may have been computed unseen
-            answer_keys = self._credits.keys_of_answer(lease, outcome)
+        computed = computed or (left and not lease.streams)  # it may have been computed unseen
+        answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
+        if self.watch is not None:
+            self.watch.ended(lease, outcome, len(answer_keys), computed=computed)
+        if computed:
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
             if lease.conversation:
                 self._conversations.ended(lease, answer_keys, now_s)
@@ -378,12 +388,14 @@ class Router:
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
-        self._reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)
+        self.reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)
         if wanted.kin is not None:
             self._conversations.placed(wanted, wanted.kin, match, lease)
         self.index.pin(id_, lease.id, keys, now_s)
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
+        if self.watch is not None:
+            self.watch.opened(lease, credit, now_s)
         return lease
 
 

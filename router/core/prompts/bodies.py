@@ -86,24 +86,26 @@ def _is_plain(body: bytes, depth_max: int, parts_max: int) -> bool:
     size = len(body)
     if size <= 2 * depth_max and size <= parts_max:
         return True
-    if size > VALUES_A_PART * parts_max:  # a value takes a byte at least
+    if size > VALUES_A_PART * parts_max or depth_max < 2:  # a value takes a byte at least
         return False
     # As many may yet begin. The first of all has nothing before it, and the innermost may have nothing in it.
-    begin, parts = depth_max - 2, parts_max
+    begin = depth_max - 2
     looks_max = max(LOOKS_MAX, size // BYTES_A_LOOK)
+    parts = min(parts_max, 2 * looks_max)
     for bracket, inside in ((b"[", _IN_ARRAY), (b"{", _IN_OBJECT)):
-        at = body.find(bracket)
-        for _ in range(looks_max):
+        at, find = body.find(bracket), body.find
+        most = min(looks_max, parts + 1)
+        for looks in range(most):
             if at < 0:
+                parts -= looks
                 break
-            parts -= 1
             before = body[at - 1]
-            if body[at + 1 : at + 2] in inside and before in _BEFORE_BRACKET:
+            if before in _BEFORE_BRACKET and body[at + 1 : at + 2] in inside:
                 # Code and prose in strings have brackets behind a blank: behind that blank stands a word or a sign.
                 begin -= before not in _WHITE or body[at - 2] in _BEFORE_BRACKET
-            if begin < 0 or parts < 0:
-                return False
-            at = body.find(bracket, at + 1)
+                if begin < 0:
+                    return False
+            at = find(bracket, at + 1)
         else:
             return False
     return True

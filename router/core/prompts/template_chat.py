@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -86,7 +87,7 @@ class Odd(ChatBody, kw_only=True):
     messages: Raw = ABSENT  # type: ignore[assignment]  # what they are does not matter
 
 
-_ELSEWHERE = tuple(ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])
+_elsewhere = attrgetter(*ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])
 _BODY = msgspec.json.Decoder(ChatBody)
 _ODD = msgspec.json.Decoder(Odd)
 decode_kept = msgspec.json.Decoder(Kept).decode
@@ -112,7 +113,7 @@ def openai_input(path: str, body: bytes, fields: ChatBody | None) -> TemplateInp
         fields = fields or _BODY.decode(body)
         if isinstance(fields, Odd):
             return None
-        if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
+        if any(bodies.given(raw) for raw in _elsewhere(fields) if raw is not ABSENT):
             return None
         if _flag(fields.echo, default=False) and (bodies.given(fields.logprobs) or bodies.given(fields.top_logprobs)):
             return None  # the request wants logprobs of the prompt

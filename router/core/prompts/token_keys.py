@@ -2,7 +2,7 @@
 
 A prompt of 100,000 tokens has 6,250 blocks of 16; hashing them all takes some 2 ms. So keys are remembered in runs
 of RUN_BLOCKS, each under one hash of all the run's ids, seeded like a block's key with the key before it: a run
-found is 64 keys for the price of one.
+found is 128 keys for the price of one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from router.core.prompts.blocks import token_chain, token_root
 
-RUN_BLOCKS = 64
+RUN_BLOCKS = 128
 ID_BYTES = 4
 
 

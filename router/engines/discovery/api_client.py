@@ -205,7 +205,7 @@ class _Asked:
 
     client: ApiClient
     path: str  # below the API server's address; {} stands for the namespace
-    query: dict[str, str]  # which objects of that kind
+    query: dict[str, str]  # query of the URL: selectors that say which objects are listed
     what: str  # the kind's name in the API
     needed: str  # what a Role must allow
     refused: str  # what status 400 is about

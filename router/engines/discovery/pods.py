@@ -26,9 +26,9 @@ from router.settings.networks import usual
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
 REPLAY_PORT = "warmroute/kv-replay-port"
-ACTIVE_PORTS = "llm-d.ai/active-ports"  # which of a pool's ports serve in this pod, with commas between
+ACTIVE_PORTS = "llm-d.ai/active-ports"  # annotation of a pod: those ports of its pool that serve, with commas between
 ACTIVE_PORTS_ONCE = "inference.networking.k8s.io/active-ports"  # its name in the upstream's own picker
-ACTIVE_CHARS_MAX = 1_024  # of a list of active ports, what is read
+ACTIVE_CHARS_MAX = 1_024  # characters of such an annotation that are read
 PORT_NAME = "http"  # name of the engine's port by default
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 

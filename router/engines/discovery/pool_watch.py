@@ -70,8 +70,8 @@ class PoolFollower:
             changed=self._wake.set,
             random=random,
         )
-        self._now: _Membership | None = None  # whose pods are the view
-        self._next: _Membership | None = None  # whose pods are being listed, to become the view
+        self._now: _Membership | None = None  # the membership whose pods are shown to the router
+        self._next: _Membership | None = None  # the membership whose pods are being listed, to be shown next
         self._past_errors = 0  # of memberships that were left
         self._told: tuple[str, ...] | None = None  # what the log last said of the pool
         self._faulty_since_s = 0.0

@@ -3,6 +3,10 @@
 The only module that knows pyzmq. All calls return at once; `Sockets.wakes` sets an asyncio.Event when a socket may have
 something. A ZeroMQ descriptor is readable when the state may have changed, not when there is a message: after a wake
 everything must be read until there is nothing more (zeromq.org, zmq_getsockopt, ZMQ_FD).
+
+ZeroMQ must not connect again by itself: libzmq up to 4.3.5 ends the process (`Assertion failed: _input_stopped`,
+zeromq/libzmq#3937) where a connection is lost while its queue is full, comes back, and only then is the queue read. So
+a subscription takes a new socket for each connection, and a replay has one connection.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,9 +24,13 @@ from zmq.utils.monitor import parse_monitor_message
 END = b"\xff" * 8  # number -1: the replay is complete
 HWM = 1_000  # messages in a queue of ZeroMQ; beyond this TCP makes the engine wait
 REPLAY_HWM = 4_096  # messages of a replay; an engine's ROUTER does not wait but drops, and that takes another replay
-RECONNECT_MIN_MS, RECONNECT_MAX_MS = 100, 1_000
+AGAIN_MIN_S, AGAIN_MAX_S = 0.1, 1.0  # pause before a connection is tried again; doubles with each that fails
+CONNECT_S = 5.0  # a connection that is not up by then is tried again: of a name that is unknown nothing is heard
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3_000, 9_000  # answered by the peer's I/O thread, so that a dead host is noticed
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED
+_NEVER = -1
+
+Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]  # what receives, and what tells of its connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +54,15 @@ class Sockets:
 
     def subscribe(self, endpoint: str, topic: str | None) -> Subscription:
         """A socket connected to a publisher, now or once there is one. Raises ValueError for an invalid address."""
-        return self._subscription(endpoint, topic or "", bind=False)
+
+        def pair() -> Pair:
+            return self._pair(endpoint, topic or "", bind=False)
+
+        return Subscription(pair(), pair)
 
     def bound(self, address: str) -> Subscription:
         """A socket that publishers connect to. Raises OSError if it cannot listen there."""
-        return self._subscription(address, "", bind=True)
+        return Subscription(self._pair(address, "", bind=True))
 
     def ask(self, endpoint: str, first: int) -> Replay:
         """Ask for a replay on a connection of its own. Raises ValueError for an invalid address."""
@@ -63,18 +76,20 @@ class Sockets:
         dealer.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)  # the ROUTER wants the empty frame
         return Replay(dealer)
 
-    def _subscription(self, address: str, topic: str, *, bind: bool) -> Subscription:
+    def _pair(self, address: str, topic: str, *, bind: bool) -> Pair:
         sub = self._socket(zmq.SUB)
-        sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        monitor = sub.get_monitor_socket(_EVENTS)
+        try:
+            sub.setsockopt(zmq.SUBSCRIBE, topic.encode())
+            monitor = sub.get_monitor_socket(_EVENTS)
+        except zmq.ZMQError:
+            sub.close(linger=0)
+            raise
         try:
             _open(sub, address, bind=bind)
         except (OSError, ValueError):
-            sub.disable_monitor()
-            monitor.close(linger=0)
-            sub.close(linger=0)
+            _close(sub, monitor)
             raise
-        return Subscription(sub, monitor)
+        return sub, monitor
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         made = self._context.socket(kind)
@@ -82,8 +97,7 @@ class Sockets:
             zmq.LINGER: 0,
             zmq.RCVHWM: HWM,
             zmq.MAXMSGSIZE: self._message_bytes_max,
-            zmq.RECONNECT_IVL: RECONNECT_MIN_MS,
-            zmq.RECONNECT_IVL_MAX: RECONNECT_MAX_MS,
+            zmq.RECONNECT_IVL: _NEVER,
             zmq.HEARTBEAT_IVL: HEARTBEAT_MS,
             zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
             zmq.TCP_KEEPALIVE: 1,
@@ -94,11 +108,15 @@ class Sockets:
 
 
 class Subscription:
-    """A socket that receives batches."""
+    """A socket that receives batches: a bound one, or one for each connection to a publisher."""
 
-    def __init__(self, sub: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-        self._sub = sub
-        self._monitor = monitor
+    def __init__(self, pair: Pair, again: Callable[[], Pair] | None = None) -> None:
+        """`again` makes a new pair that connects to the publisher."""
+        self._sub, self._monitor = pair
+        self._again = again
+        self._again_s = AGAIN_MIN_S
+        self._timer: asyncio.TimerHandle | None = None  # of the next connection
+        self._event = asyncio.Event()
         self._peers: dict[int, str] = {}  # descriptor of an accepted connection -> address
         self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None
 
@@ -108,15 +126,43 @@ class Subscription:
         return self._sub.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def wakes(self, event: asyncio.Event) -> None:
-        """Set the event whenever there may be something to read."""
+        """Set the event whenever there may be something to read. To be called once, in the loop that is to read."""
+        self._event = event
         self._wake = _watch([self._sub, self._monitor], event)
+        self._connect_in(CONNECT_S)
 
     def close(self) -> None:
         """Close the socket."""
+        if self._timer is not None:
+            self._timer.cancel()
         _unwatch(self._wake)
-        self._sub.disable_monitor()
-        self._monitor.close(linger=0)
-        self._sub.close(linger=0)
+        _close(self._sub, self._monitor)
+
+    def _connect_in(self, delay_s: float) -> None:
+        """Connect anew by then, unless a connection comes up before."""
+        if self._again is not None and self._wake is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._wake[0].call_later(delay_s, self._connect)
+
+    def _connect(self) -> None:
+        """Give up the connection that is gone, or did not come, with what was not read of it, for another one."""
+        if self._again is None:
+            return
+        _unwatch(self._wake)
+        try:
+            pair = self._again()
+        except (OSError, ValueError, zmq.ZMQError):  # the process has no descriptor left: later
+            self._wake = _watch([self._sub, self._monitor], self._event)
+        else:
+            _close(self._sub, self._monitor)
+            self._sub, self._monitor = pair
+            self._wake = _watch([*pair], self._event)
+        self._connect_in(CONNECT_S)
+
+    def _lost(self) -> None:
+        self._connect_in(self._again_s)
+        self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
 
     def change(self) -> PeerChange | None:
         """The next change of a connection. Read it before batches: ZeroMQ reports it first."""
@@ -129,8 +175,14 @@ class Subscription:
             if kind == zmq.EVENT_ACCEPTED:
                 self._peers[descriptor] = _peer(descriptor)
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._again_s = AGAIN_MIN_S
+                if self._timer is not None:
+                    self._timer.cancel()
                 return PeerChange(up=True)
+            elif kind == zmq.EVENT_CLOSED:  # a connection did not come up
+                self._lost()
             elif kind == zmq.EVENT_DISCONNECTED:
+                self._lost()
                 return PeerChange(up=False, peer=self._peers.pop(descriptor, ""))
 
     def receive(self) -> tuple[bytes, int, bytes] | None:
@@ -182,6 +234,12 @@ class Replay:
                 return None
             if len(frames) >= 3 and not frames[0] and len(frames[-2]) == 8:  # the topic came with vLLM 0.2x
                 return (-1 if frames[-2] == END else int.from_bytes(frames[-2], "big")), frames[-1]
+
+
+def _close(sub: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    sub.disable_monitor()
+    monitor.close(linger=0)
+    sub.close(linger=0)
 
 
 def _open(made: zmq.Socket[bytes], address: str, *, bind: bool) -> None:

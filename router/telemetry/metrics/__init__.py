@@ -24,7 +24,7 @@ from router.telemetry.metrics import models
 from router.telemetry.metrics.epp_pool import EppPool
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
-from router.telemetry.metrics.gauges import Events, Gauges, Replicas, Sources
+from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources
 from router.telemetry.metrics.groups import of_groups
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
@@ -79,6 +79,7 @@ class Metrics:
             Gauges(router, self._tallies, figures),
             Replicas(router, clock, figures.engine_version),
             Sources(figures),
+            Links(figures),
             Events(router, figures),
             *([EppPool(aliases, router, self._tallies, figures)] if aliases else ()),
         )

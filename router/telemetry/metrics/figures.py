@@ -12,6 +12,24 @@ from router.telemetry.process_counts import Totals
 
 
 @dataclass(frozen=True, slots=True)
+class SharingFigures:
+    """Figures of the link to other routers."""
+
+    whole: bool
+    """Whether other routers are heard, and hear this one."""
+    routers: int
+    """Routers that hear each other, this one included."""
+    writable: bool
+    """Whether the store takes writes."""
+    delay_s: float | None
+    """Seconds from saying to hearing the last message of this router's own."""
+    counts: Mapping[str, int]
+    """Messages and bytes, and interruptions."""
+    failures: Mapping[str, int]
+    """Failures of the store, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Functions that are called once per scrape; one that is not given yields 0, or nothing."""
 
@@ -37,5 +55,7 @@ class Figures:
     """Whether the file of the history is failing, bytes that it takes, decisions that it did not get."""
     admin: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, dict.fromkeys(REASONS, 0))
     """Connections to the admin listener: how many are open, and how many it closed, by reason."""
+    sharing: Callable[[], SharingFigures | None] = lambda: None
+    """The link to other routers; None where nothing is shared."""
     totals: Totals = field(default_factory=Totals)
     """Totals of all processes."""

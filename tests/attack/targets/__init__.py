@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from tests.attack.target import Target
-from tests.attack.targets import bodies, engine_pages, http, hub, kubernetes, kv_events, logs, models, settings, streams
+from tests.attack.targets import (
+    bodies,
+    engine_pages,
+    http,
+    hub,
+    kubernetes,
+    kv_events,
+    logs,
+    models,
+    settings,
+    sharing,
+    streams,
+)
 
 TARGETS: dict[str, Target] = {
     target.name: target
-    for module in (http, bodies, streams, logs, kv_events, hub, settings, kubernetes, engine_pages, models)
+    for module in (http, bodies, streams, logs, kv_events, hub, settings, sharing, kubernetes, engine_pages, models)
     for target in module.TARGETS
 }

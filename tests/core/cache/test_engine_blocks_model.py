@@ -10,6 +10,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from router.core.cache import claims
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import Cleared
@@ -58,6 +59,23 @@ def test_a_stored_block_confirms_an_expectation(engine: _Engine) -> None:
     engine.ledger.expect(3, _keys("abc"))
     engine.ledger.settle(2)
     assert engine.depth("abc") == 3
+
+
+def test_a_long_prompt_is_confirmed_chunk_by_chunk(engine: _Engine) -> None:
+    """What came is the engine's word, what did not is expected; a block that came and went is held no more, and what
+    was not heard of is gone with the lease."""
+    letters = "ab" * 50
+    engine.ledger.expect(1, _keys(letters))
+    assert engine.depth(letters) == 100
+    engine.hears(_stored([*range(1, 41)], letters[:40]), _stored([*range(41, 61)], letters[40:60], parent=40))
+    assert engine.depth(letters) == 100
+    engine.hears(_gone(50))
+    assert engine.depth(letters) == 49
+    engine.hears(_stored([50], letters[49:50], parent=49), _stored([900], "x", parent=60))
+    assert engine.depth(letters) == 100
+    engine.ledger.settle(1)
+    assert engine.depth(letters) == 60
+    assert engine.ledger.blocks == 61
 
 
 def test_a_lease_that_expects_again_what_went_settles_once(engine: _Engine) -> None:
@@ -220,6 +238,14 @@ class Machine(RuleBasedStateMachine):
             if letters[:end] not in self._useful() or self.bounds != ROOMY:
                 self.expected.setdefault(letters[:end], set()).add(lease)
 
+    @rule(letters=st.text("ab", min_size=1, max_size=5), lease=st.integers(1, 3))
+    def _expect_rest(self, letters: str, lease: int) -> None:
+        keys, depth = _keys(letters), self.engine.depth(letters)
+        self.engine.ledger.expect(lease, keys[depth:], depth)
+        for end in range(depth + 1, len(letters) + 1):
+            if letters[:end] not in self._useful() or self.bounds != ROOMY:
+                self.expected.setdefault(letters[:end], set()).add(lease)
+
     @rule(lease=st.integers(1, 3))
     def _settle(self, lease: int) -> None:
         self.engine.ledger.settle(lease)
@@ -236,7 +262,10 @@ class Machine(RuleBasedStateMachine):
         """Keys with the engine's bit, the swept excepted."""
         while self.engine.masks.dying:
             self.engine.masks.sweep(7)
-        return set(self.engine.masks.of)
+        masks, runs = self.engine.masks, self.engine.ledger._credit._runs
+        assert sorted(map(id, runs)) == sorted(id(run) for found in masks._ahead.values() for run in found)
+        assert not any(masks.of.get(run.keys[0], 0) & run.bit for run in runs)
+        return set(masks.of).union(*[run.keys for run in runs])
 
     @invariant()
     def _agrees(self) -> None:
@@ -244,6 +273,9 @@ class Machine(RuleBasedStateMachine):
             return
         truth = {_key(letters) for letters in self._useful() | set(self.expected)}
         assert self._believed() == truth
+        for letters in ("aaaa", "abab", "babab"):
+            keys = _keys(letters)
+            assert self.engine.depth(letters) == next((n for n, key in enumerate(keys) if key not in truth), len(keys))
         ledger = self.engine.ledger
         assert ledger.blocks == len(self._useful_blocks())
         on_gpu = sum(copies for (place, _), copies in self.copies.items() if place[0] == "GPU")
@@ -286,7 +318,10 @@ MODEL = settings(
 )
 
 
+@pytest.mark.parametrize("run_keys_min", [1, claims.RUN_KEYS_MIN])
 @pytest.mark.parametrize("machine", [Machine, Bounded])
-def test_model(machine: type[RuleBasedStateMachine]) -> None:
-    """The ledger equals a naive multiset of copies; with tight limits it believes no more than that."""
+def test_model(machine: type[RuleBasedStateMachine], run_keys_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger equals a naive multiset of copies, whether prompts are expected as runs or key by key; with tight
+    limits it believes no more than that."""
+    monkeypatch.setattr(claims, "RUN_KEYS_MIN", run_keys_min)
     run_state_machine_as_test(machine, settings=MODEL)

@@ -76,6 +76,11 @@ class MasksModel(RuleBasedStateMachine):
         """A prompt will be asked for again."""
         self.masks.remember(keys)
 
+    @rule()
+    def remember_some(self) -> None:
+        """Something else is done, and a little of what was asked for with it."""
+        self.masks.remember_some()
+
     @invariant()
     def the_walk_is_right(self) -> None:
         """Every prompt's longest prefix, for every visible holder."""

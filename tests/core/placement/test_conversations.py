@@ -106,7 +106,7 @@ def odds(world: World, idle_s: float = 0.0) -> float:
     """The chance that what was idle for so long is asked for again."""
     from router.core.learned.reuse import bucket
 
-    return world.router._reuse.odds(world.now_s)[bucket(idle_s)]
+    return world.router.reuse.odds(world.now_s)[bucket(idle_s)]
 
 
 def expected_back(world: World, id_: str) -> list[tuple[int, bool]]:
@@ -123,11 +123,11 @@ def test_nothing_of_a_conversation_that_is_over_is_expected_back(dedicated: bool
     world.serve(chat(words(5, 300), system=system))  # somebody else's conversation with the same beginning
     shared = world.depth(chat("", system=system), "a")
     world.serve(chat(words(2, 600), system=system), kin=Kin(MAIN))
-    held, marks = world.depth(chat(words(2, 600), system=system), "a"), len(world.router._reuse)
+    held, marks = world.depth(chat(words(2, 600), system=system), "a"), len(world.router.reuse)
     assert all(back for _, back in expected_back(world, "a"))
     end = chat("bye") if dedicated else chat(words(2, 600), "Yes", "Thanks", system=system)
     world.serve(end, kin=Kin(MAIN, 0, True))
-    assert len(world.router._reuse) == marks - 1
+    assert len(world.router.reuse) == marks - 1
     gone = sum(blocks for blocks, back in expected_back(world, "a") if not back)
     assert held - shared <= gone <= held - shared + 3
     assert world.depth(chat(words(2, 600), system=system), "a") >= held
@@ -142,7 +142,7 @@ def test_a_conversation_that_goes_on_after_its_end_is_expected_again() -> None:
     assert not any(back for _, back in expected_back(world, "a"))
     world.serve(chat(words(2, 600), "Yes", "One more"), kin=Kin(MAIN))
     assert all(back for _, back in expected_back(world, "a"))
-    assert len(world.router._reuse) == 1
+    assert len(world.router.reuse) == 1
 
 
 @pytest.mark.inside

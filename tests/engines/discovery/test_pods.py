@@ -96,7 +96,8 @@ def test_whoever_writes_pods_sends_the_router_nowhere_special(address: str) -> N
     ],
 )
 def test_who_is_no_replica(changes: dict[str, Any]) -> None:
-    """Terminating, finished, not ready, or without an address: out, and nothing to be said of it."""
+    """Terminating, finished, not ready, or without an address: out, and nothing to be said of it. lwepp
+    TestIsPodReady."""
     found = seen(A, **changes)
     assert replica(found) is None
     assert found.why == ""

@@ -38,7 +38,8 @@ def urls(view: Followed) -> set[str]:
 
 
 async def test_members_of_a_pool_come_and_go(api: ApiServer, tmp_path: Path) -> None:
-    """Pods that the pool selects are replicas at its port, as those of a selector are."""
+    """Pods that the pool selects are replicas at its port, as those of a selector are. lwepp TestPods,
+    TestPodReconciler."""
     async with followed(api, tmp_path) as view:
         await view.until_names("a")
         assert urls(view) == {"1:8000"}
@@ -53,7 +54,7 @@ async def test_members_of_a_pool_come_and_go(api: ApiServer, tmp_path: Path) -> 
 
 async def test_changes_of_a_pool_are_followed(api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Other ports, more ports, another selector: the members are others at once, and between two versions of a pool
-    the view is never empty."""
+    the view is never empty. lwepp TestTargetPortsChange, TestInferencePoolReconciler."""
     caplog.set_level(logging.INFO, "router.engines.discovery")
     async with followed(api, tmp_path) as view:
         await view.until_names("a")

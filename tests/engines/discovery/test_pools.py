@@ -26,7 +26,8 @@ def seen(**changes: Any) -> PoolSeen:
 
 
 def test_what_a_pool_is() -> None:
-    """Labels in one order, whatever the object's is, ports in the pool's own, picker and failure mode."""
+    """Labels in one order, whatever the object's is, ports in the pool's own, picker and failure mode. lwepp
+    TestInferencePoolToEndpointPool."""
     labels = {"role": "decode", "app.example.com/name": "vllm"}
     found = seen(spec={"selector": {"matchLabels": None}} | {"targetPorts": [{"number": 8001}, {"number": 8000}]})
     assert found.trouble
@@ -85,7 +86,7 @@ def test_another_pool_is_not_taken_for_it() -> None:
 
 def test_each_port_of_a_pod_is_a_replica() -> None:
     """Of one pod and one run, each with its own events, counted up from the first rank's; what the pod says of its own
-    port does not count, since the gateway goes by the pool's."""
+    port does not count, since the gateway goes by the pool's. lwepp TestEndpointMetadata."""
     annotations = {"warmroute/port": "9999", "warmroute/kv-events-port": "5557", "warmroute/kv-replay-port": "6557"}
     raw = json.dumps(pod("a", port=8001, annotations=annotations)).encode()
     found = read(raw, Rule(ports=(8000, 8001)))

@@ -1,0 +1,135 @@
+"""Leases of other routers, as far as caches and KV pools know of them: what they hold, keep from eviction, and compute.
+
+A prompt that another router sent somewhere is held there as one of ours would be: unproven until it is computed, and
+gone if it is not. So a burst of one cold prefix stays together though it comes through several routers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from router.core.fleet.member import Member
+from router.core.learned.answers import PastAnswer
+from router.core.placement.router import Router
+from router.core.prompts.blocks import BLOCK_BYTES, answer_keys
+from router.core.sharing.limits import SharingLimits
+from router.core.sharing.messages import SharedEnd, SharedPlacement, unpacked
+
+ANSWER_BLOCKS_MAX = 1 << 12  # most blocks of one answer that another router is believed
+
+
+class _Mirrored(Struct, gc=False):
+    """An open lease of another router."""
+
+    number: int  # below 0, as our own are not
+    member: Member
+    keys: list[int]
+    own_tokens: int
+    due_s: float  # time at which its prefill is done, by its model
+    claimed: bool  # whether blocks of the engine's own size were promised
+
+
+class Leases:
+    """Open leases of one router by its numbers, the oldest first."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, _Mirrored] = OrderedDict()
+        self.keys = 0  # keys of all their prompts
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, lease: int) -> bool:
+        return lease in self._open
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest; there must be one."""
+        return next(iter(self._open))
+
+    def add(self, lease: int, mirrored: _Mirrored) -> None:
+        """One more is open."""
+        self._open[lease] = mirrored
+        self.keys += len(mirrored.keys)
+
+    def take(self, lease: int) -> _Mirrored | None:
+        """It is over; None where it is not here."""
+        mirrored = self._open.pop(lease, None)
+        if mirrored is not None:
+            self.keys -= len(mirrored.keys)
+        return mirrored
+
+    def oldest(self) -> _Mirrored:
+        """The oldest is over; there must be one."""
+        mirrored = self._open.popitem(last=False)[1]
+        self.keys -= len(mirrored.keys)
+        return mirrored
+
+
+class Mirror:
+    """Writes what other routers placed to where our own placements are written."""
+
+    def __init__(self, router: Router, limits: SharingLimits) -> None:
+        self._router, self._limits = router, limits
+        self._last = 0
+
+    def place(self, leases: Leases, shared: SharedPlacement, member: Member, home: Member | None, now_s: float) -> None:
+        """Another router sent a prompt to a replica; `home` is the replica of its credit. Raises BadMessage."""
+        if shared.lease in leases:
+            return
+        keys, router = unpacked(shared.keys), self._router
+        credit, claim = shared.credit, shared.claim
+        if credit is not None and home is not None:
+            router.index.drop(home.id, unpacked(credit.answer_keys))
+            router.index.touch(home.id, keys[: credit.blocks], now_s)
+        claimed = unpacked(claim.keys) if claim is not None else []
+        self._last -= 1
+        due_s = now_s + shared.left_ms / 1e3
+        mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed))
+        leases.add(shared.lease, mirrored)
+        member.live.open(mirrored.number, keys, shared.own_tokens)
+        router.reuse.observe(keys, now_s)
+        blocks_max = router.index.capacity(member.id)
+        router.index.pin(member.id, mirrored.number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
+        if claim is not None and claimed:
+            router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens)
+        while len(leases) > self._limits.leases_max or leases.keys > self._limits.lease_keys_max:
+            self._close(leases.oldest(), now_s, computed=True)
+
+    def end(self, leases: Leases, end: SharedEnd, member: Member | None, now_s: float) -> None:
+        """A lease of another router is over; `member` is the replica that gave the answer, if its cache is still
+        there."""
+        mirrored = leases.take(end.lease)
+        if mirrored is not None:
+            blocks = min(end.answer_blocks, ANSWER_BLOCKS_MAX)
+            grown = answer_keys(end.end_key, blocks * BLOCK_BYTES) if end.end_key and blocks else []
+            self._close(mirrored, now_s, computed=end.computed, grown=grown)
+        if end.end_key and member is not None:
+            answer = PastAnswer(member.id, end.prompt_tokens, end.completion_tokens, member.life)
+            self._router.answers.put(end.end_key, answer)
+
+    def end_before(self, leases: Leases, first: int, now_s: float) -> None:
+        """Leases before this one are over, though nobody may have said how."""
+        while leases and leases.first < first:
+            mirrored = leases.oldest()
+            self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
+
+    def end_all(self, leases: Leases, now_s: float) -> None:
+        """The router is gone, and its clients with it."""
+        while leases:
+            mirrored = leases.oldest()
+            self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
+
+    def _close(self, mirrored: _Mirrored, now_s: float, *, computed: bool, grown: list[int] | None = None) -> None:
+        member, number, router = mirrored.member, mirrored.number, self._router
+        member.live.close(number, mirrored.keys, mirrored.own_tokens)
+        if router.fleet.members.get(member.id) is not member:
+            return  # another engine is at that address
+        if computed:
+            router.index.unpin(member.id, number, now_s, grown=grown or ())
+        else:
+            router.index.retract(member.id, number)
+        if mirrored.claimed:
+            router.knowledge.kept(member.id, number, now_s, computed=computed)

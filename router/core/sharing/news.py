@@ -1,0 +1,170 @@
+"""What happened since the last message: placements with their keys, first tokens, ends of leases. Bounded; what does
+not fit is left out, and counted.
+
+Unlike sums these are told once. Messages are numbered, so whoever misses one asks for its news, which are kept for a
+while. What is lost for good is a prompt until the next turn of its conversation; an end is made good by the number of
+the oldest lease that is still open, which each message has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from router.core.facts.placements import Ending, Outcome
+from router.core.fleet.lease import Lease
+from router.core.placement.credit import AnswerCredit
+from router.core.sharing.engines import number_of
+from router.core.sharing.limits import SharingLimits
+from router.core.sharing.messages import (
+    KEY_BYTES,
+    Gap,
+    SharedAgain,
+    SharedClaim,
+    SharedCredit,
+    SharedEnd,
+    SharedFirstToken,
+    SharedPlacement,
+    packed,
+)
+
+CLAIM_TOKENS_MIN = 1_000  # prices closer than the prefill of so many tokens cannot be told apart
+
+
+class News:
+    """Placements and ends on their way into messages."""
+
+    def __init__(self, limits: SharingLimits) -> None:
+        self._limits = limits
+        self._placements: deque[SharedPlacement] = deque()
+        self._first_tokens: deque[SharedFirstToken] = deque()
+        self._ends: deque[SharedEnd] = deque()
+        self._keys = 0  # keys of blocks in `_placements`
+        # What was told of late: (number of the message, placements, ends, keys of blocks).
+        self._told: deque[tuple[int, list[SharedPlacement], list[SharedEnd], int]] = deque()
+        self._told_keys = 0
+        # Open leases that were told, oldest first. Not a dict: one that loses its first entries is searched from its
+        # first slot.
+        self._open: OrderedDict[int, None] = OrderedDict()
+        self._next_lease = 0
+        self.left_out = dict.fromkeys(("placements", "first_tokens", "ends"), 0)
+
+    def __bool__(self) -> bool:
+        return bool(self._placements or self._first_tokens or self._ends)
+
+    def placed(self, lease: Lease, left_ms: float, credit: AnswerCredit | None) -> None:
+        """A lease was given; so many milliseconds from now its prefill is done, by its model."""
+        self._next_lease = lease.id + 1
+        if not lease.keys:
+            return
+        number = number_of(lease.replica)
+        claim = _claim(lease)
+        shared = SharedPlacement(lease.id, number, lease.own_tokens, int(left_ms), packed(lease.keys), claim)
+        if credit is not None:
+            home = number if credit.replica == lease.replica else number_of(credit.replica)
+            shared.credit = SharedCredit(home, len(credit.prefix), packed(credit.answer_keys))
+        keys = _keys_of(shared)
+        if len(self._placements) >= self._limits.queue_news_max or self._keys + keys > self._limits.queue_keys_max:
+            self.left_out["placements"] += 1
+            return
+        self._placements.append(shared)
+        self._keys += keys
+        self._open[lease.id] = None
+
+    def first_token(self, lease: Lease, at_s: float) -> None:
+        """The prefill of a lease is over."""
+        if len(self._first_tokens) >= self._limits.queue_news_max:
+            self.left_out["first_tokens"] += 1
+            return
+        tokens = max(0, lease.uncached_tokens)
+        self._first_tokens.append(SharedFirstToken(number_of(lease.replica), int(at_s * 1e3), tokens))
+
+    def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
+        """A lease is back."""
+        told = self._open.pop(lease.id, 0) is None
+        well = outcome.ending is Ending.OK and lease.end_key is not None
+        if not told and not well:
+            return
+        if len(self._ends) >= self._limits.queue_news_max:
+            self.left_out["ends"] += 1
+            return
+        end = SharedEnd(lease.id, number_of(lease.replica), computed)
+        if well and lease.end_key is not None:
+            usage = outcome.usage
+            end.end_key, end.answer_blocks = lease.end_key, answer_blocks
+            end.prompt_tokens = usage.prompt_tokens if usage is not None else 0
+            end.completion_tokens = usage.completion_tokens if usage is not None else outcome.events
+        self._ends.append(end)
+
+    def gone(self, lease: Lease) -> None:
+        """A lease is back from a replica that is there no more."""
+        self._open.pop(lease.id, None)
+
+    @property
+    def first(self) -> int:
+        """Leases before this one have ended, and whatever there is to tell of them was told."""
+        waiting = [shared.lease for shared in self._placements] + [end.lease for end in self._ends]
+        return min([next(iter(self._open), self._next_lease), *waiting])
+
+    def next_few(self) -> tuple[list[SharedPlacement], list[SharedFirstToken], list[SharedEnd]]:
+        """What goes into the next message, the oldest first. An end does not go before its placement."""
+        limits, placements, keys = self._limits, list[SharedPlacement](), 0
+        while self._placements and len(placements) < limits.news_max:
+            more = _keys_of(self._placements[0])
+            if placements and keys + more > limits.keys_max:
+                break
+            keys += more
+            placements.append(self._placements.popleft())
+        self._keys -= keys
+        ends, upto = list[SharedEnd](), self._placements[0].lease if self._placements else self._next_lease
+        for _ in range(min(len(self._ends), limits.news_max)):
+            end = self._ends.popleft()
+            if end.lease < upto:
+                ends.append(end)
+            else:
+                self._ends.append(end)
+        count = min(len(self._first_tokens), limits.news_max)
+        return placements, [self._first_tokens.popleft() for _ in range(count)], ends
+
+    def keep(self, seq: int, placements: list[SharedPlacement], ends: list[SharedEnd]) -> None:
+        """They are in this message: it may not come to all."""
+        if placements or ends:
+            keys = sum(map(_keys_of, placements))
+            self._told.append((seq, placements, ends, keys))
+            self._told_keys += keys
+        while len(self._told) > self._limits.told_max or self._told_keys > self._limits.queue_keys_max:
+            self._told_keys -= self._told.popleft()[3]
+
+    def again(self, gap: Gap) -> SharedAgain:
+        """What was in messages that a router missed, as far as it is kept and fits into a message; leases that have
+        ended since are computed by now."""
+        again, keys = SharedAgain(gap[0], [], []), 0
+        for seq, placements, ends, more in self._told:
+            if gap[1] <= seq <= gap[2] and (not keys or keys + more <= self._limits.keys_max):
+                keys += more
+                again.placements += [each if each.lease in self._open else _over(each) for each in placements]
+                again.ends += ends
+        return again
+
+
+def _over(shared: SharedPlacement) -> SharedPlacement:
+    return SharedPlacement(shared.lease, shared.replica, shared.own_tokens, 0, shared.keys, None, shared.credit)
+
+
+def _claim(lease: Lease) -> SharedClaim | None:
+    """Blocks that the replica's events will tell of, where it takes long enough until then."""
+    stored = lease.stored
+    if stored is None or lease.tokens is None or not stored.block_tokens:
+        return None
+    if lease.prompt_tokens - stored.tokens < CLAIM_TOKENS_MIN:
+        return None
+    keys = lease.tokens.keys.get(stored.block_tokens, [])[stored.tokens // stored.block_tokens :]
+    return SharedClaim(stored.block_tokens, packed(keys)) if keys else None
+
+
+def _keys_of(shared: SharedPlacement) -> int:
+    size = len(shared.keys)
+    if shared.claim is not None:
+        size += len(shared.claim.keys)
+    if shared.credit is not None:
+        size += len(shared.credit.answer_keys)
+    return size // KEY_BYTES

@@ -1,0 +1,114 @@
+"""The hub's link to other routers, where the settings name a store that they share.
+
+There is one for all edges and workers: workers ask the hub, and the hub shares. Everything that needs the client of
+Redis is imported here, when there is something to share.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from secrets import randbits
+from typing import TYPE_CHECKING, Any
+
+from router.core.sharing.limits import SharingLimits
+from router.core.sharing.sharing import Sharing
+from router.settings.schema import SharedSettings
+from router.sharing.addresses import BadAddress
+from router.sharing.checks import address_of
+from router.sharing.link import LinkLimits, SharingLink
+from router.sharing.session import Session, StoreFailed
+from router.sharing.shared import SharedThings
+from router.telemetry.metrics.figures import SharingFigures
+
+if TYPE_CHECKING:
+    from router.hub.parts import HubParts  # the parts have a link among them
+
+OWNER_WAIT_S = 0.25  # longest time in which other routers' words on a stored response are still to be expected
+
+
+class RouterLink:
+    """The link of one hub, and what pages and metrics say of it."""
+
+    def __init__(self, hub: HubParts, admin_port: int) -> None:
+        self._hub = hub
+        shared = hub.settings.shared
+        self.name = shared.router or f"{socket.gethostname()}:{admin_port}"
+        origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
+        limits = SharingLimits()
+        self._core = Sharing(hub.router, self.name, origin, limits, lambda: self.link.urgent())
+        self.things = SharedThings(
+            hub.admission.quotas,
+            hub.router,
+            hub.placer.owners.learn,
+            routers_assumed=shared.routers_assumed,
+            clock=time.monotonic,
+        )
+        self.link = SharingLink(
+            self._opened,
+            self._core,
+            self.things,
+            name=self.name,
+            origin=origin,
+            limits=LinkLimits(hub.settings.limits.response_ids_max, limits.peers_max),
+        )
+
+    def start(self) -> None:
+        """Begin to hear others, in the background."""
+        self.link.start()
+
+    async def close(self) -> None:
+        """Tell others that this router leaves."""
+        await self.link.close()
+
+    def told_within_s(self) -> float:
+        """How long another router's word on a stored response may take to come; 0 where none is heard."""
+        return OWNER_WAIT_S if self.link.whole and self.link.routers > 1 else 0.0
+
+    def _opened(self) -> AbstractAsyncContextManager[Session]:
+        return _session(self._hub.settings.shared)
+
+    # -- what is said of it ------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What `/admin/replicas` says of it."""
+        link = self.link
+        delay_ms = None if link.delay_s is None else round(link.delay_s * 1e3, 2)
+        return {
+            "router": self.name,
+            "fleet": self._hub.settings.shared.name,
+            "whole": link.whole,
+            "why": link.why,
+            "refused": link.refusal,
+            "delay_ms": delay_ms,
+            "routers": [{"name": name, "age_s": round(age_s, 3)} for name, age_s in link.peers()],
+        }
+
+    def figures(self) -> SharingFigures:
+        """What metrics say of it."""
+        link = self.link
+        return SharingFigures(
+            whole=link.whole,
+            routers=link.routers,
+            writable=link.whole and not link.refusal,
+            delay_s=link.delay_s if link.whole else None,
+            counts=link.counts,
+            failures=link.failures,
+        )
+
+
+@asynccontextmanager
+async def _session(shared: SharedSettings) -> AsyncIterator[Session]:
+    """A session by the settings in force: files are read anew, since what they hold may have been replaced. Raises
+    StoreFailed."""
+    from router.sharing.store import TlsFiles, opened  # an extra: imported where there is something to share
+
+    try:
+        address = address_of(shared)
+    except (BadAddress, OSError, UnicodeDecodeError) as error:
+        raise StoreFailed("unreachable", f"the store's address cannot be read: {error}") from error
+    tls = TlsFiles(shared.tls_ca, shared.tls_certificate, shared.tls_key)
+    async with opened(address, shared.name, shared.timeout_s, tls) as session:
+        yield session

@@ -1,0 +1,367 @@
+"""The link between this router and others, through the store, in the background.
+
+One task says what the core and the store's side have to tell, as one message to all; one hears what others say; one
+keeps owners of stored responses in the store. They belong to a session, which ends at its first failure, and another is
+opened at once, then every RETRY_S. No request waits for any of it: what requests tell the link it remembers, and what
+they ask it answers from memory.
+
+A router hears its own messages as well. While it does, it knows that others can hear it and that it would hear them:
+the link is whole. When it has heard none for ALONE_S, whatever the store may be doing, it is alone, says so once, and
+goes on with what it knows itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+
+from router.sharing.frames import OWNERS_MAX, BadFrame, Frame, packed
+from router.sharing.hearing import HeardRouters, Hearing
+from router.sharing.session import REFUSALS, Open, Session, StoreFailed, Written
+from router.sharing.sides import CoreSharing, StoreSide
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.2  # longest time between two messages
+ASK_S = 0.051  # between two questions to the core: it says something every 50 ms, and timers may be a little early
+URGENT_GAP_S = 0.005  # shortest time between two messages of what is urgent, and for each router that hears them
+URGENT_GAP_PER_ROUTER_S = 0.0025
+ALONE_S = 0.75  # longest time without an own message heard; then this router is alone
+WATCH_S = 0.05  # interval of the looks whether the link is whole
+RETRY_S = 0.1  # between two tries to open a session
+KEEP_S = 1.0  # between two writes of this router's presence
+PRESENCE_S = 5.0  # time for which presence counts in the store
+OVERLAP_MS = 5_000  # owners are read again from so long before the last whole moment
+CLOSE_S = 0.3  # longest time that saying goodbye may take
+WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
+REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Limits of a link."""
+
+    owners_max: int  # owners of stored responses that are kept in the store, and that wait to be written
+    peers_max: int = 64  # other routers that are listened to
+
+
+class SharingLink:
+    """The link of one router. `start` begins, `close` ends it; nothing here is ever waited for by a request."""
+
+    def __init__(
+        self,
+        open_: Open,
+        core: CoreSharing,
+        side: StoreSide,
+        *,
+        name: str,
+        origin: int,
+        limits: LinkLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`name` is this router's, `origin` a number of its process that no other has."""
+        self.name, self.origin = name, origin
+        self._open, self._core, self._side, self._limits, self._clock = open_, core, side, limits, clock
+        self.whole = False
+        self.why = "not connected yet"  # why it is not whole
+        self.refusal = ""  # the store's words where it answers and takes no writes
+        self.counts: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()  # counts by kind
+        self.delay_s: float | None = None  # time from saying to hearing the last own message
+        self._peers = HeardRouters(name, origin, limits.peers_max)
+        self._hearing = Hearing(self._peers, core, side, self.counts, origin)
+        self._news: deque[Written] = deque(maxlen=limits.owners_max)  # owners that others were not told of
+        self._unwritten: deque[Written] = deque(maxlen=limits.owners_max)  # owners that the store was not told of
+        self._made: deque[Written] = deque(maxlen=limits.owners_max)  # all owners that this router has told of
+        self._lost = False  # whether the store had something of this router's, and has it no more
+        self._present, self._rewritten_s = False, float("-inf")
+        self._wake, self._write = asyncio.Event(), asyncio.Event()
+        self._urgent = False
+        # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
+        # late but not read yet.
+        self._awake_s = 0.0
+        self._echo_s = float("-inf")  # time of the last own message that was heard, likewise
+        self._whole_s: float | None = None  # last time at which the link was whole
+        self._begin = self._everything = True  # the next message asks others to say everything; says everything
+        self._session: Session | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # -- what this router tells, from the path of requests -----------------------------------------------------------
+
+    def made(self, response_id: str, replica: str, tenant: str) -> None:
+        """A stored response was made: others are told at once, and the store soon."""
+        made = (response_id, replica, tenant)
+        self._news.append(made)
+        self._unwritten.append(made)
+        self._made.append(made)
+        self._wake.set()
+        self._write.set()
+
+    def urgent(self) -> None:
+        """The core has something to say that had better not wait."""
+        self._urgent = True
+        self._wake.set()
+
+    # -- what it is asked --------------------------------------------------------------------------------------------
+
+    @property
+    def routers(self) -> int:
+        """Routers that hear each other, this one included."""
+        return 1 + self._peers.heard
+
+    def peers(self) -> list[tuple[str, float]]:
+        """Name of each other router that is heard, and seconds since its last message."""
+        return self._peers.rows(self._clock())
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self._side.alone()
+        self._tasks = [asyncio.create_task(_kept_up(work)) for work in (self._run, self._watch)]
+
+    async def close(self) -> None:
+        """Tell others that this router leaves, as far as that takes no time, and end."""
+        session = self._session
+        if session is not None and self.whole:
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await session.say(packed(Frame(name=self.name, leaving=True), self.origin, self._clock()))
+                    await session.leave(self.name)
+            except (StoreFailed, TimeoutError):
+                log.debug("others were not told that this router leaves", extra={"event": "sharing_not_left"})
+        await _ended(self._tasks, CLOSE_S)
+
+    async def _run(self) -> None:
+        """Keep a session open, one after another."""
+        while True:
+            began_s = self._clock()
+            try:
+                async with self._open() as session:
+                    self._session, self._begin, self._everything = session, True, True
+                    try:
+                        await self._serve(session)
+                    finally:
+                        self._session = None
+            except StoreFailed as failed:
+                self._failed(failed)
+            await asyncio.sleep(max(RETRY_S / 10, RETRY_S - (self._clock() - began_s)))
+
+    async def _serve(self, session: Session) -> None:
+        """Say, hear and keep, until one of them fails. Raises StoreFailed."""
+        works = (session.listen(self._heard), self._say(session), self._keep(session), self._silence())
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            await _ended(tasks, CLOSE_S / 10)
+
+    async def _silence(self) -> None:
+        """Fail when own messages are not heard: one of the two directions is cut. Raises StoreFailed."""
+        opened_s = self._awake_s
+        while self._awake_s - max(self._echo_s, opened_s) < ALONE_S:  # noqa: ASYNC110 - a look every so often
+            await asyncio.sleep(WATCH_S)
+        raise StoreFailed("silent", "own messages are not heard")
+
+    def _failed(self, failed: StoreFailed) -> None:
+        self.failures[failed.kind] += 1
+        self.why = f"{failed.kind}: {failed.text}"
+
+    async def _watch(self) -> None:
+        """Say when the link becomes whole, and when it is whole no more; and forget who is silent."""
+        ticked_s = before_s = self._clock()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s = self._clock()
+            self._awake_s += min(now_s - before_s, 2 * WATCH_S)
+            before_s = now_s
+            if self.whole and self._awake_s - self._echo_s >= ALONE_S:
+                self._became_alone(now_s)
+            for origin in self._peers.silent(now_s):
+                self._side.silent(origin, left=False)
+            self._core.tick(now_s)
+            if now_s - ticked_s >= KEEP_S:
+                ticked_s = now_s
+                self._side.tick()
+
+    def _became_alone(self, now_s: float) -> None:
+        self.whole = False
+        self.counts["interruptions"] += 1
+        self._core.alone(now_s)
+        self._side.alone()
+        fields = {"why": self.why, "next": "see that the store runs and can be reached; nothing needs a restart"}
+        log.warning("this router goes on alone", extra={"event": "sharing_alone", "fields": fields})
+
+    def _became_whole(self) -> None:
+        self.whole = True
+        self.why = ""
+        self._side.together()
+        fields = {"name": self.name, "routers": self.routers}
+        log.info("routers hear each other", extra={"event": "sharing_whole", "fields": fields})
+
+    # -- saying ------------------------------------------------------------------------------------------------------
+
+    async def _say(self, session: Session) -> None:
+        said_s = float("-inf")
+        while True:
+            now_s = self._clock()
+            core = self._core.say(now_s)
+            if core is not None or self._news or self._begin or self._hearing.asked or now_s - said_s >= BEAT_S:
+                self._urgent = False
+                message = self._next(core or b"", now_s)
+                await session.say(message)
+                self.counts["said"] += 1
+                self.counts["said_bytes"] += len(message)
+                said_s = now_s
+            await self._pause(said_s)
+
+    async def _pause(self, said_s: float) -> None:
+        """Wait for news, or until it is time to ask the core again."""
+        urgent_s = said_s + max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self.routers)
+        ask_s = max(said_s, self._clock() - ASK_S / 2) + ASK_S
+        while not (self._news or self._hearing.asked):
+            left_s = (urgent_s if self._urgent else ask_s) - self._clock()
+            if left_s <= 0:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    def _next(self, core: bytes, now_s: float) -> bytes:
+        """The next message, with owners that were not told yet."""
+        everything = self._everything or self._hearing.asked
+        frame = Frame(name=self.name, begun=self._begin, core=core)
+        self._side.add_to(frame, everything=everything)
+        frame.owners = [self._news.popleft() for _ in range(min(OWNERS_MAX, len(self._news)))]
+        self._begin = self._everything = self._hearing.asked = False
+        return packed(frame, self.origin, now_s)
+
+    # -- hearing -----------------------------------------------------------------------------------------------------
+
+    def _heard(self, message: bytes) -> None:
+        now_s = self._clock()
+        self.counts["heard"] += 1
+        self.counts["heard_bytes"] += len(message)
+        try:
+            own_s = self._hearing.hear(message, now_s)
+        except BadFrame as error:
+            self.counts["bad"] += 1
+            if self.counts["bad"] == 1:
+                what = {"why": str(error), "next": "see who else writes to the store's channel"}
+                log.warning("a message of no router was heard", extra={"event": "sharing_bad_message", "fields": what})
+            return
+        if own_s is not None:
+            self._echo_s, self.delay_s = self._awake_s, max(0.0, now_s - own_s)
+            self._whole_s = now_s
+            if not self.whole:
+                self._became_whole()
+        elif self._hearing.asked:
+            self._wake.set()
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    async def _keep(self, session: Session) -> None:
+        """Keep in the store what it is to remember. What it refuses is tried again, and said once. Raises StoreFailed
+        where it does not answer."""
+        last_s = self._whole_s
+        read = False
+        while True:
+            try:
+                if not read:
+                    await self._read(session, last_s)
+                    read = True
+                await self._written(session)
+            except StoreFailed as failed:
+                if failed.kind not in REFUSALS:
+                    raise
+                self._refused(failed)
+            else:
+                self._accepted()
+            await self._next_write()
+
+    async def _next_write(self) -> None:
+        """Wait until there is something to write: at once, unless the store has refused; else for the next presence."""
+        if self.refusal:
+            await asyncio.sleep(KEEP_S / 2)
+            return
+        self._write.clear()
+        if not self._unwritten:
+            try:
+                async with asyncio.timeout(KEEP_S):
+                    await self._write.wait()
+            except TimeoutError:
+                pass
+
+    async def _written(self, session: Session) -> None:
+        """Write presence, and owners that wait; and those of before again where the store has lost them."""
+        there = await session.present(self.name, b"%d" % self.origin, PRESENCE_S)
+        self._lost = self._lost or (self._present and not there)
+        self._present, now_s = True, self._clock()
+        if self._lost and now_s - self._rewritten_s >= REWRITE_S:
+            self._lost, self._rewritten_s = False, now_s
+            self._unwritten.clear()
+            self._unwritten.extend(self._made)
+        while self._unwritten:
+            some = [self._unwritten[n] for n in range(min(WRITTEN_MAX, len(self._unwritten)))]
+            await session.write(some, self._limits.owners_max)
+            for each in some:  # the oldest may have been dropped for newer ones meanwhile
+                if self._unwritten and self._unwritten[0] is each:
+                    self._unwritten.popleft()
+            self.counts["written"] += len(some)
+
+    async def _read(self, session: Session, last_s: float | None) -> None:
+        """Read owners that were written since this router last heard the others; all of them at its start."""
+        since_ms = 0
+        if last_s is not None:
+            away_ms = int((self._clock() - last_s) * 1_000)
+            since_ms = max(0, await session.now_ms() - away_ms - OVERLAP_MS)
+        async for owners in session.read(since_ms):
+            self._side.own(owners)
+            await asyncio.sleep(0)
+
+    def _refused(self, failed: StoreFailed) -> None:
+        self.failures[failed.kind] += 1
+        text = f"{failed.kind}: {failed.text}"
+        if not self.refusal:
+            fields = {
+                "why": text,
+                "next": "give the store room, or the right to write; routers hear each other without",
+            }
+            log.warning("the shared store takes no writes", extra={"event": "sharing_refused", "fields": fields})
+        self.refusal = text
+
+    def _accepted(self) -> None:
+        if self.refusal:
+            log.info("the shared store takes writes again", extra={"event": "sharing_accepted"})
+        self.refusal = ""
+
+
+async def _ended(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:
+    """Cancel these, and wait for their ends; again after `again_s`, since asyncio.wait_for, which redis-py writes with,
+    may take a cancellation for itself before Python 3.12."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        done, pending = await asyncio.wait(pending, timeout=again_s)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # whatever it was, the first one was told
+
+
+async def _kept_up(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Do something for ever; a bug in it is logged, and begins it anew."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("bug: sharing failed inside the router", extra={"event": "bug"})
+        await asyncio.sleep(KEEP_S)

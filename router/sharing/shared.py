@@ -1,0 +1,96 @@
+"""What routers share besides the core: tenants' rates, evidence of dead replicas, owners of stored responses.
+
+The hub gives what each of these is about; the link brings and takes the messages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from router.core.admission.rates import Quotas
+from router.sharing.deaths import DeathNotices
+from router.sharing.frames import DEAD_MAX, Frame
+from router.sharing.session import Written
+from router.sharing.tenants import TenantsTogether
+
+LOOK_S = 0.1  # between two looks at the whole fleet for replicas that were found dead
+
+
+class FoundDead(Protocol):
+    """The Router, as far as evidence goes."""
+
+    def found_dead(self) -> list[str]:
+        """Replicas that this router has found dead itself."""
+
+    def told_dead(self, id_: str, why: str, now_s: float) -> bool:
+        """Others have found a replica dead."""
+
+
+class SharedThings:
+    """Puts into messages what others are to know, and takes in what they say."""
+
+    def __init__(
+        self,
+        quotas: Quotas,
+        replicas: FoundDead,
+        learn: Callable[[str, str, str], None],
+        *,
+        routers_assumed: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`learn(response_id, replica, tenant)` takes owners of stored responses."""
+        self._replicas, self._learn, self._clock = replicas, learn, clock
+        self.tenants = TenantsTogether(quotas, routers_assumed=routers_assumed, clock=clock)
+        self._deaths = DeathNotices()
+        self._dead: frozenset[str] = frozenset()  # found by this router
+        self._looked_s = float("-inf")
+
+    def add_to(self, frame: Frame, *, everything: bool) -> None:
+        """Rates and evidence; owners come from the link, which has them from requests."""
+        frame.spent = self.tenants.say(everything=everything)
+        frame.dead = sorted(self._found())[:DEAD_MAX]
+
+    def hear(self, origin: int, frame: Frame, *, leaving: bool) -> None:
+        """Take in what another router says."""
+        now_s = self._clock()
+        for response_id, replica, tenant in frame.owners:
+            self._learn(response_id, replica, tenant)
+        if leaving:
+            return
+        self.tenants.hear(origin, frame.spent)
+        self._deaths.hear(origin, frame.dead, now_s)
+        if frame.dead:
+            for replica, count in self._deaths.agreed(self._found(), now_s):
+                self._replicas.told_dead(replica, f"{count} other routers found it dead", now_s)
+
+    def own(self, owners: Sequence[Written]) -> None:
+        """Take owners that were read from the store."""
+        for response_id, replica, tenant in owners:
+            self._learn(response_id, replica, tenant)
+
+    def silent(self, origin: int, *, left: bool) -> None:
+        """A router is not heard any more."""
+        self._deaths.forget(origin)
+        self.tenants.silent(origin, left=left)
+
+    def alone(self) -> None:
+        """Nobody is heard."""
+        self.tenants.alone()
+
+    def together(self) -> None:
+        """The others are heard again."""
+        self.tenants.together()
+
+    def tick(self) -> None:
+        """A second has passed."""
+        self.tenants.tick()
+        self._deaths.agreed(self._found(), self._clock())
+
+    def _found(self) -> frozenset[str]:
+        """What this router has found dead, a tenth of a second ago at most: the whole fleet is looked at for it."""
+        now_s = self._clock()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s, self._dead = now_s, frozenset(self._replicas.found_dead())
+        return self._dead

@@ -1,0 +1,240 @@
+"""The shared store as the link needs it: one channel that all routers say and hear everything on, and a few keys.
+
+The only importer of redis-py, which is an extra. Each `Store` is one session: it is opened, used, and closed at its
+first failure, and the link opens another. Nothing is tried twice in here, so that the link alone decides how long a
+failure lasts.
+
+Everything of one name of routers has a name that begins with `warmroute:{NAME}:`. The braces put all of its keys on one
+node of a cluster; a message is passed on by a cluster to all of its nodes, so that any of them may be heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis, Sentinel
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    MaxConnectionsError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeout
+
+from router.sharing.addresses import StoreAddress, StoreKind
+from router.sharing.names import found
+from router.sharing.session import StoreFailed, Written
+
+PAGE = 512  # entries of the stream of owners that are read at once
+FIELDS = (b"i", b"r", b"t")  # fields of an entry: id of the response, replica, tenant
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files for a store behind TLS; "" stands for the machine's authorities, and for no certificate of ours."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
+@asynccontextmanager
+async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFiles) -> AsyncIterator[Store]:
+    """A session, until the block ends. Nothing here waits longer than `timeout_s`. Raises StoreFailed."""
+    async with AsyncExitStack() as stack:
+        with_options = _options(address, timeout_s, tls)
+        try:
+            await _some_found(address, timeout_s)
+            keys, messages = await _clients(address, with_options, stack)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise failure(error) from error
+        yield Store(keys, messages, name, timeout_s)
+
+
+async def _some_found(address: StoreAddress, within_s: float) -> None:
+    """Return once the name of one host has an address. Raises OSError."""
+    asked = [asyncio.ensure_future(found(host, within_s)) for host in dict(address.hosts)]
+    try:
+        for each in asyncio.as_completed(asked):
+            try:
+                return await each
+            except OSError as error:
+                failed = error
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    raise failed
+
+
+def _options(address: StoreAddress, timeout_s: float, tls: TlsFiles) -> dict[str, Any]:
+    """Arguments of every client: plain RESP2, which Redis 6.2 and all proxies speak, and no second try."""
+    options: dict[str, Any] = {
+        "username": address.username or None,
+        "password": address.password or None,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "driver_info": None,
+    }
+    if address.tls:
+        own = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key or tls.certificate} if tls.certificate else {}
+        options |= {"ssl": True, "ssl_ca_certs": tls.ca or None, "ssl_check_hostname": True, **own}
+    return options
+
+
+async def _clients(
+    address: StoreAddress, options: dict[str, Any], stack: AsyncExitStack
+) -> tuple[Redis | RedisCluster, Redis]:
+    """The client that keys are asked of, and the one for messages, both connected."""
+    if address.kind is StoreKind.SINGLE:
+        host, port = address.hosts[0]
+        client = Redis(host=host, port=port, db=address.database, **options)
+        stack.push_async_callback(client.aclose)
+        await client.ping()
+        return client, client
+    if address.kind is StoreKind.SENTINEL:
+        kept = {name: value for name, value in options.items() if name not in ("username", "password")}
+        named = {"username": address.sentinel_username or None, "password": address.sentinel_password or None}
+        sentinel = Sentinel(list(address.hosts), sentinel_kwargs=kept | named)  # type: ignore[no-untyped-call]  # redis-py's
+        for each in sentinel.sentinels:
+            stack.push_async_callback(each.aclose)
+        client = sentinel.master_for(address.service, db=address.database, **options)
+        stack.push_async_callback(client.aclose)
+        await client.ping()
+        return client, client
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]
+    cluster = RedisCluster(startup_nodes=nodes, **options)
+    stack.push_async_callback(cluster.aclose)
+    await cluster.initialize()
+    error: Exception = OSError("no node of the cluster answers")
+    for node in cluster.get_primaries():
+        client = Redis(host=str(node.host), port=int(node.port), **options)
+        stack.push_async_callback(client.aclose)
+        try:
+            await client.ping()
+        except (RedisError, OSError, TimeoutError) as failed:
+            error = failed
+        else:
+            return cluster, client
+    raise error
+
+
+class Store:
+    """One session with the store. Every method raises StoreFailed."""
+
+    def __init__(self, keys: Redis | RedisCluster, messages: Redis, name: str, timeout_s: float) -> None:
+        self._keys: Any = keys  # the types of redis-py say of each command that it may be awaited, or not
+        self._messages: Any = messages
+        self._timeout_s = timeout_s
+        base = f"warmroute:{{{name}}}:"
+        self._channel, self._owners, self._router = f"{base}said", f"{base}responses", f"{base}router:"
+
+    async def say(self, message: bytes) -> None:
+        """Publish a message to all routers, this one included."""
+        await self._try(self._messages.execute_command, "PUBLISH", self._channel, message)
+
+    async def listen(self, hear: Callable[[bytes], None]) -> None:
+        """Give every message to `hear` as it comes, until cancelled."""
+        heard = self._messages.pubsub()
+        try:
+            await self._try(heard.subscribe, self._channel)
+            while True:
+                said = await self._wait(heard.parse_response)
+                if said is not None and said[0] == b"message":
+                    hear(said[2])
+        finally:
+            await heard.aclose()
+
+    async def now_ms(self) -> int:
+        """The store's clock, of which the ids of a stream are made, in ms since 1970."""
+        seconds, micros = await self._try(self._keys.execute_command, "TIME", **self._anywhere)
+        return int(seconds) * 1_000 + int(micros) // 1_000
+
+    async def present(self, router: str, about: bytes, for_s: float) -> bool:
+        """Say for so long that this router is there, which proves that the store takes writes. Returns whether it was
+        said there already."""
+        said = await self._try(self._keys.set, self._router + router, about, px=int(for_s * 1_000), get=True)
+        return said is not None
+
+    async def leave(self, router: str) -> None:
+        """Say that this router is there no more."""
+        await self._try(self._keys.delete, self._router + router)
+
+    async def write(self, owners: Iterable[Written], owners_max: int) -> None:
+        """Keep owners of stored responses, about `owners_max` in all; the oldest are dropped."""
+        pipe = self._keys.pipeline(transaction=False)
+        for response_id, replica, tenant in owners:
+            said = dict(zip(FIELDS, (response_id, replica, tenant), strict=True))
+            pipe.xadd(self._owners, said, maxlen=owners_max, approximate=True)
+        await self._try(pipe.execute)
+
+    async def read(self, since_ms: int) -> AsyncIterator[Sequence[Written]]:
+        """Owners that were kept since then, by the store's clock, oldest first and a page at a time."""
+        begin: str | bytes = str(since_ms)
+        while True:
+            page = await self._try(self._keys.xrange, self._owners, begin, "+", PAGE)
+            yield [found for _, fields in page if (found := _written(fields)) is not None]
+            if len(page) < PAGE:
+                return
+            begin = b"(" + page[-1][0]
+
+    @property
+    def _anywhere(self) -> dict[str, Any]:
+        """Arguments of a command without a key: a cluster has to be told whom to ask."""
+        return {"target_nodes": RedisCluster.RANDOM} if isinstance(self._keys, RedisCluster) else {}
+
+    async def _try(self, command: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - any command
+        try:
+            async with asyncio.timeout(2 * self._timeout_s):  # redis-py's own limits are for each read and write
+                return await command(*arguments, **named)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise failure(error) from error
+
+    async def _wait(self, command: Callable[..., Awaitable[Any]]) -> Any:  # noqa: ANN401 - any answer
+        try:
+            return await command()
+        except (RedisError, OSError) as error:
+            raise failure(error) from error
+
+
+def _written(fields: Any) -> Written | None:  # noqa: ANN401 - whatever somebody has put there
+    """An entry of the stream; None for one that nobody of us wrote."""
+    try:
+        response_id, replica, tenant = (fields[name].decode() for name in FIELDS)
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError):
+        return None
+    return response_id, replica, tenant
+
+
+_KINDS: tuple[tuple[type[Exception], str], ...] = (
+    (OutOfMemoryError, "full"),
+    (ReadOnlyError, "read_only"),
+    (NoPermissionError, "denied"),
+    (AuthenticationError, "denied"),
+    (MaxConnectionsError, "refused"),
+    (ResponseError, "answer"),
+    (TimeoutError, "timeout"),
+)
+
+
+def failure(error: Exception) -> StoreFailed:
+    """What went wrong, in words of ours: its kind, and the store's own text without what it may quote."""
+    if isinstance(error, RedisTimeout):
+        return StoreFailed("timeout", "no answer in time")
+    kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "unreachable")
+    text = str(error).partition("\n")[0][:200] or type(error).__name__
+    if kind == "answer" and text.startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "BUSY")):
+        kind = "read_only"
+    return StoreFailed(kind, text)

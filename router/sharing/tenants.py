@@ -1,0 +1,233 @@
+"""One rate for each tenant over all routers, without asking anybody.
+
+Every router has the whole bucket. It says how much each tenant has spent at it since it started, and takes from its own
+bucket what others have spent more than when they were last heard. So a message that is lost, doubled or late changes
+nothing in the end; what several routers let through in the same moment is a debt, which is paid before anybody gets
+more.
+
+A router that hears nobody goes on with its part of each rate, and of what is left. Parts are by what each router has
+spent of it in the last minute, with a little for those that have spent nothing; all know the same, so that parts add up
+to one. Those that stay together leave the part of one who has fallen silent untouched for RESERVED_S, unless it said
+that it leaves. What was spent apart is nobody's debt afterwards: it was within a part. Who comes back, or is new, takes
+what is left from the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from router.core.admission.rates import Quotas, RateLevels
+from router.sharing.frames import TENANTS_MAX, Spent
+
+FADE_S = 60.0  # time in which what was spent loses two thirds of its weight: a rate is by the minute
+FLOOR = 0.02  # minute's worths that every router counts as having spent of a rate, so that nobody's part is 0
+RESERVED_S = 60.0  # time for which the part of a router that fell silent is left untouched
+NEW_S = 1.0  # time in which a router that has come takes over from others what is left
+IN_TURN = 32  # tenants that are told in each message though nothing has changed, so that what was lost is told again
+
+
+@dataclass(slots=True)
+class _Demand:
+    """What one router has spent of one tenant's rates lately, in minute's worths."""
+
+    worth: float
+    at_s: float
+
+    def now(self, now_s: float) -> float:
+        return self.worth * math.exp((self.at_s - now_s) / FADE_S) if now_s > self.at_s else self.worth
+
+    def add(self, worth: float, now_s: float) -> None:
+        self.worth, self.at_s = self.now(now_s) + max(0.0, worth), max(now_s, self.at_s)
+
+
+@dataclass(slots=True)
+class _Other:
+    """Another router, by what it has said."""
+
+    told: dict[str, tuple[float, float]] = field(default_factory=dict)  # tenant -> requests and tokens as last heard
+    demand: dict[str, _Demand] = field(default_factory=dict)
+    silent_since_s: float | None = None  # None while it is heard
+    levels_heard: set[str] = field(default_factory=set)  # tenants whose levels were taken over from it
+
+
+class TenantsTogether:
+    """The rates of all tenants, as far as routers share them. Numbers that name routers are those of frames."""
+
+    def __init__(self, quotas: Quotas, *, routers_assumed: int, clock: Callable[[], float]) -> None:
+        """`routers_assumed`: of how many routers this one takes itself to be until it has heard the store."""
+        self._rates, self._clock, self._assumed = quotas, clock, routers_assumed
+        self._others: dict[int, _Other] = {}
+        self._own: dict[str, _Demand] = {}
+        self._own_told: dict[str, tuple[float, float]] = {}
+        self._waiting: list[str] = []  # tenants of which something has changed, for which there was no room
+        self._queue: list[str] = []  # tenants that are told next though nothing has changed
+        self._alone, self._ever_together = True, False
+        self._back, self._new_until_s = False, float("-inf")
+        self._means: dict[str, tuple[float, float, int]] = {}  # tenant -> sums of levels, and of how many routers
+
+    # -- what is said --------------------------------------------------------------------------------------------
+
+    def say(self, *, everything: bool = False) -> list[Spent]:
+        """What has changed since the last message, and a few others in turn; with `everything` as much as fits."""
+        spent = self._rates.spent()
+        names = dict.fromkeys(self._waiting)
+        names.update(dict.fromkeys(self._rates.spenders()))
+        self._waiting = list(names)[TENANTS_MAX:]
+        for tenant in self._waiting:
+            del names[tenant]
+        if not self._queue:
+            self._queue = list(spent)
+        room = min(TENANTS_MAX if everything else IN_TURN, TENANTS_MAX - len(names))
+        names.update(dict.fromkeys(self._queue[:room]))
+        self._queue = self._queue[room:]
+        return [self._said(tenant, spent[tenant]) for tenant in names if tenant in spent]
+
+    def _said(self, tenant: str, spent: list[float]) -> Spent:
+        requests, tokens = spent
+        before = self._own_told.get(tenant, (0.0, 0.0))
+        if (requests, tokens) != before:
+            self._demand(self._own, tenant, requests - before[0], tokens - before[1], self._clock())
+            self._own_told[tenant] = (requests, tokens)
+        part = self._rates.part(tenant)
+        requests_left, tokens_left = (
+            None if level is None else level / part for level in self._rates.left(tenant, self._clock())
+        )
+        return Spent(tenant, requests, tokens, requests_left, tokens_left)
+
+    # -- what is heard -------------------------------------------------------------------------------------------
+
+    def hear(self, origin: int, said: list[Spent]) -> None:
+        """Another router has said this."""
+        now_s = self._clock()
+        other = self._others.get(origin)
+        if other is None:
+            other = self._others[origin] = _Other()
+        if other.silent_since_s is not None:  # nothing that it has spent meanwhile was beyond its part
+            other.told, other.silent_since_s = {}, None
+            self._share_out(now_s)
+        for each in said:
+            self._heard(other, each, now_s)
+
+    def _heard(self, other: _Other, each: Spent, now_s: float) -> None:
+        tenant = each.tenant
+        limits = self._rates.rates_of(tenant)
+        if limits == (None, None):
+            return
+        before = other.told.get(tenant)
+        if before is None:  # spending until now is past
+            before = (each.requests, each.tokens)
+        # A minute's worth at most: no message, whoever wrote it, may shut a tenant out for longer.
+        requests = max(0.0, min(each.requests - before[0], limits[0] or 0.0))
+        tokens = max(-(limits[1] or 0.0), min(each.tokens - before[1], limits[1] or 0.0))
+        other.told[tenant] = (each.requests, each.tokens)
+        if requests or tokens:
+            self._demand(other.demand, tenant, requests, tokens, now_s)
+            if not self._alone:
+                self._rates.debit(tenant, requests, tokens, now_s, elsewhere=True)
+        if now_s < self._new_until_s and tenant not in other.levels_heard:
+            other.levels_heard.add(tenant)
+            self._take_over(each, limits, now_s)
+
+    def _take_over(self, each: Spent, limits: RateLevels, now_s: float) -> None:
+        """Take what is left to a tenant from the routers that are here: the mean of what they say, and of what this one
+        has left where it was among them before."""
+        sums = self._means.get(each.tenant) or self._own_left(each.tenant)
+        left = [
+            0.0 if level is None or limit is None else max(-limit, min(level, limit))
+            for level, limit in zip((each.requests_left, each.tokens_left), limits, strict=True)
+        ]
+        self._means[each.tenant] = sums = (sums[0] + left[0], sums[1] + left[1], sums[2] + 1)
+        part = self._rates.part(each.tenant)
+        left_here = sums[0] / sums[2] * part, sums[1] / sums[2] * part
+        self._rates.set_levels({each.tenant: left_here}, now_s)
+
+    def _own_left(self, tenant: str) -> tuple[float, float, int]:
+        if not self._back:
+            return (0.0, 0.0, 0)
+        left = self._rates.left(tenant, self._clock())
+        part = self._rates.part(tenant)
+        return ((left[0] or 0.0) / part, (left[1] or 0.0) / part, 1)
+
+    def _demand(self, of: dict[str, _Demand], tenant: str, requests: float, tokens: float, now_s: float) -> None:
+        limits = self._rates.rates_of(tenant)
+        worth = max(requests / limits[0] if limits[0] else 0.0, tokens / limits[1] if limits[1] else 0.0)
+        of.setdefault(tenant, _Demand(0.0, now_s)).add(worth, now_s)
+
+    # -- who is there --------------------------------------------------------------------------------------------
+
+    def configured(self) -> None:
+        """Tenants and their rates may have changed: what is known of those that are gone is forgotten."""
+        for known in (self._own_told, self._own, *(each for o in self._others.values() for each in (o.told, o.demand))):
+            for tenant in [tenant for tenant in known if self._rates.rates_of(tenant) == (None, None)]:
+                del known[tenant]
+        self._share_out(self._clock())
+
+    def silent(self, origin: int, *, left: bool) -> None:
+        """A router is not heard any more; `left`: it said that it leaves."""
+        other = self._others.get(origin)
+        if other is None:
+            return
+        if left:
+            del self._others[origin]
+        elif other.silent_since_s is None:
+            other.silent_since_s = self._clock()
+        self._share_out(self._clock())
+
+    def tick(self) -> None:
+        """Give out the parts of routers that have been silent for long; to be called every second or so."""
+        now_s = self._clock()
+        if self._alone:
+            return
+        gone = [
+            origin
+            for origin, other in self._others.items()
+            if other.silent_since_s is not None and now_s - other.silent_since_s >= RESERVED_S
+        ]
+        for origin in gone:
+            del self._others[origin]
+        if gone:
+            self._share_out(now_s)
+
+    def alone(self) -> None:
+        """Nobody is heard: this router goes on with its part of each rate."""
+        self._alone = True
+        self._share_out(self._clock())
+
+    def together(self) -> None:
+        """The others are heard again, or for the first time."""
+        now_s = self._clock()
+        if not self._alone:
+            return
+        self._alone, self._back, self._ever_together = False, self._ever_together, True
+        self._new_until_s, self._means = now_s + NEW_S, {}
+        for other in self._others.values():
+            other.told, other.levels_heard, other.silent_since_s = {}, set(), other.silent_since_s or now_s
+        self._share_out(now_s)
+
+    def _share_out(self, now_s: float) -> None:
+        """Set the parts of all rates that this router gives out."""
+        names = dict.fromkeys(self._own)
+        for other in self._others.values():
+            names.update(dict.fromkeys(other.demand))
+        parts = {tenant: self._part(tenant, now_s) for tenant in names}
+        self._rates.set_parts(self._part("", now_s), parts, now_s)
+
+    def _part(self, tenant: str, now_s: float) -> float:
+        """The part of a tenant's rates that is this router's; with "" of any that nobody has spent from."""
+        own, others, silent = FLOOR + _now(self._own, tenant, now_s), 0.0, 0.0
+        for other in self._others.values():
+            worth = FLOOR + _now(other.demand, tenant, now_s)
+            others += worth
+            silent += worth if other.silent_since_s is not None else 0.0
+        if not self._alone:
+            return 1.0 - silent / (own + others)
+        if self._others:
+            return own / (own + others)
+        return 1.0 if self._ever_together else 1.0 / self._assumed
+
+
+def _now(demand: Mapping[str, _Demand], tenant: str, now_s: float) -> float:
+    found = demand.get(tenant)
+    return found.now(now_s) if found is not None else 0.0

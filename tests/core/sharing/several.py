@@ -1,0 +1,93 @@
+"""Several routers in front of the same replicas, whose messages go where a test has them go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.core.facts.requests import Ask, Prompt
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import Member
+from router.core.placement.policies import POLICIES
+from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
+from router.core.prompts.blocks import BLOCK_BYTES, Chain
+from router.core.prompts.token_keys import TokenPrompt
+from router.core.sharing.limits import SharingLimits
+from router.core.sharing.sharing import Sharing
+from tests.core.ready import ready
+
+MODEL = "m"
+TOKENS_A_BLOCK = BLOCK_BYTES // 4
+
+
+def keys(group: int, blocks: int) -> list[int]:
+    """Keys of a prompt's blocks: prompts of one group begin alike."""
+    return [(group << 32) + n + 1 for n in range(blocks)]
+
+
+class Several:
+    """Routers by name, each with its Sharing."""
+
+    def __init__(self, *names: str, replicas: int = 3, limits: SharingLimits = SharingLimits()) -> None:  # noqa: B008 - frozen
+        self.ids = [f"http://r{n}" for n in range(replicas)]
+        self.limits = limits
+        self._boots = dict.fromkeys(names, 0)
+        self._routers: dict[str, Router] = {}
+        self._sharing: dict[str, Sharing] = {}
+        self.urgent = dict.fromkeys(names, 0)
+        self._group = 0
+        for name in names:
+            self.begin_anew(name)
+
+    def begin_anew(self, name: str) -> None:
+        """The router's process is another one from now on."""
+        self._boots[name] += 1
+        router = Router(POLICIES["warm"](), index_bytes_max=1 << 24, memory_max=1_000, blocks_max_default=4_096)
+        self._routers[name] = ready(router, self.ids, MODEL)
+
+        def urgent() -> None:
+            self.urgent[name] += 1
+
+        self._sharing[name] = Sharing(router, name, self._boots[name], self.limits, urgent)
+
+    def __getitem__(self, name: str) -> Sharing:
+        return self._sharing[name]
+
+    def router(self, name: str) -> Router:
+        """The Router of one of them."""
+        return self._routers[name]
+
+    def member(self, name: str, id_: str) -> Member:
+        """A replica as one of them sees it."""
+        return self._routers[name].fleet.members[id_]
+
+    def place(
+        self,
+        name: str,
+        *,
+        prompt_tokens: int,
+        now_s: float,
+        group: int | None = None,
+        tokens: TokenPrompt | None = None,
+        **how: Any,
+    ) -> Lease:
+        """Place a prompt that shares nothing, or as much as it can with those of its group."""
+        self._group += group is None
+        chosen = group if group is not None else 1_000 + self._group
+        chain = Chain(keys(chosen, prompt_tokens // TOKENS_A_BLOCK), 7, (chosen << 32) + prompt_tokens, (), chosen)
+        ask = Ask(MODEL, Prompt(text=b"", first_user_end=0, skipped_bytes=4 * prompt_tokens), stream=True)
+        return self._routers[name].route(Wanted(ask, MODEL, chain, f"{chosen}", tokens), now_s, **how)
+
+    def say(self, name: str, now_s: float) -> bytes:
+        """What one of them says now."""
+        message = self._sharing[name].say(now_s)
+        assert message is not None, "it has nothing to say yet"
+        return message
+
+    def tell_all(self, now_s: float) -> None:
+        """Each says what it can, and all hear it."""
+        for sharing in self._sharing.values():
+            message = sharing.say(now_s)
+            for each in self._sharing.values():
+                if message is not None:
+                    each.hear(message, now_s)

@@ -1,0 +1,105 @@
+"""Links of several routers to one store, without routers: what each hears is kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+
+from router.core.admission.rates import Quotas, Rates
+from router.sharing.addresses import parsed
+from router.sharing.link import LinkLimits, SharingLink
+from router.sharing.shared import SharedThings
+from router.sharing.store import TlsFiles, opened
+
+_origins = count(1_000)
+
+
+@dataclass
+class CoreStandIn:
+    """The core's side: says what it is given, keeps what it hears."""
+
+    to_say: list[bytes] = field(default_factory=list)
+    heard: list[bytes] = field(default_factory=list)
+    was_alone: int = 0
+
+    def say(self, now_s: float) -> bytes | None:
+        """The next of what it was given."""
+        return self.to_say.pop(0) if self.to_say else None
+
+    def hear(self, message: bytes, now_s: float) -> None:
+        """Keep it. Raises ValueError for one that says `bad`."""
+        if message == b"bad":
+            raise ValueError("a bad message")
+        self.heard.append(message)
+
+    def tick(self, now_s: float) -> None:
+        """Nothing is forgotten."""
+
+    def alone(self, now_s: float) -> None:
+        """Count it."""
+        self.was_alone += 1
+
+
+@dataclass
+class FleetStandIn:
+    """A router as far as evidence goes."""
+
+    dead: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    def found_dead(self) -> list[str]:
+        """Replicas that it has found dead itself."""
+        return self.dead
+
+    def told_dead(self, id_: str, why: str, now_s: float) -> bool:
+        """Keep which it was told of."""
+        self.told.append(id_)
+        return True
+
+
+class OneRouter:
+    """A router's link, and what is behind it."""
+
+    def __init__(
+        self, url: str, name: str, *, fleet: str, timeout_s: float, tls: TlsFiles, owners_max: int, peers_max: int
+    ) -> None:
+        self.core, self.fleet, self.quotas = CoreStandIn(), FleetStandIn(), Quotas()
+        self.owners: dict[str, tuple[str, str]] = {}
+        self.things = SharedThings(self.quotas, self.fleet, self._learn, routers_assumed=2)
+        self.link = SharingLink(
+            lambda: opened(parsed(url), fleet, timeout_s, tls),
+            self.core,
+            self.things,
+            name=name,
+            origin=next(_origins),
+            limits=LinkLimits(owners_max, peers_max),
+        )
+
+    def _learn(self, response_id: str, replica: str, tenant: str) -> None:
+        self.owners[response_id] = (replica, tenant)
+
+
+@asynccontextmanager
+async def linked(
+    url: str,
+    name: str,
+    *,
+    fleet: str = "f",
+    timeout_s: float = 5.0,
+    tls: TlsFiles = TlsFiles(),  # noqa: B008 - frozen
+    tenants: dict[str, Rates] | None = None,
+    owners_max: int = 1_000,
+    peers_max: int = 64,
+    before: Callable[[OneRouter], None] = lambda _: None,
+) -> AsyncIterator[OneRouter]:
+    """A router's link, until the block ends."""
+    one = OneRouter(url, name, fleet=fleet, timeout_s=timeout_s, tls=tls, owners_max=owners_max, peers_max=peers_max)
+    one.quotas.configure(tenants or {})
+    before(one)
+    one.link.start()
+    try:
+        yield one
+    finally:
+        await one.link.close()

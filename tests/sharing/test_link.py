@@ -1,0 +1,257 @@
+"""Links of several routers through a real store: what one says the others hear, whatever becomes of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import trustme
+
+from router.sharing.store import TlsFiles
+from tests.sharing.links import linked
+from tests.sharing.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_what_one_says_all_others_hear(program: str) -> None:
+    """With every server that is on this machine: messages of the core and owners of responses reach all other routers
+    and not oneself; routers of another name hear nothing."""
+    async with StoreServer(program=program) as server, AsyncExitStack() as stack:
+        a, b, c = [await stack.enter_async_context(linked(server.url, name)) for name in "abc"]
+        stranger = await stack.enter_async_context(linked(server.url, "d", fleet="g"))
+        await until(lambda: all(each.link.routers == 3 for each in (a, b, c)))
+        a.core.to_say.append(b"hello")
+        a.link.made("resp_1", "http://r", "acme")
+        await until(lambda: b.core.heard and c.core.heard and b.owners and c.owners)
+        assert (b.core.heard, c.owners) == ([b"hello"], {"resp_1": ("http://r", "acme")})
+        assert not a.core.heard
+        await until(lambda: stranger.link.whole)
+        assert stranger.link.routers == 1
+        assert [name for name, _ in b.link.peers()] == ["a", "c"]
+        assert not stranger.core.heard
+        assert not stranger.owners
+
+
+async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None:
+    """A router that ends says so; one that is silent is forgotten."""
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        async with linked(server.url, "b") as b:
+            await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        await until(lambda: a.link.routers == 1)
+        assert a.link.whole
+        async with linked(server.url, "c") as c:
+            await until(lambda: a.link.routers == 2)
+            for task in c.link._tasks:
+                task.cancel()
+            await until(lambda: a.link.routers == 1)
+
+
+async def test_a_router_that_comes_later_knows_all_owners() -> None:
+    """Owners of stored responses are kept in the store: who starts afterwards reads them, more than a page of them."""
+    async with StoreServer() as server:
+        async with linked(server.url, "a") as a:
+            for n in range(1_300):
+                a.link.made(f"resp_{n}", "http://r", "acme")
+            await until(lambda: a.link.counts["written"] >= 1_000)
+        async with linked(server.url, "b") as b:
+            await until(lambda: len(b.owners) >= 1_000)
+            assert b.owners["resp_1299"] == ("http://r", "acme")
+
+
+@pytest.mark.parametrize("how", ["frozen", "killed", "cut", "cut there", "cut back", "paused"])
+async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A store that is frozen, killed, cut off in both directions or in one, or told to answer nobody: the router is
+    alone, says so once, and hears the others again without a restart once it is back. What it had to tell meanwhile
+    arrives."""
+    caplog.set_level(logging.INFO)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StoreServer())
+        network = await stack.enter_async_context(Network(server.port))
+        a = await stack.enter_async_context(linked(f"redis://127.0.0.1:{network.port}", "a", timeout_s=0.5))
+        b = await stack.enter_async_context(linked(server.url, "b"))
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.whole and b.link.whole)
+        caplog.clear()
+        if how == "frozen":
+            server.freeze()
+        elif how == "killed":
+            await server.kill()
+        elif how == "paused":
+            assert (await server.ask("CLIENT", "PAUSE", "2500", "ALL")).startswith(b"+OK")
+        else:
+            network.cut(there=how != "cut back", back=how != "cut there")
+        await until(lambda: not a.link.whole)
+        assert a.core.was_alone == 1
+        a.link.made("resp_1", "http://r", "acme")
+        await asyncio.sleep(0.5)
+        if how == "frozen":
+            server.thaw()
+        elif how == "killed":
+            await server.start()
+        network.mend()
+        await until(lambda: a.link.whole and b.link.whole)
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and b.owners)
+        mine = [r for r in caplog.records if getattr(r, "event", "") == "sharing_alone"]
+        assert len(mine) == a.link.counts["interruptions"] + b.link.counts["interruptions"]
+        assert a.link.counts["interruptions"] == 1
+
+
+async def test_an_emptied_store_is_filled_again() -> None:
+    """After FLUSHALL routers go on hearing each other, and one that comes later still learns of every response."""
+    async with StoreServer() as server:
+        async with linked(server.url, "a") as a:
+            await until(lambda: a.link.whole)
+            a.link.made("resp_1", "http://r", "acme")
+            await until(lambda: a.link.counts["written"])
+            await server.ask("FLUSHALL")
+            await until(lambda: a.link.counts["written"] == 2)
+            assert not a.link.counts["interruptions"]
+            async with linked(server.url, "b") as b:
+                await until(lambda: b.owners)
+
+
+@pytest.mark.parametrize("why", ["full", "read-only", "denied"])
+async def test_a_store_that_takes_no_writes_is_said_once_and_messages_pass(
+    why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Full, read-only, or without the right to write: routers hear each other all the same, owners too; the refusal is
+    logged once, and over when the store takes writes again."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StoreServer())
+        url = server.url
+        if why == "read-only":
+            replica = await stack.enter_async_context(replica_of(server))
+            url = replica.url
+        if why == "denied":
+            await server.ask("ACL", "SETUSER", "w", "on", ">pw", "&*", "~*", "+@all", "-set")
+            url = server.url.replace("//", "//w:pw@")
+        a, b = [await stack.enter_async_context(linked(url, name)) for name in "ab"]
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        if why == "full":
+            await server.ask("CONFIG", "SET", "maxmemory", "1")
+        a.link.made("resp_1", "http://r", "acme")
+        await until(lambda: b.owners and a.link.refusal)
+        await asyncio.sleep(1.2)
+        assert a.link.whole
+        assert sum(getattr(r, "event", "") == "sharing_refused" for r in caplog.records) == 2  # a and b
+        if why == "full":
+            await server.ask("CONFIG", "SET", "maxmemory", "0")
+        elif why == "read-only":
+            await replica.ask("REPLICAOF", "NO", "ONE")
+        else:
+            await server.ask("ACL", "SETUSER", "w", "+set")
+        await until(lambda: not a.link.refusal and a.link.counts["written"])
+
+
+async def test_a_store_that_lies_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Garbage, huge values, messages of another release, and entries that nobody of us wrote: counted, logged once, and
+    everything else goes on."""
+    async with StoreServer() as server:
+        for words in (("x", "y"), ("i", b"\xff", "r", "b", "t", "c"), ("i", "a")):
+            await server.ask("XADD", "warmroute:{f}:responses", "*", *words)
+        async with linked(server.url, "a") as a, linked(server.url, "b") as b:
+            await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+            channel = "warmroute:{f}:said"
+            garbage = [b"", b"\x01", b"\x01" * 17, b"\x01" * 64, b"\x01" + b"\0" * 16 + b"\x91\xa1a" * 9]
+            for n, words in enumerate([*garbage, b"\x01" * (6 << 20), b"\x7f of another release"], 1):
+                while a.link.counts["bad"] + a.link.counts["other_release"] < n:
+                    await server.ask("PUBLISH", channel, words)
+                    for _ in range(100):  # it is lost where the link happens to be opened anew
+                        if a.link.counts["bad"] + a.link.counts["other_release"] >= n:
+                            break
+                        await asyncio.sleep(0.05)
+            assert a.link.counts["other_release"]
+            b.core.to_say += [b"bad", b"good"]
+            await until(lambda: a.core.heard == [b"good"])
+            assert a.link.counts["bad"] >= len(garbage) + 2
+        assert sum(getattr(r, "event", "") == "sharing_bad_message" for r in caplog.records) == 2
+
+
+async def test_a_name_that_is_taken_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Two routers of one name do not hear each other, and the log says what to do."""
+    async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "a"):
+        await until(lambda: any(getattr(r, "event", "") == "sharing_namesake" for r in caplog.records))
+        assert a.link.routers == 1
+
+
+async def test_no_more_routers_than_may_be(caplog: pytest.LogCaptureFixture) -> None:
+    """Beyond the limit a router is not listened to, and the log says so once."""
+    async with StoreServer() as server, AsyncExitStack() as stack:
+        a = await stack.enter_async_context(linked(server.url, "a", peers_max=2))
+        for name in "bcd":
+            await stack.enter_async_context(linked(server.url, name))
+        await until(lambda: any(getattr(r, "event", "") == "sharing_too_many" for r in caplog.records))
+        assert a.link.routers == 3
+
+
+async def test_tls_and_a_password(tmp_path: Path) -> None:
+    """`rediss://` speaks TLS, with a certificate of ours if the store wants one, and checks the store's; a wrong
+    password or a strange certificate leaves the router alone, and says why without the password."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    own = authority.issue_cert("router")
+    own.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "own.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    files = TlsFiles(str(tmp_path / "ca.pem"), str(tmp_path / "own.pem"))
+    async with StoreServer("--requirepass", "s3cret") as server, Network(server.port, context) as network:
+        url = f"rediss://:s3cret@127.0.0.1:{network.port}"
+        async with linked(url, "a", tls=files) as a, linked(server.url.replace("//", "//:s3cret@"), "b") as b:
+            await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        async with linked(url.replace("s3cret", "wr0ng"), "a", tls=files) as a, linked(url, "b") as b:
+            await until(lambda: a.link.failures["denied"] and b.link.failures["unreachable"])
+            assert not a.link.whole
+            assert "wr0ng" not in a.link.why
+
+
+async def test_sentinels_lead_to_the_server_that_takes_writes() -> None:
+    """`redis+sentinel://`: found through Sentinels, one of which does not answer; and found again when they have chosen
+    another server."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(StoreServer())
+        second = await stack.enter_async_context(replica_of(first))
+        conf = Path(stack.enter_context(TemporaryDirectory())) / "sentinel.conf"
+        conf.write_text(
+            f"sentinel monitor mymaster 127.0.0.1 {first.port} 1\n"
+            "sentinel down-after-milliseconds mymaster 500\nsentinel failover-timeout mymaster 2000\n"
+        )
+        sentinel = await stack.enter_async_context(StoreServer(str(conf), "--sentinel"))
+        url = f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}/mymaster"
+        a, b = [await stack.enter_async_context(linked(url, name)) for name in "ab"]
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        while b"num-slaves\r\n$1\r\n1" not in await sentinel.ask("SENTINEL", "MASTER", "mymaster"):
+            await asyncio.sleep(0.1)
+        await first.kill()
+        await until(lambda: a.link.counts["interruptions"])
+        await until(lambda: a.link.whole and a.link.routers == 2)
+        assert b"role:master" in await second.ask("INFO", "replication")
+
+
+async def test_a_cluster_of_three() -> None:
+    """`redis+cluster://`: messages pass whichever node one is connected to, and owners are kept on the node of their
+    slot; one of the nodes that are named may be gone."""
+    async with AsyncExitStack() as stack:
+        options = [("--cluster-enabled", "yes", "--cluster-port", str(free_port())) for _ in range(3)]
+        nodes = [await stack.enter_async_context(StoreServer(*each)) for each in options]
+        edges = (0, 5461, 10923, 16384)
+        for n, node in enumerate(nodes):
+            await node.ask("CLUSTER", "ADDSLOTSRANGE", str(edges[n]), str(edges[n + 1] - 1))
+            await node.ask("CLUSTER", "MEET", "127.0.0.1", str(nodes[0].port), options[0][3])
+        for node in nodes:
+            while b"cluster_state:ok" not in await node.ask("CLUSTER", "INFO"):
+                await asyncio.sleep(0.05)
+        gone = free_port()
+        a = await stack.enter_async_context(linked(f"redis+cluster://127.0.0.1:{gone},127.0.0.1:{nodes[0].port}", "a"))
+        b = await stack.enter_async_context(linked(f"redis+cluster://127.0.0.1:{nodes[2].port}", "b"))
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2)
+        a.link.made("resp_1", "http://r", "acme")
+        await until(lambda: b.owners and a.link.counts["written"])
+        c = await stack.enter_async_context(linked(f"redis+cluster://127.0.0.1:{nodes[1].port}", "c"))
+        await until(lambda: c.owners)

@@ -1,0 +1,47 @@
+"""The name of a store: asked for once at a time, and never for longer than a session may take to open."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from router.sharing import names
+from router.sharing.addresses import parsed
+from router.sharing.session import StoreFailed
+from router.sharing.store import TlsFiles, opened
+
+
+async def test_a_resolver_that_is_silent_holds_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a session is opened while the resolver is silent, one thread waits for it; each attempt fails in
+    time, and the first one after its answer finds the name."""
+    answered, asked = threading.Event(), list[str]()
+
+    def silent(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        answered.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
+    for _ in range(5):
+        with pytest.raises(StoreFailed, match="not resolved in time"):
+            async with opened(parsed("redis://store.example"), "f", 0.01, TlsFiles()):
+                pass
+    assert asked == ["store.example"]
+    waiting = asyncio.create_task(names.found("store.example", 60))
+    answered.set()
+    await waiting
+    assert not names._open
+
+
+async def test_a_name_that_is_none_is_told() -> None:
+    """With the name, and as a store that cannot be reached; addresses are not asked for."""
+    with pytest.raises(StoreFailed, match=r"no\.such\.host\.invalid does not resolve") as failed:
+        async with opened(parsed("redis+sentinel://no.such.host.invalid/m"), "f", 20, TlsFiles()):
+            pass
+    assert failed.value.kind == "unreachable"
+    await names.found("127.0.0.1", 0)
+    await names.found("::1", 0)
