@@ -118,4 +118,4 @@ async def test_a_session_that_is_over_is_let_go(client: ClientSession, engine: F
             body = {"model": "m", "messages": [{"role": "user", "content": "a word " * 500}]}
             async with client.post(f"{app.url}/v1/chat/completions", json=body, headers=headers) as answer:
                 await answer.read()
-            assert len(app.router._conversations) == (0 if final else 1)
+            assert len(app.router.conversations) == (0 if final else 1)

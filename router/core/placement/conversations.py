@@ -3,12 +3,16 @@
 The text of a prompt tells by itself which replica holds its beginning. What a client says adds three things: a
 sub-agent's first prompt is expected where its parent's is, since they share what both begin with; a conversation whose
 prompt cannot be read is expected where it was; and of one that is over nothing is expected back, so neither the chance
-that it returns nor the price of evicting it counts any longer. All of this decides between equal prices only.
+that it returns nor the price of evicting it counts any longer. Where prompts are expected decides between equal prices
+only.
+
+Routers that share (core/sharing) tell each other where conversations went: names are the same in all of them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -63,29 +67,34 @@ class Conversations:
     def placed(self, wanted: Wanted, kin: Kin, match: PromptMatch, lease: Lease) -> None:
         """A request of a conversation was placed; `lease` knows from now on whose it is."""
         name, keys = _name(wanted, kin.conversation), lease.keys
-        lease.conversation, lease.final = name, kin.final
-        before = self._of.pop(name, None)
-        if kin.final and before is not None:
-            self._release(before)
+        before = self._of.get(name)
         at = before.own_at if before is not None else -1
         if before is None or at >= len(keys) or keys[at] != before.own_key:  # new, or it begins otherwise than before
             at = max(match.depths.values(), default=0)
-        own_key = keys[at] if at < len(keys) else 0
+        lease.conversation, lease.own_at, lease.final = name, at, kin.final
+        self.went(name, lease.replica, keys, at, final=kin.final)
+
+    def went(self, name: int, replica: str, keys: Sequence[int], own_at: int, *, final: bool) -> None:
+        """A prompt of a conversation was placed, here or by another router: the keys of its blocks, of which so many
+        leading ones others had asked for before."""
+        before = self._of.pop(name, None)
+        if final and before is not None:
+            self._release(before)
         last = keys[-1] if keys else 0
-        self._of[name] = Whereabouts(lease.replica, at, own_key, last, last)
+        self._of[name] = Whereabouts(replica, own_at, keys[own_at] if own_at < len(keys) else 0, last, last)
         if len(self._of) > self._conversations_max:
             self._of.popitem(last=False)
 
-    def ended(self, lease: Lease, answer_keys: list[int], now_s: float) -> None:
+    def ended(self, name: int, replica: str, answer_keys: Sequence[int], now_s: float, *, final: bool) -> None:
         """The answer to a request of a conversation is over, and is counted under these keys behind its prompt."""
-        found = self._of.get(lease.conversation)
-        if found is None or found.replica != lease.replica:
+        found = self._of.get(name)
+        if found is None or found.replica != replica:
             return
         found.ended_s = now_s
         if answer_keys:
             found.end = answer_keys[-1]
-        if lease.final:
-            del self._of[lease.conversation]
+        if final:
+            del self._of[name]
             self._release(found)
 
     def _release(self, found: Whereabouts) -> None:

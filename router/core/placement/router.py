@@ -29,7 +29,7 @@ from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
-from router.core.placement.candidates import FEW, Pricer
+from router.core.placement.candidates import FEW, Pricer, long_enough
 from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.learner import Learner
@@ -42,7 +42,6 @@ from router.core.placement.watch import LeaseWatch
 from router.core.prompts.blocks import BLOCK_BYTES
 
 NOBODY: frozenset[str] = frozenset()
-ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 NEAR = 4  # places on the ring that are looked at for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 # Looking up an enum's member costs as much as a call.
@@ -103,7 +102,7 @@ class Router:
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
-        self._conversations = Conversations(memory_max, self.index, self.reuse)
+        self.conversations = Conversations(memory_max, self.index, self.reuse)
         self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
@@ -176,8 +175,8 @@ class Router:
         self.knowledge.tick(now_s)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
-            members = _long_enough(members, wanted, match.size.prompt_tokens)
-        expected = self._conversations.expected(wanted, match) if wanted.kin is not None else ""
+            members = long_enough(members, wanted, match.size.prompt_tokens)
+        expected = self.conversations.expected(wanted, match) if wanted.kin is not None else ""
         market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
         choice = self.policy.choose(market, candidates)
         if may_hold_back and choice.hold_back:
@@ -244,7 +243,7 @@ class Router:
         if computed:
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
             if lease.conversation:
-                self._conversations.ended(lease, answer_keys, now_s)
+                self.conversations.ended(lease.conversation, lease.replica, answer_keys, now_s, final=lease.final)
         else:
             self.index.retract(lease.replica, lease.id)
             if self.explainer is not None and lease.end_key is not None:
@@ -390,19 +389,10 @@ class Router:
         self.fitness.opened(member, lease)
         self.reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)
         if wanted.kin is not None:
-            self._conversations.placed(wanted, wanted.kin, match, lease)
+            self.conversations.placed(wanted, wanted.kin, match, lease)
         self.index.pin(id_, lease.id, keys, now_s)
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
         if self.watch is not None:
             self.watch.opened(lease, credit, now_s)
         return lease
-
-
-def _long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
-    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
-    model = wanted.model
-    if model is None:
-        return members
-    needed = prompt_tokens * (1.0 if wanted.tokens else ESTIMATE_SLACK)
-    return [m for m in members if m.context_tokens_max(model) >= needed] or members

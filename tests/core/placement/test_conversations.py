@@ -131,7 +131,7 @@ def test_nothing_of_a_conversation_that_is_over_is_expected_back(dedicated: bool
     gone = sum(blocks for blocks, back in expected_back(world, "a") if not back)
     assert held - shared <= gone <= held - shared + 3
     assert world.depth(chat(words(2, 600), system=system), "a") >= held
-    assert not len(world.router._conversations)
+    assert not len(world.router.conversations)
 
 
 @pytest.mark.inside
@@ -179,4 +179,4 @@ def test_memory_of_conversations_is_bounded() -> None:
     world = World()
     for number in range(1, 2_500):
         world.serve(chat("x"), kin=Kin(number))
-    assert len(world.router._conversations) == 1_000
+    assert len(world.router.conversations) == 1_000
