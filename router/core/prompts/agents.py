@@ -95,8 +95,8 @@ def ids_of(headers: Mapping[bytes, bytes], names: Mapping[bytes, bytes] | None) 
 
 
 def names_of(nvext: Raw, client_metadata: Raw, metadata: Raw, session_id: Raw) -> dict[bytes, bytes] | None:
-    """The fields of a body that BODIES asks for, by their paths, as text; None where there is none. Objects of more
-    than METADATA_BYTES_MAX bytes are not looked into."""
+    """The fields of a body that BODIES asks for, by their paths, as text; None where there is none. What has more than
+    METADATA_BYTES_MAX bytes is not looked into."""
     if not (nvext or client_metadata or metadata or session_id):
         return None
     found: dict[bytes, bytes] = {}
@@ -156,7 +156,7 @@ def _put_all(found: dict[bytes, bytes], path: bytes, raw: Raw) -> None:
 
 
 def _put(found: dict[bytes, bytes], path: bytes, raw: Raw) -> None:
-    if (text := _text(raw)) and path in _ASKED:
+    if path in _ASKED and (text := _text(raw)):
         found[path] = text
 
 
@@ -178,7 +178,7 @@ def _object(raw: Raw) -> dict[str, Raw]:
 
 
 def _text(raw: Raw | None) -> bytes:
-    if not raw:
+    if not raw or len(raw) > METADATA_BYTES_MAX:
         return b""
     try:
         value = _decode_text(raw)
