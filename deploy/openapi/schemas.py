@@ -188,6 +188,7 @@ def _decision() -> Part:
         "agent": maybe(text("Kind of agent by what its client says; `/sub` behind a sub-agent's.")),
         "agent_id": maybe(text("Hash of the agent's own name of the conversation.")),
         "agent_parent": maybe(text("Hash of the name of the conversation that started it.")),
+        "agent_final": flag("Whether its client said that the conversation is over."),
         **each(maybe(text()), "replica policy reason spill template conversation step warning trace_id"),
         "grade": maybe(one_of(*GRADES)),
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens turn"),

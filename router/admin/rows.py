@@ -29,6 +29,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "agent": record.agent or None,
         "agent_id": record.agent_id or None,
         "agent_parent": record.agent_parent or None,
+        "agent_final": record.agent_final,
         "at_s": round(record.at_s, 3),
         "route": record.route,
         "model": record.model,

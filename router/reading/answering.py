@@ -80,7 +80,7 @@ def note(question: Question, record: RequestRecord) -> None:
     whose = question.whose
     if whose is not None:
         record.session, record.agent = whose.session, whose.agent
-        record.agent_id, record.agent_parent = whose.conversation, whose.parent
+        record.agent_id, record.agent_parent, record.agent_final = whose.conversation, whose.parent, whose.final
 
 
 def may_not_hear(caller: Caller, record: RequestRecord) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 from msgspec import Struct
+from xxhash import xxh3_128_digest
 
 from router.core.facts.requests import AgentIds, Ask, Kin
 from router.core.prompts.agents import SESSION, label_of
@@ -27,6 +28,7 @@ class Whose(Struct, eq=False, gc=False):  # a Struct for speed: core/facts/reque
     session: str = ""  # keys, in place of names (telemetry/record.py)
     conversation: str = ""
     parent: str = ""
+    final: bool = False  # its client says that the conversation is over
 
 
 class Kinship:
@@ -66,10 +68,13 @@ class Kinship:
         if ids is not None:
             whose.conversation = session_key(ids.conversation, apart)
             whose.parent = session_key(ids.parent, apart) if ids.parent else ""
+            whose.final = ids.final
         return whose
 
     def _number(self, name: bytes, caller: Caller) -> int:
-        """64 bits, never 0."""
+        """64 bits, never 0. A long name goes through a faster hash first: `prompt_cache_key` may be a whole body."""
+        if len(name) > NAME_BYTES_MAX:
+            name = xxh3_128_digest(name)
         tenant = caller.name.encode(errors="surrogatepass")
         text = b"%d,%b%b" % (len(tenant), tenant, name)
         return int.from_bytes(blake2b(text, digest_size=8, key=self._key).digest(), "big") or 1

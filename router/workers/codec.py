@@ -175,7 +175,7 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         record.trace_id,
         record.warning,
         record.session,
-        (record.agent, record.agent_id, record.agent_parent),
+        (record.agent, record.agent_id, record.agent_parent, record.agent_final),
     )
 
 
@@ -214,6 +214,7 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         agent=report.agent[0],
         agent_id=report.agent[1],
         agent_parent=report.agent[2],
+        agent_final=report.agent[3],
     )
 
 

@@ -127,7 +127,8 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     trace_id: str = ""
     warning: str = ""
     session: str = ""
-    agent: tuple[str, str, str] = ("", "", "")  # kind of agent, its conversation, its parent
+    # kind of agent, its conversation, what started that, whether it is over
+    agent: tuple[str, str, str, bool] = ("", "", "", False)
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):

@@ -165,6 +165,7 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
         agent=name,
         agent_id=name,
         agent_parent=name,
+        agent_final=st.booleans(),
     )
 )
 def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:

@@ -170,6 +170,7 @@ function facts(row) {
     ["agent", row.agent],
     ["agent's conversation", row.agent_id],
     ["started by", row.agent_parent],
+    ["conversation is over", row.agent_final ? "yes" : null],
     ["step", row.step],
     ["policy", row.policy],
     ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})`],
