@@ -73,6 +73,17 @@ def test_what_is_kept_is_short_and_none_of_the_clients_words(name: bytes) -> Non
     assert (hint.encode(errors="surrogateescape") == name) == (len(name) <= NAME_BYTES_MAX)
 
 
+def test_long_names_are_told_apart() -> None:
+    """A name of any length is one conversation, and another one with a single other byte, wherever it is."""
+    kinship, long = Kinship(b"secret"), b"n" * (1 << 20)
+    found = {
+        kin.conversation
+        for name in (long, long[:-1] + b"m", b"m" + long[1:], long[:-1], long)
+        if (kin := kinship.kin(AgentIds("", name), ANYBODY)) is not None
+    }
+    assert len(found) == 4
+
+
 def test_whose_place_on_the_ring() -> None:
     """The hint that a client gives itself comes first; a session's conversations have one place, sub-agents that of
     whoever started them; without any name the prompt decides."""

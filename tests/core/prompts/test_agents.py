@@ -168,7 +168,11 @@ def test_the_page_has_every_name() -> None:
     assert all(f"`{name.decode()}" in page for name in agents.FINAL)
 
 
-def test_large_objects_are_not_looked_into() -> None:
-    """The work for a request is bounded, whatever stands in `client_metadata`."""
-    large = Raw(json.dumps({"thread_id": "t", "more": "x" * 20_000}).encode())
-    assert names_of(ABSENT, large, ABSENT, ABSENT) is None
+@pytest.mark.parametrize("field", range(4))
+def test_what_is_large_is_not_looked_into(field: int) -> None:
+    """The work for a request is bounded, whatever stands in any of the fields."""
+    names = {"thread_id": "t", "user_id": "u_session_s", "agent_context": {"session_id": "s"}}
+    for more, found in (("", True), ("x" * 20_000, False)):
+        fields = [ABSENT] * 4
+        fields[field] = Raw(json.dumps(f"s{more}" if field == 3 else {**names, "more": more}).encode())
+        assert (names_of(*fields) is not None) == found
