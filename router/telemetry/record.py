@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from router.core.facts.misses import Breakdown, Sighting
 from router.core.facts.placements import Receipt, Usage
@@ -50,4 +50,4 @@ def session_key(name: bytes, apart: str = "") -> str:
     """What stands for the name of a client's session: 16 hexadecimal digits. Names are text that clients choose, and
     are neither shown nor kept; whoever knows one finds its requests by it. `apart` is the name of an isolated tenant,
     whose keys no other tenant's are."""
-    return xxh3_64_hexdigest(apart.encode(errors="surrogatepass") + b"\0" + name if apart else name)
+    return xxh3_64_hexdigest(name, xxh3_64_intdigest(apart.encode(errors="surrogatepass")) if apart else 0)
