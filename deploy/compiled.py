@@ -40,7 +40,7 @@ ROOMS = {
     "core/fleet": (
         "breaker fitness fleet health kv_room lease member models observations others prefill_queue roster unlearned"
     ),
-    "core/learned": "answer_tokens answers means prefill reuse speeds steps token_ratio",
+    "core/learned": "answer_tokens answers first_tokens means prefill reuse speeds steps token_ratio",
     "core/observatory": "explain generations",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",

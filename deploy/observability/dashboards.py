@@ -79,6 +79,9 @@ TOLD = ratio(f"({tokens('reported_prompt')} or 0 * {prompts()})", prompts())
 TOLD_OR_COUNTED = f"{TOLD} + ({ratio(tokens('counted_prompt'), prompts())} or 0 * {prompts()})"
 SHOWN_MIN = 0.2  # share of prompt tokens below which what was told says nothing of the whole
 FAILED = MODEL + ',status=~"5.."'
+FORETOLD = rate("warmroute_ttft_predictions_total", labels=MODEL)
+WITHIN_P50 = rate("warmroute_ttft_predictions_total", labels=MODEL + ',within="p50"')
+WITHIN_P90 = rate("warmroute_ttft_predictions_total", labels=MODEL + ',within=~"p50|p90"')
 AGENTS = OF + ',agent!=""'
 AVOIDABLE = MODEL + ',reason=~"diverged|evicted|spilled|replica_lost|identity|mispredicted"'
 ASKED = rate("warmroute_requests_total", labels=MODEL)
@@ -697,6 +700,26 @@ REQUESTS = Board(
                 ),
             ],
             title="Latency",
+        ),
+        Row(
+            [
+                Panel(
+                    "First tokens within their prediction",
+                    "Part of streams whose first token came within the predicted median, and within the predicted p90:"
+                    " about a half, and nine in ten. Far below: engines have work that routers do not see.",
+                    [
+                        (f"{WITHIN_P50} / ({FORETOLD} > 0)", "within the median (0.5)"),
+                        (f"{WITHIN_P90} / ({FORETOLD} > 0)", "within p90 (0.9)"),
+                    ],
+                    "percentunit", top=1,
+                ),
+                Panel(
+                    "TTFT over its prediction",
+                    "Real times to first token over their predicted medians: 1 is right, 2 twice as long.",
+                    quantiles("warmroute_ttft_prediction_ratio", MODEL),
+                ),
+            ],
+            title="Predicted times",
         ),
         Row(
             [

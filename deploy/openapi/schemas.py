@@ -185,6 +185,8 @@ def _decision() -> Part:
         "retries": rows(record("An attempt that failed.", each(text(), "kind replica"))),
         "queued_s": number("Seconds in the router's queue."),
         "overhead_s": maybe(number("Seconds that the router itself took.")),
+        "predicted_ttft_s": maybe(number("Seconds to the first token as predicted: the median.")),
+        "predicted_ttft_p90_s": maybe(number("The same, later than nine in ten.")),
         "agent": maybe(text("Kind of agent by what its client says; `/sub` behind a sub-agent's.")),
         "agent_id": maybe(text("Hash of the agent's own name of the conversation.")),
         "agent_parent": maybe(text("Hash of the name of the conversation that started it.")),

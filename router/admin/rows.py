@@ -55,6 +55,8 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
         "spill": (receipt and receipt.spill) or None,
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
+        "predicted_ttft_s": receipt and receipt.ttft_ms and round(receipt.ttft_ms / 1e3, 4),
+        "predicted_ttft_p90_s": receipt and receipt.ttft_p90_ms and round(receipt.ttft_p90_ms / 1e3, 4),
         "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
         "weighed": receipt.weighed if receipt else 0,
         **_explained(record),

@@ -96,6 +96,9 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
         told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
     if record.queued_s >= WAITED_MIN_S:
         told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
+    if receipt.ttft_ms and record.stream:
+        told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
+        told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
     return (
         f"x-warmroute-request-id: {record.id}\r\n"
         f"x-warmroute-replica: {receipt.replica}\r\n"

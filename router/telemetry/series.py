@@ -115,12 +115,15 @@ class ModelSeries:
     that has such a value."""
 
     __slots__ = ("cached", "completion", "events", "genuine", "inter_token", "kinds", "label", "misses", "predicted",
-                 "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft")  # fmt: skip
+                 "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft", "ttft_ratio",
+                 "ttft_within")  # fmt: skip
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.kinds: dict[tuple[str, int, str], KindSeries] = {}  # series by route, status and ending
         self.ttft: list[float] | None = None
+        self.ttft_within: list[list[float]] = []  # within the median, within the ninetieth percentile, later
+        self.ttft_ratio: list[float] | None = None
         self.inter_token: list[float] | None = None
         self.events: list[float] | None = None
         self.prompt: list[float] | None = None

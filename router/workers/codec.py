@@ -127,12 +127,16 @@ def outcome_of(finish: messages.Finish) -> Outcome:
 
 def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
     """A lease that was opened as a message."""
-    return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay)
+    ttft_ms = (receipt.ttft_ms, receipt.ttft_p90_ms)
+    return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay, ttft_ms)
 
 
 def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     """The receipt as a worker knows it; the hub keeps the whole under the lease of this connection."""
-    return Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
+    median_ms, high_ms = placed.ttft_ms
+    receipt = Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
+    receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
+    return receipt
 
 
 def why_not(unplaced: messages.Unplaced) -> Exception | None:

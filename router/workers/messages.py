@@ -236,6 +236,7 @@ class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
     receipt: ReceiptParts
     miss: Breakdown | None = None
     replay: bool = False
+    ttft_ms: tuple[float, float] = (0.0, 0.0)  # predicted time to first token: median, ninetieth percentile
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):

@@ -187,10 +187,14 @@ def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
 
 @given(misses, st.booleans())
 def test_a_receipt_tells_a_worker_why(miss: Breakdown | None, replay: bool) -> None:
-    """The breakdown of a placement is the same on the other side, reasons in the same order."""
+    """The breakdown of a placement is the same on the other side, reasons in the same order, and so are the predicted
+    times."""
     receipt = Receipt("a", "warm", Reason.WARM, Grade.EXACT, 9, 5, miss=miss, replay=replay)
+    receipt.ttft_ms, receipt.ttft_p90_ms = 12.5, 40.25
     (placed,) = messages.answers_of(messages.frame([codec.placed_of(1, receipt)])[4:])
     assert isinstance(placed, messages.LeaseOpened)
     assert (placed.miss, placed.replay) == (miss, replay)
+    there = codec.receipt_of(placed, 1)
+    assert (there.ttft_ms, there.ttft_p90_ms) == (12.5, 40.25)
     if miss is not None and placed.miss is not None:
         assert list(placed.miss.misses) == list(miss.misses)

@@ -187,6 +187,9 @@ def _times(row: Row) -> Iterator[str]:
     for name, value in times:
         if value is not None:
             yield f"  {span(value):>9}  {name}"
+    if row.get("predicted_ttft_s") and row["ttft_s"] is not None:
+        most = span(row["predicted_ttft_p90_s"])
+        yield f"  {span(row['predicted_ttft_s']):>9}  of that were predicted, and {most} for the slowest in ten"
 
 
 def _helped(row: Row) -> Iterator[str]:

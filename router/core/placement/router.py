@@ -191,12 +191,16 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
+        expected_ms = max(chosen.pending_ms, chosen.kv_wait_ms) + chosen.uncached_ms
+        receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(expected_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
         if self.explainer is not None:
             self._explain(self.explainer, receipt, wanted, match, bool(exclude), now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
-        return self._open(wanted, match, chosen, receipt, guessed, now_s)
+        lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
+        lease.expected_ms = expected_ms
+        return lease
 
     def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
         """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
@@ -215,6 +219,8 @@ class Router:
             member.prefilled(lease, now_s)
             if self.watch is not None:
                 self.watch.first_token(lease, now_s)
+            if lease.streams:
+                member.speeds.first_tokens.observe(lease.expected_ms, (now_s - lease.placed_s) * 1e3)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
 
