@@ -28,7 +28,7 @@ class Whose(Struct, eq=False, gc=False):  # a Struct for speed: core/facts/reque
     session: str = ""  # keys, in place of names (telemetry/record.py)
     conversation: str = ""
     parent: str = ""
-    final: bool = False  # its client says that the conversation is over
+    final: bool = False  # the client says that the conversation is over
 
 
 class Kinship:

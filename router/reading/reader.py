@@ -219,7 +219,7 @@ class Reader:
         found = self._model(ask, how)
         charged = charge(self._placer, request, caller)
         ids = agents.ids_of(request.fields, None)
-        hint = self._kinship.hint(request, ids, ask, caller) or request_id  # without a session they are spread
+        hint = self._kinship.hint(request, ids, ask, caller) or request_id  # requests without a session are spread
         wanted = _wanted(request, b"", ask, None, caller, hint)
         wanted.model, wanted.charged, wanted.kin = found, charged, self._kinship.kin(ids, caller)
         id_ = request_id if tenant is None else answering.engine_id(request, request_id)

@@ -23,7 +23,7 @@ ALIASES = (EPP, OLD)
 MODEL = ("model_name", "target_model_name")
 POOL = "warmroute"  # name of the one pool that the router's replicas are, in labels
 
-Bounds = tuple[float, ...]  # without a length: gen_ai.py
+Bounds = tuple[float, ...]  # a type without a length, as in gen_ai.py
 DURATION_S: Bounds = (
     0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0,
     45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,

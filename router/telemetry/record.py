@@ -42,7 +42,7 @@ class RequestRecord(Struct):
     agent: str = ""  # kind of agent whose client asks (core/prompts/agents.py); "" where it is not known
     agent_id: str = ""  # `session_key` of the agent's conversation; "" for none
     agent_parent: str = ""  # `session_key` of the conversation that started it; "" for none
-    agent_final: bool = False  # its client says that the conversation is over
+    agent_final: bool = False  # the client says that the conversation is over
     number: int = 0  # given by the hub at the end: unique, rising, microseconds of Unix time where the clock is steady
 
 

@@ -122,7 +122,7 @@ class ModelSeries:
         self.label = label
         self.kinds: dict[tuple[str, int, str], KindSeries] = {}  # series by route, status and ending
         self.ttft: list[float] | None = None
-        self.ttft_within: list[list[float]] = []  # within the median, within the ninetieth percentile, later
+        self.ttft_within: list[list[float]] = []  # streams by prediction: within the median, within p90, later
         self.ttft_ratio: list[float] | None = None
         self.inter_token: list[float] | None = None
         self.events: list[float] | None = None

@@ -124,10 +124,10 @@ class Prompt(Struct, eq=False):
 class AgentIds(Struct, gc=False):
     """Whose request it is by the client's own names: text that clients choose, which is neither kept nor shown."""
 
-    client: str  # which row of the table named them (core/prompts/agents.py); "" for a name that is no one client's own
+    client: str  # name of the table's row that found them (core/prompts/agents.py); "" for names of any client
     conversation: bytes
     parent: bytes = b""  # the conversation that started this one; empty for none
-    session: bytes = b""  # what conversations of one session have in common
+    session: bytes = b""  # name that all conversations of one session share
     final: bool = False  # the client says that the conversation is over
 
 

@@ -16,9 +16,9 @@ from math import exp, log
 
 SIZES = 9  # expected times below 3 ms, below 15 ms, and so on by powers of 4; from 65 s on they are of one size
 SLACK_MS = 1.0  # added to both times of a ratio, which of next to nothing would say nothing
-LEAST_MS = 0.1  # of a prediction
+LEAST_MS = 0.1  # least time that is predicted
 MEDIAN, HIGH = 0.5, 0.9
-STEP, STEP_FIRST = 0.05, 0.5  # of the logarithm of a ratio: once much was seen, and at first
+STEP, STEP_FIRST = 0.05, 0.5  # steps of the logarithm of a ratio: once much was seen, and at first
 HIGH_FIRST = log(2.0)  # before anything was seen: one in ten takes more than twice as long
 LOG_MAX = log(100.0)  # a ratio beyond a hundred says that something else went wrong
 

@@ -29,5 +29,5 @@ class Wanted(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
         None  # addresses of the only replicas that may take it (facts/replicas.py); None: all
     )
     unseen: bool = False  # its answer goes to the client without coming by here
-    kin: Kin | None = None  # its conversation by what the client says; None where it says nothing
+    kin: Kin | None = None  # the conversation that its client names; None where it names none
     charged: bool = False  # the request was taken from its tenant's rate before its body was read

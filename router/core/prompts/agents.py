@@ -38,7 +38,7 @@ class AgentRow(NamedTuple):
     conversation: tuple[bytes, ...]
     parent: tuple[bytes, ...] = ()
     agent: bytes = b""  # an agent within that conversation, which then is its parent unless `parent` names another
-    session: tuple[bytes, ...] = ()  # what the conversations of a session have in common
+    session: tuple[bytes, ...] = ()  # name that all conversations of a session share
     user_agent: bytes = b""  # the row is for clients whose User-Agent has this in it
 
 

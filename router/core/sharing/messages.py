@@ -79,7 +79,7 @@ class SharedCredit(msgspec.Struct, array_like=True, gc=False):
 class SharedKin(msgspec.Struct, array_like=True, gc=False):
     """The conversation of a placement, by what its client says of it."""
 
-    name: Number  # as in core/placement/conversations.py, never 0
+    name: Number  # the name in core/placement/conversations.py, never 0
     own_at: Count  # leading blocks of the prompt that others had asked for before the conversation began
     final: bool  # nothing of it will be asked for again
 

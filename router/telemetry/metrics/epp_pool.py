@@ -27,7 +27,7 @@ class Level(NamedTuple):
     old: str
     text: str
     labels: tuple[str, ...] = OF_POOL
-    old_labels: tuple[str, ...] = ()  # where they were others
+    old_labels: tuple[str, ...] = ()  # labels under the old name; () for the same
 
 
 RUNNING = Level("request_running", "objective_running_requests", "Requests placed and not ended.", MODEL)

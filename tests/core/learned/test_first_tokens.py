@@ -16,7 +16,6 @@ TIMES = {
     "always twice as long": lambda _, ms: 2 * ms,
     "with a few milliseconds for the network": lambda rng, ms: ms + rng.uniform(2, 9),
     "with a tail": lambda rng, ms: ms * (rng.paretovariate(1.2) if rng.random() < 0.3 else 1.0),
-    "exact": lambda _, ms: ms,
 }
 
 

@@ -64,9 +64,8 @@ def test_unread_requests_stay_where_another_router_sent_their_conversation() -> 
     """Without a prompt to go by the name is all there is, and it is told though there are no blocks to tell of."""
     for session in range(10):
         routers = Several("a", "b", replicas=6)
-        first = _unread(routers, "a", Kin(MAIN), f"r{session}", 1.0)
-        routers.tell_all(1.1)
-        again, child = (_unread(routers, "b", kin, "elsewhere", 1.2) for kin in (Kin(MAIN), Kin(CHILD, MAIN)))
+        first = _ended(routers, "a", _unread(routers, "a", Kin(MAIN), f"r{session}", 1.0), 1.0)
+        again, child = (_unread(routers, "b", kin, "elsewhere", 1.4) for kin in (Kin(MAIN), Kin(CHILD, MAIN)))
         assert {again.replica, child.replica} == {first.replica}
 
 
