@@ -119,6 +119,7 @@ class Scene:
             ramp_s=30,
             output_tokens_max=256,
             headers=self.headers(tenant),
+            session_header="x-claude-code-session-id",
             policy=policy,
         )
         return await run_replay(shipped_trace("claude_code_sessions"), settings)

@@ -185,6 +185,12 @@ def _decision() -> Part:
         "retries": rows(record("An attempt that failed.", each(text(), "kind replica"))),
         "queued_s": number("Seconds in the router's queue."),
         "overhead_s": maybe(number("Seconds that the router itself took.")),
+        "predicted_ttft_s": maybe(number("Seconds to the first token as predicted: the median.")),
+        "predicted_ttft_p90_s": maybe(number("The same, later than nine in ten.")),
+        "agent": maybe(text("Kind of agent by what its client says; `/sub` behind a sub-agent's.")),
+        "agent_id": maybe(text("Hash of the agent's own name of the conversation.")),
+        "agent_parent": maybe(text("Hash of the name of the conversation that started it.")),
+        "agent_final": flag("Whether its client said that the conversation is over."),
         **each(maybe(text()), "replica policy reason spill template conversation step warning trace_id"),
         "grade": maybe(one_of(*GRADES)),
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens turn"),
@@ -382,7 +388,7 @@ def _observatory() -> Part:
     counts = "requests failed in_flight waiting shed prompt_tokens completion_tokens hit_tokens verified_tokens"
     model = {"model": text(), **each(whole(), f"{counts} verified_hit_tokens")}
     group = {
-        **each(text(), "route tenant step"),
+        **each(text(), "route tenant step agent"),
         "tools": flag(),
         **each(whole(), "requests prompt_tokens verified_tokens"),
         **each(maybe(number()), "hit_rate genuine_hit_rate ttft_p50_s ttft_p90_s prompt_tokens_p50 tool_calls_mean"),

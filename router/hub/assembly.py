@@ -103,8 +103,10 @@ def metrics_of(hub: HubParts) -> Metrics:
         admin=lambda: (hub.admin.server.connections, hub.admin.server.closed),
         totals=hub.totals,
     )
-    otel_names = hub.settings.metrics.otel_names
-    return Metrics(hub.router, time.monotonic, figures, process=True, otel_names=otel_names)
+    names = hub.settings.metrics
+    return Metrics(
+        hub.router, time.monotonic, figures, process=True, otel_names=names.otel_names, aliases=names.aliases
+    )
 
 
 def discoveries_of(hub: HubParts) -> Together:

@@ -79,7 +79,7 @@ FIXED = frozenset(
         "log.format",
         "shared.url", "shared.password", "shared.name", "shared.router", "shared.timeout_s", "shared.routers_assumed",
         "state.file", "state.every_s", "state.bytes_max", "state.age_max_s", "state.ready_within_s", "state.siblings",
-        "metrics.otel_names", "metrics.otlp_endpoint", "metrics.otlp_interval_s",
+        "metrics.aliases", "metrics.otel_names", "metrics.otlp_endpoint", "metrics.otlp_interval_s",
         "tracing.endpoint", "tracing.sample_ratio", "tracing.service_name", "tracing.queue_spans_max",
         "observatory.enabled", "observatory.excerpts", "observatory.memory_bytes_max", "observatory.prompt_bytes_max",
         "observatory.blocks_max", "observatory.compare_ms_per_s_max", "observatory.looks_per_s_max",

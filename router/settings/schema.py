@@ -73,8 +73,12 @@ class MetricsSettings:
     """What is on the page of metrics, and who is sent it."""
 
     otel_names: bool = False
-    """Whether OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_token_usage`) are on the page
-    beside ours. Off: they are what others of ours say already, and about 90 series a model."""
+    """Whether OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_*`) are on the page beside
+    ours. Off: they are what others of ours say already, and about 200 series a model."""
+    aliases: tuple[Literal["llm_d_epp", "inference"], ...] = ()
+    """Names of endpoint pickers under which metrics are on the page besides, for dashboards made for one: `llm_d_epp`
+    (`llm_d_epp_*`), `inference` (`inference_objective_*`, `inference_pool_*`, `inference_extension_*`, its names
+    before). Off: about 170 series a model for each."""
     otlp_endpoint: str = ""
     """Where all metrics are sent besides, by OTLP over HTTP: `http://collector:4318`, and `/v1/metrics` unless it names
     a path. Empty: nowhere. Needs the extra `tracing`; the service has the name `tracing.service_name`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.core.learned.answer_tokens import AnswerTokens
+from router.core.learned.first_tokens import FirstTokens
 from router.core.learned.prefill import PrefillFit, PrefillModel
 from router.core.learned.steps import StepFit
 
@@ -26,6 +27,7 @@ class Speeds:
     prefill: PrefillFit = field(default_factory=PrefillFit)
     steps: StepFit = field(default_factory=StepFit)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
+    first_tokens: FirstTokens = field(default_factory=FirstTokens)
     answers: int = 0  # answers that ended well
     mean_work_ms: float = 0.0  # mean prefill time of a request's uncached part
     mean_prompt_tokens: float = 0.0

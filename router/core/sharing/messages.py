@@ -84,6 +84,14 @@ class SharedCredit(msgspec.Struct, array_like=True, gc=False):
     answer_keys: bytes  # keys under which the answer's blocks were counted so far
 
 
+class SharedKin(msgspec.Struct, array_like=True, gc=False):
+    """The conversation of a placement, by what its client says of it."""
+
+    name: Number  # the name in core/placement/conversations.py, never 0
+    own_at: Count  # leading blocks of the prompt that others had asked for before the conversation began
+    final: bool  # nothing of it will be asked for again
+
+
 class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
     """A request was sent to a replica."""
 
@@ -94,6 +102,7 @@ class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
     keys: bytes  # of all blocks of its prompt
     claim: SharedClaim | None = None
     credit: SharedCredit | None = None
+    kin: SharedKin | None = None
 
 
 class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):

@@ -15,7 +15,7 @@ from router.core.learned.answers import PastAnswer
 from router.core.placement.router import Router
 from router.core.prompts.blocks import BLOCK_BYTES, answer_keys
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import SharedEnd, SharedPlacement, unpacked
+from router.core.sharing.messages import SharedEnd, SharedKin, SharedPlacement, unpacked
 
 ANSWER_BLOCKS_MAX = 1 << 12  # most blocks of one answer that another router is believed
 
@@ -29,6 +29,7 @@ class _Mirrored(Struct, gc=False):
     own_tokens: int
     due_s: float  # time at which its prefill is done, by its model
     claimed: bool  # whether blocks of the engine's own size were promised
+    kin: SharedKin | None
 
 
 class Leases:
@@ -80,17 +81,19 @@ class Mirror:
         if shared.lease in leases:
             return
         keys, router = unpacked(shared.keys), self._router
-        credit, claim = shared.credit, shared.claim
+        credit, claim, kin = shared.credit, shared.claim, shared.kin
         if credit is not None and home is not None:
             router.index.drop(home.id, unpacked(credit.answer_keys))
             router.index.touch(home.id, keys[: credit.blocks], now_s)
         claimed = unpacked(claim.keys) if claim is not None else []
         self._last -= 1
         due_s = now_s + shared.left_ms / 1e3
-        mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed))
+        mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed), kin)
         leases.add(shared.lease, mirrored)
         member.live.open(mirrored.number, keys, shared.own_tokens)
-        router.reuse.observe(keys, now_s)
+        router.reuse.observe(keys, now_s, final=kin is not None and kin.final)
+        if kin is not None:
+            router.conversations.went(kin.name, member.id, keys, kin.own_at, final=kin.final)
         blocks_max = router.index.capacity(member.id)
         router.index.pin(member.id, mirrored.number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
         if claim is not None and claimed:
@@ -129,6 +132,9 @@ class Mirror:
             return  # another engine is at that address
         if computed:
             router.index.unpin(member.id, number, now_s, grown=grown or ())
+            if mirrored.kin is not None:
+                kin = mirrored.kin
+                router.conversations.ended(kin.name, member.id, grown or (), now_s, final=kin.final)
         else:
             router.index.retract(member.id, number)
         if mirrored.claimed:

@@ -23,6 +23,7 @@ from router.core.sharing.messages import (
     SharedCredit,
     SharedEnd,
     SharedFirstToken,
+    SharedKin,
     SharedPlacement,
     packed,
 )
@@ -54,7 +55,7 @@ class News:
     def placed(self, lease: Lease, left_ms: float, credit: AnswerCredit | None) -> None:
         """A lease was given; so many milliseconds from now its prefill is done, by its model."""
         self._next_lease = lease.id + 1
-        if not lease.keys:
+        if not lease.keys and not lease.conversation:
             return
         number = number_of(lease.replica)
         claim = _claim(lease)
@@ -62,6 +63,8 @@ class News:
         if credit is not None:
             home = number if credit.replica == lease.replica else number_of(credit.replica)
             shared.credit = SharedCredit(home, len(credit.prefix), packed(credit.answer_keys))
+        if lease.conversation:
+            shared.kin = SharedKin(lease.conversation, lease.own_at, lease.final)
         keys = _keys_of(shared)
         if len(self._placements) >= self._limits.queue_news_max or self._keys + keys > self._limits.queue_keys_max:
             self.left_out["placements"] += 1
@@ -156,7 +159,8 @@ class News:
 
 
 def _over(shared: SharedPlacement) -> SharedPlacement:
-    return SharedPlacement(shared.lease, shared.replica, shared.own_tokens, 0, shared.keys, None, shared.credit)
+    own_tokens, keys, credit = shared.own_tokens, shared.keys, shared.credit
+    return SharedPlacement(shared.lease, shared.replica, own_tokens, 0, keys, None, credit, shared.kin)
 
 
 def _claim(lease: Lease) -> SharedClaim | None:
