@@ -131,9 +131,8 @@ class WarmStart:
             if events is not None and self.events is not None:
                 self._asked[id_] = None
                 self.events.offer(id_, events)
-            elif events is not None:
-                self._asked[id_] = None
-                self.handover.offers[id_] = events
+            self._proved.discard(id_)
+            self._disproved.pop(id_, None)
             self._waiting[id_] = _Waiting(part, origin.at_s)
 
     # -- taking over -------------------------------------------------------------------------------------------------
@@ -143,7 +142,8 @@ class WarmStart:
         """Whether a router that has just started had better not serve yet."""
         if self._clock() - self._began_s >= self._settings.ready_within_s:
             return False
-        return self._expected or bool(self._waiting or self._asked)
+        there = self._router.member
+        return self._expected or any(there(id_) is not None for waits in (self._waiting, self._asked) for id_ in waits)
 
     # -- between routers (router/sharing/sides.py, StateSide) --------------------------------------------------------
 
