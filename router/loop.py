@@ -67,7 +67,7 @@ async def guarded(work: Coroutine[None, None, None]) -> None:
         raise
 
 
-class Pace:
+class LongWork:
     """`await pace.step()` after each small step of long work: other work is done in between once it took `work_s`."""
 
     def __init__(self, work_s: float = WORK_S, clock: Callable[[], float] = time.perf_counter) -> None:

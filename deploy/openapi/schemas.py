@@ -244,7 +244,7 @@ def _history() -> Part:
 def _replicas() -> Part:
     load = {
         **each(maybe(number()), "running waiting kv_usage kv_tokens_max block_tokens prompt_tokens_total"),
-        **each(maybe(number()), "generation_tokens_total cache_query_tokens_total cache_hit_tokens_total"),
+        **each(maybe(number()), "generation_tokens_total cache_query_tokens_total cache_hit_tokens_total started_s"),
         "prefix_caching": maybe(flag()),
     }
     blocks = "blocks_aside unknown_removals blocks_forgotten hash_conflicts blocks_of_other_size"

@@ -34,7 +34,7 @@ from router.core.sharing.state import decoded
 from router.engines.kv_events.handover import begin_with, state_of
 from router.hub import knowing
 from router.hub.state_file import pieces_of, written
-from router.loop import COLLECT, WORK_S, Pace
+from router.loop import COLLECT, WORK_S, LongWork
 
 REPLICAS, BLOCKS, PROMPT_BLOCKS = 64, 20_000, 250
 BLOCK_TOKENS = 16
@@ -55,7 +55,7 @@ WORDS = {
 }
 
 
-class Slices(Pace):
+class Slices(LongWork):
     """A pace that remembers how long each slice was, in CPU of this thread."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from router.core.kv_events.states import EngineState
 from router.core.placement.router import Router
 from router.core.sharing import capturing
 from router.core.sharing.state import VERSION, StateEnd, StateOrigin, StatePiece, encoded
-from router.loop import Pace
+from router.loop import LongWork
 
 
 class EventStates(Protocol):
@@ -28,10 +28,10 @@ async def pieces(
     bytes_max: int,
     clock: Callable[[], float],
     wall: Callable[[], float],
-    pace: Pace | None = None,
+    pace: LongWork | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """The pieces of a state, in their order. Replicas that would make it longer than `bytes_max` are left out."""
-    pace, told = pace or Pace(), dict[str, tuple[int, int]]()
+    pace, told = pace or LongWork(), dict[str, tuple[int, int]]()
     first = encoded(StateOrigin(VERSION, name, wall()))
     yield first
     count, size = 1, len(first)
@@ -57,7 +57,7 @@ async def pieces(
 
 
 async def _of_replica(
-    router: Router, events: EventStates | None, member: Member, clock: Callable[[], float], pace: Pace
+    router: Router, events: EventStates | None, member: Member, clock: Callable[[], float], pace: LongWork
 ) -> AsyncIterator[StatePiece]:
     yield capturing.replica_of(member)
     state = await events.state(member.id) if events is not None else None

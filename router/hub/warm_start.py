@@ -26,7 +26,7 @@ from router.engines.kv_events.handover import ANOTHER, Handover
 from router.engines.kv_events.subscriber import Subscriber
 from router.hub import knowing
 from router.hub.state_file import pieces_of, written
-from router.loop import Pace
+from router.loop import LongWork
 from router.settings.schema import StateSettings
 from router.telemetry.metrics.figures import StateFigures
 
@@ -70,7 +70,7 @@ class WarmStart:
         self._proved: set[str] = set()  # replicas whose streams have
         self._disproved: dict[str, str] = {}  # replicas whose streams are of another engine: how that is known
         self._models: list[StateModels] = []
-        self._outcomes: dict[str, dict[str, Any]] = {}  # what became of each replica's part
+        self._outcomes: dict[str, dict[str, Any]] = {}  # fate of each replica's part, for people
         self._began_s = clock()
         self._taken_s = float("-inf")  # time at which what waits came
         self._handed = False  # a sibling has handed over what it knows
@@ -80,7 +80,7 @@ class WarmStart:
         self._files: Counter[str] = Counter(ok=0, failed=0)
         self._bytes, self._failing = 0, ""
         self._at_s: float | None = None  # time at which it was written last, by the wall clock
-        self.source = ""  # where it came from
+        self.source = ""  # file or router whose state was taken
         self.why = ""  # why nothing came from the file
         self.longest_s = 0.0  # longest work without a break, so far
 
@@ -105,7 +105,7 @@ class WarmStart:
 
     async def parsed(self, pieces: Iterable[bytes]) -> StateParts:
         """The parts of a state, whole and young enough. Raises UnreadableState."""
-        parts, pace = StateParts(), Pace()
+        parts, pace = StateParts(), LongWork()
         for piece in pieces:
             parts.take(decoded(piece))
             await pace.step()
@@ -131,9 +131,8 @@ class WarmStart:
             if events is not None and self.events is not None:
                 self._asked[id_] = None
                 self.events.offer(id_, events)
-            elif events is not None:
-                self._asked[id_] = None
-                self.handover.offers[id_] = events
+            self._proved.discard(id_)
+            self._disproved.pop(id_, None)
             self._waiting[id_] = _Waiting(part, origin.at_s)
 
     # -- taking over -------------------------------------------------------------------------------------------------
@@ -143,7 +142,8 @@ class WarmStart:
         """Whether a router that has just started had better not serve yet."""
         if self._clock() - self._began_s >= self._settings.ready_within_s:
             return False
-        return self._expected or bool(self._waiting or self._asked)
+        there = self._router.member
+        return self._expected or any(there(id_) is not None for waits in (self._waiting, self._asked) for id_ in waits)
 
     # -- between routers (router/sharing/sides.py, StateSide) --------------------------------------------------------
 
@@ -158,7 +158,7 @@ class WarmStart:
 
     def pieces(self) -> AsyncGenerator[bytes, None]:
         """All that this router knows."""
-        return self._pieces(Pace())
+        return self._pieces(LongWork())
 
     async def handed(self, pieces: list[bytes], router: str) -> bool:
         """Take what another router has handed over; returns whether it can be read."""
@@ -210,7 +210,7 @@ class WarmStart:
                 self._refused(id_, why)
 
     async def _take_over(self, id_: str, part: StatePart, since_s: float) -> None:
-        member, pace, blocks = self._router.member(id_), Pace(), 0
+        member, pace, blocks = self._router.member(id_), LongWork(), 0
         if member is None:
             return
         try:
@@ -278,7 +278,7 @@ class WarmStart:
         """Write the file, if one is set. A failure is said once, and the file that was there stays."""
         if not self._settings.file:
             return
-        pace = Pace()
+        pace = LongWork()
         try:
             pieces = [piece async for piece in self._pieces(pace)]
             self._bytes = await asyncio.to_thread(written, Path(self._settings.file), pieces)
@@ -297,7 +297,7 @@ class WarmStart:
             self._failing, self._at_s = "", self._wall()
         self.longest_s = max(self.longest_s, pace.longest_s)
 
-    def _pieces(self, pace: Pace) -> AsyncGenerator[bytes, None]:
+    def _pieces(self, pace: LongWork) -> AsyncGenerator[bytes, None]:
         most, clock, wall = self._settings.bytes_max, self._clock, self._wall
         return knowing.pieces(self._router, self.events, self._name, bytes_max=most, clock=clock, wall=wall, pace=pace)
 

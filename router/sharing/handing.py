@@ -38,7 +38,7 @@ _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 class Handing:
-    """Both sides of it, for one router. `give` and `ask` run in each session, and never return."""
+    """Both sides of a handover, for one router. `give` and `ask` run in each session, and never return."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Handing:
         """`whole` says whether others are heard, and `wake` has the next message said soon."""
         self._side, self._peers, self._name, self._origin = side, peers, name, origin
         self._whole, self._wake, self._clock = whole, wake, clock
-        self.asks: tuple[str, int] | None = None  # whom this router asks, and how many parcels it has taken
+        self.asks: tuple[str, int] | None = None  # router that is asked, and parcels taken of it so far
         self._askers: dict[int, int] = {}  # routers that ask this one -> parcels that they have taken
-        self._served: set[int] = set()  # those that were handed everything, and still ask
+        self._served: set[int] = set()  # askers that were handed everything, and still ask
         self._asked = asyncio.Event()
 
     def heard(self, origin: int, frame: Frame) -> None:
@@ -95,7 +95,7 @@ class Handing:
                 while self._ahead(to, number) and self._clock() - waited_s <= FIRST_S:  # noqa: ASYNC110 - as below
                     await asyncio.sleep(LOOK_S)
                 if to not in self._askers or self._ahead(to, number):
-                    return  # it has what it wants, is gone, or takes nothing
+                    return  # the asker has what it wants, is gone, or takes nothing
                 await session.put(_key(to, self._origin, number), parcel, KEPT_S)
                 number += 1
 

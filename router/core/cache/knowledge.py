@@ -164,9 +164,9 @@ class Knowledge:
 
     def shape(self, replica: str) -> EngineShape | None:
         """What is known of the replica besides its blocks, for a process that goes on from here; None where its events
-        said nothing yet."""
+        said nothing yet, or what they said has proved wrong."""
         known = self._known.get(replica)
-        return known.engine.shape(hybrid=known.hybrid) if known is not None else None
+        return known.engine.shape(hybrid=known.hybrid) if known is not None and not known.distrusted else None
 
     def pages(self, replica: str) -> Iterator[Page]:
         """Its blocks (EngineBlocks.pages)."""

@@ -71,7 +71,9 @@ class StreamState(msgspec.Struct, array_like=True, tag="stream"):
     """How far an engine's events were applied, and what that is worth."""
 
     seq: Annotated[int, Meta(ge=0)]  # number of the last batch
-    digest: Annotated[bytes, Meta(min_length=16, max_length=16)]  # of that batch (kv_events/batches.py), big-endian
+    digest: Annotated[
+        bytes, Meta(min_length=16, max_length=16)
+    ]  # digest of that batch (kv_events/batches.py), big-endian
     exact: bool  # whether the stream was whole since the cache began
     why: Annotated[str, Meta(max_length=WHY_CHARS_MAX)]  # reason of the grade
     shape: EngineShape

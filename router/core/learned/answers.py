@@ -50,7 +50,7 @@ class AnswerMemory:
 
     def newest(self, start: int, count: int) -> list[tuple[int, PastAnswer]]:
         """So many answers, (key of the prompt, answer), behind the `start` that were given last; those given last come
-        first. While answers come, some are listed twice."""
+        first, but for those that were restored. While answers come, some are listed twice."""
         newest = islice(dict.__reversed__(self._answers), start, start + count)
         return [(key, answer) for key in newest if (answer := self._answers.get(key)) is not None]
 

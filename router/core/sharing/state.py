@@ -46,7 +46,7 @@ class StateReplica(msgspec.Struct, array_like=True, tag="replica"):
     """One replica, with all that may show later whether it is still the same engine."""
 
     id: Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
-    instance: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""  # by discovery; "": not known
+    instance: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""  # engine that discovery names; "": none
     started_s: float | None = None  # Load.started_s
     prompt_tokens: float | None = None  # Load.prompt_tokens_total
 
@@ -85,7 +85,7 @@ class StateModels(msgspec.Struct, array_like=True, tag="models"):
 class StateEnd(msgspec.Struct, array_like=True, tag="end"):
     """The last piece."""
 
-    pieces: int  # of all before this one
+    pieces: int  # number of pieces before this one
 
 
 OfReplica = StreamState | BlockPage | CopyPage | StateTouches | StateFits

@@ -26,7 +26,7 @@ from router.core.kv_events.stream import KvStream
 from router.engines.kv_events.handover import Handover, begin_with, objection, state_of
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
-from router.loop import Pace
+from router.loop import LongWork
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,9 @@ class Follower:
         if stream is None or handover is None or not stream.replays:
             return None
         async with self._applying:
-            return await state_of(stream, handover.keeper, self.replica.id, Pace()) if self.stream is stream else None
+            return (
+                await state_of(stream, handover.keeper, self.replica.id, LongWork()) if self.stream is stream else None
+            )
 
     async def run(self) -> None:
         """Find the source and follow it, again whenever the source changes, until cancelled."""
@@ -226,7 +228,7 @@ class Follower:
         stream.step_back("going on from what another process knew", clock())
         await self._perform(stream, source)
         try:
-            await begin_with(state, handover.keeper, id_, Pace())
+            await begin_with(state, handover.keeper, id_, LongWork())
         except UnreadableState as error:
             handover.told(id_, 0, str(error))
             stream.resync(f"what another process knew cannot be read: {error}", clock())

@@ -15,7 +15,7 @@ from router.core.kv_events.sink import StateSink
 from router.core.kv_events.states import EngineState, Page, StreamState
 from router.core.kv_events.steps import Phase
 from router.core.kv_events.stream import KvStream
-from router.loop import Pace
+from router.loop import LongWork
 
 DIGEST_BYTES = 16
 ANOTHER = "another process publishes"
@@ -31,7 +31,7 @@ class Handover:
     offers: dict[str, EngineState] = field(default_factory=dict)
 
 
-async def state_of(stream: KvStream, keeper: StateSink, replica: str, pace: Pace) -> EngineState | None:
+async def state_of(stream: KvStream, keeper: StateSink, replica: str, pace: LongWork) -> EngineState | None:
     """The replica's state; None where it is not certain at the moment. No batch may be applied meanwhile."""
     at, shape = stream.position, keeper.shape(replica)
     if at is None or shape is None:
@@ -49,7 +49,7 @@ async def state_of(stream: KvStream, keeper: StateSink, replica: str, pace: Pace
     return EngineState(StreamState(at[0], digest, stream.grade is Grade.EXACT, stream.why, shape), pages)
 
 
-async def begin_with(state: EngineState, keeper: StateSink, replica: str, pace: Pace) -> None:
+async def begin_with(state: EngineState, keeper: StateSink, replica: str, pace: LongWork) -> None:
     """Hold what is in a state, and nothing else. Raises UnreadableState."""
     keeper.begin(replica, state.stream.shape)
     for page in state.pages:
