@@ -29,7 +29,6 @@ from router.core.sharing.messages import (
 from router.core.sharing.mirror import Leases, Mirror
 from router.core.sharing.models import take_fits, take_models
 
-
 FITTED_S = 0.2  # between two times that a few replicas' speeds are fitted to what others have told
 
 
