@@ -127,7 +127,7 @@ class Member:
         if not others.waiting_ms:
             return own_ms
         placed_s, head_ms = others.head()
-        prefill_ms: float = head_ms
+        prefill_ms = float(head_ms)
         head = queue.head
         if head is not None and head.placed_s <= placed_s:
             placed_s, prefill_ms = head.placed_s, head.prefill_ms
