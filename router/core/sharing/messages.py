@@ -94,6 +94,7 @@ class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
     keys: bytes  # of all blocks of its prompt
     claim: SharedClaim | None = None
     credit: SharedCredit | None = None
+    cached_tokens: Count = 0  # prompt tokens that the router believed to be held there already
 
 
 class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):

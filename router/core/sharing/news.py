@@ -59,6 +59,7 @@ class News:
         number = number_of(lease.replica)
         claim = _claim(lease)
         shared = SharedPlacement(lease.id, number, lease.own_tokens, int(left_ms), packed(lease.keys), claim)
+        shared.cached_tokens = max(0, lease.cached_tokens)
         if credit is not None:
             home = number if credit.replica == lease.replica else number_of(credit.replica)
             shared.credit = SharedCredit(home, len(credit.prefix), packed(credit.answer_keys))
@@ -156,7 +157,8 @@ class News:
 
 
 def _over(shared: SharedPlacement) -> SharedPlacement:
-    return SharedPlacement(shared.lease, shared.replica, shared.own_tokens, 0, shared.keys, None, shared.credit)
+    own, cached = shared.own_tokens, shared.cached_tokens
+    return SharedPlacement(shared.lease, shared.replica, own, 0, shared.keys, None, shared.credit, cached)
 
 
 def _claim(lease: Lease) -> SharedClaim | None:
