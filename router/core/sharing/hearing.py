@@ -69,15 +69,16 @@ class Hearer:
         limits: SharingLimits,
         greet: Callable[[], None],
         asked: Callable[[Gap], None],
+        recounted: Callable[[str], None],
     ) -> None:
         """`greet()` is called when another router is heard for the first time, `asked` with messages of ours that one
-        has missed."""
+        has missed, `recounted` with replicas at which less waits of ours than was told."""
         self._router, self._caches, self._name, self._boot = router, caches, name, boot
         self._limits, self._greet, self._asked = limits, greet, asked
         self._silent: dict[str, tuple[int, int]] = {}  # routers that were silent too long: boot, last message
         self._missed: list[Gap] = []  # messages of others that did not come
         self._number = number_of(name)
-        self._mirror = Mirror(router, limits)
+        self._mirror = Mirror(router, limits, recounted)
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
@@ -237,6 +238,7 @@ class Hearer:
     def _take_news(
         self, peer: Peer, placements: list[SharedPlacement], ends: list[SharedEnd], clock_s: float, now_s: float
     ) -> None:
+        self._mirror.behind = peer.number < self._number
         for shared in placements:
             member = self._member(shared.replica)
             if member is not None and self._speaks_of(peer, member, shared.replica, clock_s, now_s):

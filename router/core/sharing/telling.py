@@ -88,6 +88,10 @@ class Teller:
         self._change(lease.replica)
         self.news.ended(lease, outcome, answer_blocks, computed=computed)
 
+    def recounted(self, replica: str) -> None:
+        """Less waits at a replica than was told."""
+        self._change(replica)
+
     def gone(self, lease: Lease) -> None:
         """A lease is back from a replica that has left."""
         self.news.gone(lease)
@@ -212,7 +216,7 @@ class Teller:
         sums = PeerSums(
             int(queue.waiting_ms()),
             int(head.prefill_ms) if head is not None else 0,
-            int(head.placed_s * 1e3) if head is not None else 0,
+            int(head.queued_s * 1e3) if head is not None else 0,
             len(member.leases),
             queue.waiting(),
             member.context_tokens,
