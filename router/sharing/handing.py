@@ -142,7 +142,7 @@ class Handing:
                     return None
                 await asyncio.sleep(LOOK_S)
                 continue
-            some = _opened(parcel)
+            some = opened(parcel)
             if some is None:
                 return None
             if not some:
@@ -159,7 +159,7 @@ def _key(to: int, origin: int, number: int) -> str:
     return f"state:{to:x}:{origin:x}:{number}"
 
 
-def _opened(parcel: bytes) -> list[bytes] | None:
+def opened(parcel: bytes) -> list[bytes] | None:
     """The pieces in a parcel, none in the last one; None where nobody of us has made it."""
     if len(parcel) > PARCEL_BYTES_MAX:
         return None
