@@ -62,9 +62,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     final: bool = False  # nothing of that conversation will be asked for again
     others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
-    turn_s: float = (
-        0.0  # time from which it waits behind another router's prompt that has its beginning; 0: it does not
-    )
+    turn_s: float = 0.0  # since when it waits behind another router's prompt with the same beginning; 0: never
 
     @property
     def queued_s(self) -> float:

@@ -52,7 +52,7 @@ class Peer:
     circle: int = 0  # number of a replica up to which it was heard
     replaced: int = -1  # Fleet.replaced as its rows were taken
     delay: Delay = field(default_factory=Delay)
-    rows: dict[int, HeardRow] = field(default_factory=dict)  # its last ones, by the number of the replica
+    rows: dict[int, HeardRow] = field(default_factory=dict)  # last rows, by the number of the replica
     said: dict[bytes, SharedRow] = field(default_factory=dict)  # the same ones, by their bytes in messages
     leases: Leases = field(default_factory=Leases)
 

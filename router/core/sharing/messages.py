@@ -140,7 +140,7 @@ class SharedFit(msgspec.Struct, array_like=True, gc=False):
     xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
     xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
     observations: Count
-    faster: float = 0.0  # of a prefill model: sum of logarithms of (observed / by the prior), and their weight
+    faster: float = 0.0  # sum of the logarithms of (observed / by the prior) of a prefill model, and their weight
     weight: float = 0.0
 
 

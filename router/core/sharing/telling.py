@@ -31,7 +31,7 @@ class _Counted:
     sent_tokens: int = 0
     stall_ms: float = 0.0
     again: int = 0  # circles that are to have its row though nothing is open there
-    row: bytes = b""  # its row as it was last said; empty where anything has changed since
+    row: bytes = b""  # row as it was last said; empty where anything has changed since
     replica: Replica | None = None  # the replica as it was then
 
 
@@ -45,7 +45,7 @@ class Teller:
         self._limits, self._urgent = limits, urgent
         self._counted: dict[str, _Counted] = {}
         self._changed: dict[str, None] = {}  # replicas whose rows are to be told, as anything happened there
-        self._first: dict[str, None] = {}  # those without whose rows the next message's news would not be understood
+        self._first: dict[str, None] = {}  # replicas without whose rows the next message's news would not be understood
         self._ids: dict[int, str] = {}  # number of a counted replica -> its id
         self.news = News(limits)
         self._seq = self._turn = 0
