@@ -207,7 +207,7 @@ class Teller:
     def _row(self, member: Member, counted: _Counted, now_s: float) -> bytes:
         queue, replica = member.queue, member.replica
         head = queue.head
-        if head is not None and not head.streams:  # it leaves with the clock: the row changes though nothing happens
+        if head is not None and not head.streams:  # A prompt without a stream leaves with the clock.
             queue.decay(now_s)
             head = queue.head
         elif counted.row and counted.replica is replica:
