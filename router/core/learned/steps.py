@@ -9,6 +9,11 @@ to its end, less the prefills that interrupted the stream (chunked prefill: Agra
 divided by its tokens, against the mean number of streams and the mean context during that time. Where an engine makes
 several tokens a step (speculative decoding), the model is of the time per token, which is what clients wait for.
 
+Answers that follow each other resemble each other: their streams and contexts hardly tell the three coefficients apart.
+A fit to such answers alone may say that one more stream costs nothing, so that every request goes there. So the prior
+gives a model its proportions, and observations give it first of all its scale: as far as the prior counts, a fit agrees
+with a model of the prior's proportions whose steps took as long as those observed.
+
 A replica whose steps seem AVOIDED times as long as the fleet's is not asked while others are free, and would seem slow
 for ever after a first answer that compiled kernels. So what was seen of it fades while nothing is, as in prefill.py.
 """
@@ -24,8 +29,11 @@ from router.core.learned.least_squares import Sums, ToldSums, Vector, squares
 
 ANSWER_TOKENS_MIN = 8  # a shorter answer says little of a step
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replica's
-GUESS_WEIGHT = 0.1  # observations that the first guess counts for in the fleet's
+PRIOR_WEIGHT = 10.0  # observations that the fleet's model counts for in a replica's
+GUESS_WEIGHT = 0.3  # observations that the first guess counts for in the fleet's
+SCALE_WEIGHT = 3.0  # observations that the prior's own scale counts for: one answer may have waited for a compiler
+SCALE_MAX = 64.0  # a replica is at most so many times as slow, or as fast, as its prior
+CLIPPED_FROM = 3  # after so many observations, those that follow may be outliers
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not a step
 AVOIDED = 2.0  # a replica whose steps take this many times as long as the fleet's is avoided
 FADE_S = 30.0  # time without an observation in which half of such a replica's observations are forgotten
@@ -72,7 +80,7 @@ class StepFit:
         `now_s`, it fades if no other follows."""
         if step_ms <= 0:
             return
-        if self.observations >= PRIOR_WEIGHT:
+        if self.observations >= CLIPPED_FROM:
             expected_ms = self.model.ms(streams, context_tokens)
             step_ms = min(max(step_ms, expected_ms / OUTLIER), expected_ms * OUTLIER)
         self._sums.observe(_terms(streams, context_tokens), step_ms, 1.0, FORGET)
@@ -124,10 +132,23 @@ class StepFit:
         self._solve(prior, weight)
 
     def _solve(self, prior: StepModel, weight: float) -> None:
-        pseudo = zip(PSEUDO, _pseudo_squares(weight), strict=True)
-        best = self._sums.solve([(xx, x, prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS, self.told)
+        pseudo, scale = zip(PSEUDO, _pseudo_squares(weight), strict=True), self._scale(prior)
+        best = self._sums.solve([(xx, x, scale * prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS, self.told)
         if best is not None:
             self.model = StepModel(best[0], best[1] / 10, best[2] / 1e5)
+
+    def _scale(self, prior: StepModel) -> float:
+        """How many times as long as by `prior` the observed steps took, told ones included."""
+        xx, xy, anchor_ms = self._sums.xx, self._sums.xy, SCALE_WEIGHT * prior.ms(*PSEUDO[1])
+        answers, tens, contexts, took_ms = xx[0], xx[1], xx[2], xy[0]
+        if self.told is not None:
+            told_xx, told_xy = self.told.added()
+            answers, tens, contexts = answers + told_xx[0], tens + told_xx[1], contexts + told_xx[2]
+            took_ms += told_xy[0]
+        by_prior_ms = prior.floor_ms * answers + 10 * prior.per_stream_ms * tens
+        by_prior_ms += 1e5 * prior.per_context_token_ms * contexts
+        scale = (took_ms + anchor_ms) / (by_prior_ms + anchor_ms) if anchor_ms else 1.0
+        return min(max(scale, 1 / SCALE_MAX), SCALE_MAX)
 
 
 def _terms(streams: float, context_tokens: float) -> Vector:

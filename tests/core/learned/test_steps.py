@@ -38,6 +38,22 @@ def test_an_engine_whose_step_costs_the_same_for_all_is_learned_as_one() -> None
     assert model.ms(16, 30_000) == pytest.approx(model.ms(1, 2_000), rel=0.03)
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("slower", [0.25, 1.0, 4.0])
+def test_answers_alike_never_say_that_a_stream_costs_nothing(seed: int, slower: float) -> None:
+    """Where all answers had nearly the same company and times vary by a fifth, as when streams pile up on a fresh
+    fleet, one more stream costs as much as by the first guess, times how slow the engine is, give or take half."""
+    rng, guess, fit, own = Random(seed), StepModel(), StepFit(), StepFit()
+    for _ in range(40):
+        streams = rng.uniform(90, 100)
+        context, seen = streams * 6_400, rng.uniform(0.8, 1.2)
+        for each, prior, weight in ((fit, guess, GUESS_WEIGHT), (own, fit.model, PRIOR_WEIGHT)):
+            each.observe(streams, context, slower * guess.ms(streams, context) * seen, prior, weight)
+    costs_ms = slower * (guess.ms(96, 96 * 6_400) - guess.ms(95, 95 * 6_400))
+    for model in (fit.model, own.model):
+        assert model.ms(96, 96 * 6_400) - model.ms(95, 95 * 6_400) == pytest.approx(costs_ms, rel=0.5)
+
+
 @given(
     seen=st.lists(st.tuples(st.floats(0.1, 500), st.floats(0, 5e6), st.floats(-10, 1e7, allow_nan=False)), max_size=60)
 )
