@@ -36,6 +36,7 @@ from router.reading import answering
 from router.reading.answering import HISTORY_CHANGED, none_ready
 from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.reading.charge import charge
+from router.reading.deadlines import WITHIN, ttft_ms_of
 from router.reading.kinship import Kinship
 from router.reading.observer import Observer
 from router.reading.question import STORED, Question
@@ -54,7 +55,7 @@ CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
 FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
 
-_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT}
+_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, WITHIN}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
@@ -230,12 +231,12 @@ class Reader:
     # -- body ----------------------------------------------------------------------------------------------------
 
     def _reading(self, request: Request, caller: Caller) -> Reading:
-        """How this request's body is to be read. Raises Refusal for one that is compressed."""
+        """How this request's body is to be read. Raises Refusal for one that is compressed, and for an odd deadline."""
         if request.fields.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
         tenant, dialect = caller.tenant, PATHS.get(request.path)
         aside = request.body_bytes >= self._rules.offload_bytes_min
-        return Reading(  # arguments by position, which is faster (core/placement/router.py)
+        reading = Reading(  # arguments by position, which is faster (core/placement/router.py)
             dialect,
             tenant,
             dialect is not None or _must_name_model(request.path, tenant),
@@ -251,6 +252,9 @@ class Reader:
             self._parse_thread if aside else None,
             self._aside_lock,
         )
+        if (ttft_ms := ttft_ms_of(request, caller)) is not None:
+            reading.ttft_ms, reading.due_s = ttft_ms, time.monotonic() + ttft_ms / 1e3
+        return reading
 
     def _model(self, ask: Ask, how: Reading) -> str | None:
         """The model meant; None where the path needs none and the body names none. Raises Refusal."""
@@ -322,10 +326,11 @@ class Reader:
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
+        wanted.due_s = how.due_s
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
         asks = how.relayed and dialect is not None and ask.stream and not ask.wants_usage
         strip_usage = asks and self._asks_usage(wanted.model, metered=metered)
-        return Question(  # arguments by position, which is faster (core/placement/router.py)
+        question = Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self._forward_lines(request, request_id),
             dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
@@ -336,6 +341,8 @@ class Reader:
             None,
             metered,
         )
+        question.ttft_ms = how.ttft_ms
+        return question
 
     def _asks_usage(self, model: str | None, *, metered: bool) -> bool:
         """Whether to ask for the usage of a stream whose client did not. Where tokens are `metered`, engines are asked

@@ -14,15 +14,18 @@ tenant that holds `tenant_share_max` of the places (of what engines work on at o
 none: the rest is kept free for them, since who waits for a place waits for the end of an answer. Whoever finds no room
 waits (queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
 
+While requests with deadlines come, those without find room at calm replicas only (deadlines.py).
+
 While no replica is full, nobody waits and few leases are open, all of this is three comparisons a request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from typing import Protocol
 
+from router.core.admission.deadlines import Deadlines
 from router.core.admission.queue import FairQueue, Pool, Ticket
 from router.core.facts.placements import Shed
 from router.core.facts.replicas import Load
@@ -131,6 +134,7 @@ class Admission:
     def __init__(self, router: Router, limits: AdmissionLimits, *, stale_s: float) -> None:
         """A load that is older than `stale_s` says nothing any more."""
         self.queue = FairQueue()
+        self.deadlines = Deadlines()
         self.full: set[str] = set()  # replicas without room
         self._router = router
         self._stale_s = stale_s
@@ -157,8 +161,10 @@ class Admission:
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def opened(self, lease: Lease, tenant: str) -> None:
-        """A lease was given."""
+    def opened(self, lease: Lease, tenant: str, *, urgent: bool = False) -> None:
+        """A lease was given, to a request that can keep a deadline if `urgent`."""
+        if self.deadlines.any:
+            self.deadlines.placed(urgent=urgent, others_wait=bool(self.queue))
         replica = lease.replica
         self._open[lease.id] = tenant
         whose = replica, tenant
@@ -193,12 +199,22 @@ class Admission:
         seen[tenant] = now_s
         if len(seen) > TENANTS_MAX:
             del seen[next(iter(seen))]
-        return not self.full and not self.queue and len(self._open) < self._few
+        return not (self.full or self.queue or self.deadlines.any) and len(self._open) < self._few
 
-    def fits(self, pool: Pool, tenant: str, now_s: float) -> bool:
-        """Whether a request finds room now. Raises NoReplica, or Shed when all replicas have asked for a rest."""
+    def fits(self, pool: Pool, tenant: str, now_s: float, calm_for: Priority | None = None) -> bool:
+        """Whether a request finds room now; `calm_for` is its priority if only a calm replica will do. Raises
+        NoReplica, or Shed when all replicas have asked for a rest."""
         members = self._router.candidates(*pool, now_s)
-        return any(m.id not in self.full for m in members) and not self._has_its_share(pool, tenant, now_s)
+        busy = self.full if calm_for is None else self.busy(calm_for, now_s)
+        return any(m.id not in busy for m in members) and not self._has_its_share(pool, tenant, now_s)
+
+    def busy(self, priority: Priority, now_s: float) -> set[str]:
+        """Replicas that are full, or not calm enough for a request of that priority without a deadline."""
+        limit_ms = self.deadlines.waiting_ms(priority)
+        if limit_ms == inf:
+            return self.full
+        members = self._router.fleet.members.values()
+        return self.full.union(m.id for m in members if m.pending_ms(now_s) > limit_ms)
 
     def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
         """Let a request wait for a place; returns the requests that are turned away in its stead. So many others are
@@ -234,8 +250,15 @@ class Admission:
             except Shed:
                 return False
 
+        def calm(pool: Pool, priority: Priority) -> bool:
+            try:
+                busy = self.busy(priority, now_s)
+                return busy is self.full or any(m.id not in busy for m in self._router.candidates(*pool, now_s))
+            except (NoReplica, Shed):
+                return True
+
         self._rate.pass_time(now_s, waiting=True)
-        ticket = queue.turn(room, lambda pool, tenant: self._has_its_share(pool, tenant, now_s))
+        ticket = queue.turn(room, lambda pool, tenant: self._has_its_share(pool, tenant, now_s), now_s, calm)
         if ticket is not None:
             self._rate.turns += 1
         return ticket
@@ -243,6 +266,7 @@ class Admission:
     def tick(self, now_s: float) -> list[Ticket]:
         """Look at what probes have said, some times a second; returns the requests that have waited too long."""
         self._rate.pass_time(now_s, waiting=bool(self.queue))
+        self.deadlines.tick(now_s)
         for member in self._router.fleet.members.values():
             self._resize(member, now_s)
         self._survey()

@@ -12,12 +12,13 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
 from router.core.facts.placements import Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
 from router.core.facts.replicas import Replica, is_among
+from router.core.facts.requests import Priority
 from router.core.fleet import stuck
 from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
@@ -32,6 +33,7 @@ from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer, long_enough
 from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
+from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.policies import Near, Policy
@@ -45,7 +47,7 @@ NOBODY: frozenset[str] = frozenset()
 NEAR = 4  # places on the ring that are looked at for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 # Looking up an enum's member costs as much as a call.
-_OK, _LEFT, _ESTIMATED = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED
+_OK, _LEFT, _ESTIMATED, _LOW = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED, Priority.LOW
 
 
 class Router:
@@ -169,7 +171,8 @@ class Router:
         `exclude` names replicas that failed the request: with them the placement is a retry. `only` names the one
         replica that can answer, which may be warming up (Fleet.warm_up), or the addresses of those that can. Replicas
         that are `full` are passed over while there are others. Raises NoReplica where no candidate is left, Shed where
-        all candidates asked for a rest, and HeldBack where the request `may_hold_back` and is better placed later.
+        all candidates asked for a rest or none keeps the deadline of a request of low priority, and HeldBack where the
+        request `may_hold_back` and is better placed later.
         """
         members = self._who_may(wanted.model, exclude, only, full, now_s)
         self.knowledge.tick(now_s)
@@ -178,7 +181,11 @@ class Router:
             members = long_enough(members, wanted, match.size.prompt_tokens)
         expected = self.conversations.expected(wanted, match) if wanted.kin is not None else ""
         market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
-        choice = self.policy.choose(market, candidates)
+        able: Sequence[Candidate] = candidates
+        if wanted.due_s is not None:
+            left_ms, may_shed = (wanted.due_s - now_s) * 1e3, wanted.priority is _LOW and not exclude
+            able = in_time(candidates, self.fleet.members, left_ms, may_shed=may_shed)
+        choice = self.policy.choose(market, able)
         if may_hold_back and choice.hold_back:
             raise HeldBack
         if match.home:
@@ -191,16 +198,25 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
-        expected_ms = max(chosen.pending_ms, chosen.kv_wait_ms) + chosen.uncached_ms
-        receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(expected_ms)
+        lasts_ms = expected_ms(chosen)
+        receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
         if self.explainer is not None:
             self._explain(self.explainer, receipt, wanted, match, bool(exclude), now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
         lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
-        lease.expected_ms = expected_ms
+        lease.expected_ms = lasts_ms
         return lease
+
+    def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
+        """Milliseconds to a request's first token where it would come first now, as predicted, and milliseconds of
+        prefill where that is shortest. Raises NoReplica and Shed."""
+        members = self._who_may(wanted.model, NOBODY, only, (), now_s)
+        match = self._matcher.match(wanted, members[0].speeds, now_s)
+        _, candidates = self._price(members, match, wanted.ring_key, "", now_s)
+        fleet = self.fleet.members
+        return min(predicted_ms(each, fleet) for each in candidates), min(each.uncached_ms for each in candidates)
 
     def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
         """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica

@@ -1,0 +1,98 @@
+"""A world whose router lets requests wait as the product does: windows, the fair queue, deadlines, the hold.
+
+Other worlds leave the queue out, since they compare placements; this one asks the product's own `Admitter`, under its
+default settings but for those that a run changes. Deadlines are told by the number of a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from loadtest.simulate.world.placer import Placer
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Turn, Workload
+from loadtest.simulate.world.world import SimulatedRequest, World
+from router.core.admission.holding import TICK_S
+from router.core.admission.queue import Ticket
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.fleet.lease import Lease
+from router.core.placement.policies import Policy
+from router.hub.admitter import Admitter
+from router.hub.owners import ResponseOwners
+from router.settings.schema import AdmissionSettings
+
+RESPONSE_IDS_MAX = 1
+STALE_S = 3.0
+
+
+class AdmittingPlacer(Placer):
+    """A router whose requests wait for their turn. `clock` gives simulated seconds."""
+
+    def __init__(self, make: Callable[[], Policy], clock: Callable[[], float], limits: AdmissionSettings) -> None:
+        super().__init__(make)
+        self.sheds: list[str] = []
+        self.admitter = Admitter(
+            self.router,
+            ResponseOwners(RESPONSE_IDS_MAX),
+            limits,
+            stale_s=STALE_S,
+            clock=clock,
+            shed=lambda code, *_: self.sheds.append(code),
+        )
+
+    def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
+        """The end of an attempt, which makes room for another request."""
+        usage = Usage(turn.prompt_tokens, turn.output_tokens, cached_tokens) if ending is Ending.OK else None
+        self.admitter.finish(lease, Outcome(ending, usage), now_s)
+
+
+class AdmittedWorld(World):
+    """One router and no faults. `within_s` gives the deadline of a turn by its number, in seconds from its arrival."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        setting: Setting,
+        policy: Callable[[], Policy],
+        within_s: Mapping[int, float],
+        limits: AdmissionSettings | None = None,
+    ) -> None:
+        super().__init__(workload, setting, policy)
+        placer = self._admitting = AdmittingPlacer(policy, lambda: self.now_s, limits or AdmissionSettings())
+        self.placers[:] = [placer]
+        self._within_s = within_s
+        self._tickets: dict[int, Ticket] = {}
+        self.at(TICK_S, self._tick)
+
+    def _tick(self, _: None) -> None:
+        self._admitting.admitter.tick()
+        self.at(self.now_s + TICK_S, self._tick)
+
+    def _place(self, number: int, sent: SimulatedRequest, *, may_hold_back: bool = False) -> None:
+        placer = self._admitting
+        wanted = placer.wanted(sent.turn, None)
+        if sent.turn.number in self._within_s:
+            wanted.due_s = sent.due_s + self._within_s[sent.turn.number]
+        try:
+            answer = placer.admitter.ask(wanted, frozenset(), lambda answer: self._answered(number, sent, answer))
+        except Shed as shed:
+            self._answered(number, sent, shed)
+            return
+        if isinstance(answer, Ticket):
+            self._tickets[number] = answer
+        else:
+            self._answered(number, sent, answer)
+
+    def _answered(self, number: int, sent: SimulatedRequest, answer: Lease | Exception) -> None:
+        self._tickets.pop(number, None)
+        if isinstance(answer, Lease):
+            sent.lease = answer
+            self._submit(number, sent, self.replicas[answer.replica])
+        else:
+            self._end(number, sent, "rejected")
+
+    def _give_up(self, what: tuple[int, int]) -> None:
+        ticket = self._tickets.pop(what[0], None)
+        if ticket is not None:
+            self._admitting.admitter.take_back(ticket)
+        super()._give_up(what)

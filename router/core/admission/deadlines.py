@@ -1,0 +1,54 @@
+"""How much prefill may wait in an engine while others ask with deadlines.
+
+Order in the router's queue is worth little while engines have queues of their own, first come first served, as long as
+a deadline. So while requests with deadlines come, those without wait here for a replica that is *calm*: whose waiting
+prefill takes no more than a part of the shortest deadline of late. It never runs out of work for that, since prefill
+still waits there and decoding goes on. Deadlines of a lower priority make nobody wait, and PASSES_MAX urgent
+placements in a row while others wait here are followed by one that needs no calm replica.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from router.core.admission.queue import PASSES_MAX
+from router.core.facts.requests import Priority
+
+SEEN_S = 60.0  # seconds, at least, for which a deadline counts after it was asked for
+WAITING_PART = 0.1  # part of the shortest deadline for which prefill may wait at a calm replica
+WAITING_MIN_MS = 20.0  # prefill that may wait at a calm replica in any case: a step or two
+
+
+class Deadlines:
+    """The shortest deadline of late, by priority; and how often others were passed."""
+
+    def __init__(self) -> None:
+        self._shortest_s, self._before_s = [inf] * len(Priority), [inf] * len(Priority)
+        self._since_s = 0.0
+        self._passed = 0
+        self.any = False  # whether any counts
+
+    def asked(self, priority: Priority, wanted_s: float, now_s: float) -> None:
+        """A request wants its first token within `wanted_s`."""
+        self.tick(now_s)
+        self.any = True
+        if wanted_s < self._shortest_s[priority]:
+            self._shortest_s[priority] = wanted_s
+
+    def tick(self, now_s: float) -> None:
+        """Forget what was asked long ago."""
+        if self.any and now_s - self._since_s >= SEEN_S:
+            kept_s = self._shortest_s if now_s - self._since_s < 2 * SEEN_S else [inf] * len(Priority)
+            self._before_s, self._shortest_s, self._since_s = kept_s, [inf] * len(Priority), now_s
+            self.any = min(kept_s) < inf
+
+    def waiting_ms(self, priority: Priority) -> float:
+        """Milliseconds of prefill that may wait at a replica which is given a request without a deadline."""
+        if not self.any or self._passed >= PASSES_MAX:
+            return inf
+        shortest_s = min(*self._shortest_s[: priority + 1], *self._before_s[: priority + 1])
+        return max(WAITING_MIN_MS, WAITING_PART * 1e3 * shortest_s)
+
+    def placed(self, *, urgent: bool, others_wait: bool) -> None:
+        """A request was placed, by its deadline or not, while others wait here or not."""
+        self._passed = self._passed + 1 if urgent and others_wait else 0
