@@ -7,6 +7,7 @@
     simulate --race --seeds claim --json race.json --check   the whole race; exit 1 unless all that must be seen is seen
     simulate --sweep --json sweep.json                       is `warm` flat in its constants?
     simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
+    simulate --deadlines --seed 6-8 --check                  classes with deadlines and without, beside first come
     simulate --several --seed 1-3 --json several.json        several routers that share what they know, beside one
 
 All times are simulated seconds. What the simulation leaves out is said in docs/evidence/simulation.md.
@@ -32,6 +33,7 @@ from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import baseline, ladder, sweep
+from loadtest.simulate.results import deadlines as of_deadlines
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
@@ -74,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _writable(options.json, options.svg, options.save_baseline)
         if options.ladder is not None:
             return _ladder(options, "simulate " + " ".join(arguments))
+        if options.deadlines:
+            return _deadlines(options, "simulate " + " ".join(arguments))
         earlier = [row for file in options.rows for row in read_rows(file)]
         if options.several is not None:
             return _several(options, earlier, "simulate " + " ".join(arguments))
@@ -241,6 +245,32 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
         write_json(options.json, command, [*rows, *judged])
     ladder.print_ladders(report_console(WIDTH), rows)
     print("\n".join(ladder.verdict_lines(rows)))
+    return 1 if options.check and not all(row.ok for row in judged) else 0
+
+
+# Deadlines
+
+
+OF_DEADLINES = ("deadlines", "policy", "seed", "requests", "jobs", "json", "check")
+"""Flags that it goes with: its cluster and its load are its own."""
+
+
+def _deadlines(options: argparse.Namespace, command: str) -> int:
+    """Two classes of requests on one fleet. Raises SimulateError."""
+    other = parser().parse_args([])
+    for name, value in vars(options).items():
+        if name not in OF_DEADLINES and value != getattr(other, name):
+            raise SimulateError(f"--deadlines does not go with --{name.replace('_', '-')}")
+    _known("policy", options.policy, ROWS)
+    who, requests = of_deadlines.entrants_of(options.policy), options.requests or of_deadlines.REQUESTS
+    jobs = [of_deadlines.DeadlineJob(seed, who, requests) for seed in options.seed or [1]]
+    with progress_bar(Console(stderr=True), "simulated seeds", len(jobs)) as progress:
+        finished = count(1)
+        rows = race(jobs, options.jobs, lambda _: progress(next(finished)), of_deadlines.run_deadlines)
+    judged = of_deadlines.judge(rows)
+    if options.json:
+        write_json(options.json, command, [*rows, *judged])
+    of_deadlines.print_deadlines(report_console(WIDTH), rows)
     return 1 if options.check and not all(row.ok for row in judged) else 0
 
 
