@@ -263,8 +263,9 @@ def _deadlines(options: argparse.Namespace, command: str) -> int:
             raise SimulateError(f"--deadlines does not go with --{name.replace('_', '-')}")
     _known("policy", options.policy, ROWS)
     who, requests = of_deadlines.entrants_of(options.policy), options.requests or of_deadlines.REQUESTS
-    jobs = [of_deadlines.DeadlineJob(seed, who, requests) for seed in options.seed or [1]]
-    with progress_bar(Console(stderr=True), "simulated seeds", len(jobs)) as progress:
+    seeds = options.seed or [1]
+    jobs = [of_deadlines.DeadlineJob(mix, seed, who, requests) for seed in seeds for mix in of_deadlines.MIXES]
+    with progress_bar(Console(stderr=True), "mixes and seeds", len(jobs)) as progress:
         finished = count(1)
         rows = race(jobs, options.jobs, lambda _: progress(next(finished)), of_deadlines.run_deadlines)
     judged = of_deadlines.judge(rows)

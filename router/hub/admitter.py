@@ -206,7 +206,7 @@ class Admitter:
         only, now_s = self._only(wanted), self._clock()
         hold_back = may_hold_back and only is None
         admission, urgent = self._admission, wanted.due_s is not None and wanted.due_s > now_s
-        full = admission.full if urgent or exclude else admission.busy(wanted.priority, now_s)
+        full = admission.full if urgent or exclude else admission.busy((wanted.model, only), wanted.priority, now_s)
         lease = self._router.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=hold_back)
         admission.opened(lease, wanted.tenant, urgent=urgent)
         if charged_tokens:

@@ -12,23 +12,24 @@ from loadtest.simulate.world.setting import Setting
 WITHIN_S = 1.0  # deadline of the first token of an interactive request
 LOAD = "1.2"  # share of what the cluster can sustain
 REQUESTS, REPLICAS, GROUPS = 1_200, 4, 40
-INTERACTIVE_SHARE = 0.5
+MIXES = {"half": 0.5, "most": 0.75}  # part of the requests that are interactive
 
 
-def mixed_classes(seed: int, requests: int = REQUESTS) -> tuple[Scenario, dict[int, float]]:
-    """Half of the requests are questions of 400 to 1,600 tokens behind one of 40 prefixes of 4,000, with answers of 50
-    to 250; the others are documents of 4,000 to 16,000 tokens that nobody shares, with answers of 100 to 400. Four
-    replicas, at 1.2 times what they can sustain. Returns the scenario, and the deadlines in seconds of those that have
-    one, by the turn's number."""
-    rng = random.Random(f"mixed_classes:{seed}")
+def mixed_classes(mix: str, seed: int, requests: int = REQUESTS) -> tuple[Scenario, dict[int, float]]:
+    """Half or most of the requests are questions of 400 to 1,600 tokens behind one of 40 prefixes of 4,000, with answers
+    of 50 to 250; the others are documents of 4,000 to 16,000 tokens that nobody shares, with answers of 100 to 400.
+    Four replicas, at 1.2 times what they can sustain. Returns the scenario, and the deadlines in seconds of those that
+    have one, by the turn's number."""
+    name, share = f"mixed_classes:{mix}:{seed}", MIXES[mix]
+    rng = random.Random(name)
     parts, within_s = list[Pieces](), dict[int, float]()
     for number in range(requests):
-        if rng.random() < INTERACTIVE_SHARE:
+        if rng.random() < share:
             within_s[number] = WITHIN_S
             parts.append(Pieces(rng.randrange(GROUPS), 10, number, rng.randint(1, 4), rng.randint(50, 250)))
         else:
             parts.append(Pieces(1_000 + number, 0, number, rng.randint(10, 40), rng.randint(100, 400)))
-    turns = generated.turns_of(f"mixed_classes:{seed}", parts, generated.poisson(rng, requests, 1.0))
+    turns = generated.turns_of(name, parts, generated.poisson(rng, requests, 1.0))
     LOADS.setdefault(LOAD, float(LOAD))
     setting = Setting(replicas=REPLICAS, seed=seed)
     return generated.loaded("mixed_classes", LOAD, turns, setting, WITHIN_S), within_s

@@ -177,6 +177,9 @@ class Admission:
         tenant = self._open.pop(lease.id, None)
         if tenant is None:
             return False
+        due_s, first_s = lease.due_s, lease.first_token_s
+        if due_s is not None and first_s is not None and lease.placed_s + lease.prefill_ms / 1e3 <= due_s:
+            self.deadlines.told(in_time=first_s <= due_s)
         self._ended = self._ended * LASTED_FADE + 1.0
         self._lasted_s = self._lasted_s * LASTED_FADE + now_s - lease.placed_s
         replica = lease.replica
@@ -204,17 +207,21 @@ class Admission:
     def fits(self, pool: Pool, tenant: str, now_s: float, calm_for: Priority | None = None) -> bool:
         """Whether a request finds room now; `calm_for` is its priority if only a calm replica will do. Raises
         NoReplica, or Shed when all replicas have asked for a rest."""
+        busy = self.full if calm_for is None else self.busy(pool, calm_for, now_s)
         members = self._router.candidates(*pool, now_s)
-        busy = self.full if calm_for is None else self.busy(calm_for, now_s)
         return any(m.id not in busy for m in members) and not self._has_its_share(pool, tenant, now_s)
 
-    def busy(self, priority: Priority, now_s: float) -> set[str]:
-        """Replicas that are full, or not calm enough for a request of that priority without a deadline."""
+    def busy(self, pool: Pool, priority: Priority, now_s: float) -> set[str]:
+        """Replicas that are full, or not to be given a request of that priority without a deadline. Raises NoReplica
+        and Shed."""
         limit_ms = self.deadlines.waiting_ms(priority)
         if limit_ms == inf:
             return self.full
-        members = self._router.fleet.members.values()
-        return self.full.union(m.id for m in members if m.pending_ms(now_s) > limit_ms)
+        members = self._router.candidates(*pool, now_s)
+        calm = {m.id for m in members if m.id not in self.full and m.pending_ms(now_s) <= limit_ms}
+        if len(calm) <= self.deadlines.reserved(len(members)):
+            calm.clear()
+        return self.full.union(m.id for m in members if m.id not in calm)
 
     def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
         """Let a request wait for a place; returns the requests that are turned away in its stead. So many others are
@@ -252,7 +259,7 @@ class Admission:
 
         def calm(pool: Pool, priority: Priority) -> bool:
             try:
-                busy = self.busy(priority, now_s)
+                busy = self.busy(pool, priority, now_s)
                 return busy is self.full or any(m.id not in busy for m in self._router.candidates(*pool, now_s))
             except (NoReplica, Shed):
                 return True
