@@ -49,6 +49,7 @@ from loadtest.simulate.results.several import (
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
+from loadtest.simulate.scenarios.mixed import MIXES, REQUESTS
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
@@ -262,9 +263,9 @@ def _deadlines(options: argparse.Namespace, command: str) -> int:
         if name not in OF_DEADLINES and value != getattr(other, name):
             raise SimulateError(f"--deadlines does not go with --{name.replace('_', '-')}")
     _known("policy", options.policy, ROWS)
-    who, requests = of_deadlines.entrants_of(options.policy), options.requests or of_deadlines.REQUESTS
+    who, requests = of_deadlines.entrants_of(options.policy), options.requests or REQUESTS
     seeds = options.seed or [1]
-    jobs = [of_deadlines.DeadlineJob(mix, seed, who, requests) for seed in seeds for mix in of_deadlines.MIXES]
+    jobs = [of_deadlines.DeadlineJob(mix, seed, who, requests) for seed in seeds for mix in MIXES]
     with progress_bar(Console(stderr=True), "mixes and seeds", len(jobs)) as progress:
         finished = count(1)
         rows = race(jobs, options.jobs, lambda _: progress(next(finished)), of_deadlines.run_deadlines)

@@ -132,7 +132,7 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     mixes = [mix for mix in MIXES if any(each == mix for _, _, each in grouped)]
     who = dict.fromkeys((policy, case) for policy, case, _ in grouped)
     made = []
-    for policy, case in sorted(who, key=lambda each: -_over_mixes(grouped, *each, mixes)):
+    for policy, case in sorted(who, key=lambda each: -_over_mixes(grouped, each[0], each[1], mixes)):
         groups = [grouped[policy, case, mix] for mix in mixes]
         cells = [cell for group in groups for cell in _cells(group[INTERACTIVE], group[BATCH])]
         made.append((policy if case == PLAIN else f"{policy}, {case}", *cells))

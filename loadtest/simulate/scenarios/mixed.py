@@ -16,8 +16,8 @@ MIXES = {"half": 0.5, "most": 0.75}  # part of the requests that are interactive
 
 
 def mixed_classes(mix: str, seed: int, requests: int = REQUESTS) -> tuple[Scenario, dict[int, float]]:
-    """Half or most of the requests are questions of 400 to 1,600 tokens behind one of 40 prefixes of 4,000, with answers
-    of 50 to 250; the others are documents of 4,000 to 16,000 tokens that nobody shares, with answers of 100 to 400.
+    """Half or most requests are questions of 400 to 1,600 tokens behind one of 40 prefixes of 4,000, and answers
+    of 50 to 250; the others are documents of 4,000 to 16,000 tokens that nobody shares, and answers of 100 to 400.
     Four replicas, at 1.2 times what they can sustain. Returns the scenario, and the deadlines in seconds of those that
     have one, by the turn's number."""
     name, share = f"mixed_classes:{mix}:{seed}", MIXES[mix]
