@@ -141,7 +141,9 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def print_deadlines(console: Console, rows: Sequence[Row]) -> None:
     """The table, and what must be seen."""
-    made = drawn(HEADS, (), f"first tokens within 1 s, at {LOAD} times what is sustained", left={"policy"})
+    made = drawn(
+        HEADS, (), f"first tokens within 1 s, at {LOAD} times what is sustained", left={"policy"}, no_wrap=False
+    )
     for cells in lines(rows):
         made.add_row(*cells)
     console.print(made)
