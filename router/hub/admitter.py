@@ -208,7 +208,7 @@ class Admitter:
         admission, urgent = self._admission, wanted.due_s is not None and wanted.due_s > now_s
         full = admission.full if urgent or exclude else admission.busy((wanted.model, only), wanted.priority, now_s)
         lease = self._router.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=hold_back)
-        admission.opened(lease, wanted.tenant, urgent=urgent)
+        admission.opened(lease, wanted.tenant, wanted.due_s)
         if charged_tokens:
             self._charged[lease.id] = (wanted.tenant, charged_tokens)
         return lease

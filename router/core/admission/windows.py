@@ -140,6 +140,7 @@ class Admission:
         self._stale_s = stale_s
         self._windows: dict[str, _Window] = {}
         self._open: dict[int, str] = {}  # lease -> tenant
+        self._due_s: dict[int, float] = {}  # lease -> time by which its first token is wanted, where there is one
         self._open_of_tenant: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
         self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
         self._rate = TurnRate()
@@ -161,10 +162,13 @@ class Admission:
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def opened(self, lease: Lease, tenant: str, *, urgent: bool = False) -> None:
-        """A lease was given, to a request that can keep a deadline if `urgent`."""
+    def opened(self, lease: Lease, tenant: str, due_s: float | None = None) -> None:
+        """A lease was given, to a request whose first token is wanted by then; None: at any time."""
         if self.deadlines.any:
+            urgent = due_s is not None and due_s > lease.placed_s
             self.deadlines.placed(urgent=urgent, others_wait=bool(self.queue))
+        if due_s is not None:
+            self._due_s[lease.id] = due_s
         replica = lease.replica
         self._open[lease.id] = tenant
         whose = replica, tenant
@@ -177,7 +181,7 @@ class Admission:
         tenant = self._open.pop(lease.id, None)
         if tenant is None:
             return False
-        due_s, first_s = lease.due_s, lease.first_token_s
+        due_s, first_s = self._due_s.pop(lease.id, None), lease.first_token_s
         if due_s is not None and first_s is not None and lease.placed_s + lease.prefill_ms / 1e3 <= due_s:
             self.deadlines.told(in_time=first_s <= due_s)
         self._ended = self._ended * LASTED_FADE + 1.0

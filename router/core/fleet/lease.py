@@ -57,7 +57,6 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     stretch: Stretch | None = None  # how its answer decoded, once that is over
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
     expected_ms: float = 0.0  # time to its first token by the terms of its price
-    due_s: float | None = None  # time by which its first token is wanted; None: any
     conversation: int = 0  # name of its conversation (placement/conversations.py); 0: none is known
     own_at: int = 0  # leading blocks of its prompt that others had asked for before that conversation began
     final: bool = False  # nothing of that conversation will be asked for again

@@ -206,7 +206,7 @@ class Router:
             self._explain(self.explainer, receipt, wanted, match, bool(exclude), now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
         lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
-        lease.expected_ms, lease.due_s = lasts_ms, wanted.due_s
+        lease.expected_ms = lasts_ms
         return lease
 
     def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
