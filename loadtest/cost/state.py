@@ -182,7 +182,7 @@ def state_rows(runs: int, told: Callable[[int], None]) -> list[Row]:
     known, all_ = known_router(REPLICAS, blocks=BLOCKS), list[dict[str, float]]()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECT)  # as the router does
+    gc.set_threshold(*COLLECT)  # A router collects garbage as rarely: pauses are those of one.
     with tempfile.TemporaryDirectory() as folder:
         for n in range(runs):
             all_.append(asyncio.run(one_run(known, Path(folder) / "state")))

@@ -23,15 +23,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
-import uvloop
 from rich.console import Console
 
 from loadtest.common import flags
-from loadtest.common.client import ReplayError
-from loadtest.common.processes import ProcessError, engines, router, until_signal
-from loadtest.common.report import Row, merged, print_report, progress_bar, write_json
+from loadtest.common.processes import ProcessError, engines, router
+from loadtest.common.report import Row, merged, progress_bar
 from loadtest.common.stores import RunningStore, store
-from loadtest.common.traces import TraceError, shipped_trace
+from loadtest.common.traces import shipped_trace
+from loadtest.replay.comparing import concluded, measured
 from loadtest.replay.demo import CALIBRATION, MODEL, REPLICAS, WORKLOADS, DemoWorkload
 from loadtest.replay.run import run_replay
 
@@ -45,7 +44,7 @@ LOOK_S = 0.02
 WHOLE_TIMEOUT_S = 30.0
 TIMEOUT_S = 10.0
 TIME_SCALE = 5.0
-REQUESTS = 150  # of each run
+REQUESTS = 150  # requests of a run; with more, all runs together would take hours
 RUNS_MAX = 25
 FAULTS = ("killed", "frozen", "emptied", "full")
 
@@ -230,15 +229,7 @@ async def _routers(options: argparse.Namespace, command: str) -> int:
         medians = ("token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p90_s", "output_tokens_per_s")
         rows += [merged(found, medians, ("errors", "rejected")) for found in runs.values()]
     judged = [*goals(rows, options.slack), *slowest(seen)]
-    print_report(console, rows)
-    for row in judged:
-        got = "nothing" if row.got is None else f"{row.got:.3f}"
-        said = f"{row.workload}: {row.goal} ({row.expected:g}): {got}{'' if row.ok else ', missed'}"
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
-    if options.json:
-        write_json(options.json, command, [*rows, *judged])
-    wrong = any(row.failed for row in rows)
-    return 1 if wrong or (options.check and not all(row.ok for row in judged)) else 0
+    return concluded(console, rows, judged, options, command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -246,13 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = _parser().parse_args(arguments)
-    try:
-        return uvloop.run(until_signal(_routers(options, " ".join(["routers", *arguments]))))
-    except (ProcessError, ReplayError, TraceError, OSError) as error:
-        print(f"routers: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    return measured("routers", _routers(options, " ".join(["routers", *arguments])))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     stages = "llm-d's ladder beside what was published; all stages or some"
     add("--ladder", nargs="*", type=_stage, metavar="QPS", help=stages)
     labels = "several routers that share, beside one; all of " + ", ".join(f"{label!r}" for label in VARIANTS)
-    add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some")
+    add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
     add("--deadlines", action="store_true", help="two classes of requests, one with deadlines, beside first come")
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")

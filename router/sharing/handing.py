@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 PARCEL_BYTES = 256 << 10  # about the size of a parcel
 PARCEL_BYTES_MAX = 4 << 20
-PARCELS_MAX = 4_096  # a gigabyte
+BYTES_MAX = 1 << 30  # bytes that are taken of one router
 WINDOW = 32  # parcels that wait in the store: 8 MB
 KEPT_S = 20.0  # longest time that one waits there
 LOOK_S = 0.01  # between two looks for the next one
-FIRST_S = 1.5  # longest wait for the first one, or the next one; then another router is asked
+FIRST_S = 4.0  # longest wait for the first one, or the next one; then another router is asked
 LISTEN_S = 0.4  # time after which all routers were heard that there are
 ASKERS_MAX = 64  # routers that may ask at once
 ASKED_MAX = 3  # routers that are asked, one after another
@@ -132,23 +132,23 @@ class Handing:
 
     async def _pieces_of(self, session: Session, origin: int, name: str) -> list[bytes] | None:
         """What one router hands over; None where it does not come whole."""
-        pieces, number, since_s = list[bytes](), 0, self._clock()
+        pieces, number, size, since_s = list[bytes](), 0, 0, self._clock()
         self.asks = (name, 0)
         self._wake()
-        while number < PARCELS_MAX:
+        while size <= BYTES_MAX:
             parcel = await session.take(_key(self._origin, origin, number))
             if parcel is None:
-                if self._clock() - since_s > FIRST_S:
+                if self._clock() - since_s > FIRST_S or not self._peers.hears(origin):
                     return None
                 await asyncio.sleep(LOOK_S)
                 continue
-            some = _opened(parcel)
+            some = opened(parcel)
             if some is None:
                 return None
             if not some:
                 return pieces
             pieces += some
-            number, since_s = number + 1, self._clock()
+            number, size, since_s = number + 1, size + len(parcel), self._clock()
             self.asks = (name, number)
             if not number % (WINDOW // 4):
                 self._wake()
@@ -159,7 +159,7 @@ def _key(to: int, origin: int, number: int) -> str:
     return f"state:{to:x}:{origin:x}:{number}"
 
 
-def _opened(parcel: bytes) -> list[bytes] | None:
+def opened(parcel: bytes) -> list[bytes] | None:
     """The pieces in a parcel, none in the last one; None where nobody of us has made it."""
     if len(parcel) > PARCEL_BYTES_MAX:
         return None

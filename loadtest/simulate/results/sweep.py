@@ -76,7 +76,9 @@ CONSTANTS = (
     Constant("AVOIDED", "router.core.learned.prefill", (1.3, 6.0)),  # 1 is the fleet's own speed
     Constant("FADE_S", "router.core.learned.prefill"),
     Constant(
-        "PRIOR_WEIGHT", "router.core.learned.prefill", also=("router.core.fleet.member", "router.core.sharing.models")
+        "PRIOR_WEIGHT",
+        "router.core.learned.prefill",
+        also=("router.core.fleet.member", "router.core.sharing.restoring"),
     ),
     Constant("GUESS_TOKENS", "router.core.learned.answer_tokens"),
 )

@@ -138,7 +138,7 @@ class Outcome(Struct, gc=False):
     unseen: bool = False  # the answer did not come by here: how many tokens it had is not known
 
 
-class Receipt(Struct):
+class Receipt(Struct, gc=False):
     """What the client, the log and `/admin/decisions` are told of a placement."""
 
     replica: str

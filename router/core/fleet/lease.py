@@ -62,6 +62,12 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     final: bool = False  # nothing of that conversation will be asked for again
     others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
+    turn_s: float = 0.0  # since when it waits behind another router's prompt with the same beginning; 0: never
+
+    @property
+    def queued_s(self) -> float:
+        """Time at which it took its place in the replica's queue."""
+        return self.turn_s if self.turn_s > self.placed_s else self.placed_s  # noqa: FURB136 - half the time
 
     @property
     def uncached_tokens(self) -> int:

@@ -48,6 +48,7 @@ class Speeds:
         """Another router is there no more."""
         self.prefill.forget(router)
         self.steps.forget(router)
+        self.answer_tokens.forget(router)
 
     def units(self) -> tuple[float, float]:
         """(`tie_ms`, within which prices cannot be told apart; `unit_ms`, in which a backlog is measured)."""

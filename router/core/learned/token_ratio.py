@@ -60,7 +60,13 @@ class ModelTokens:
         if self.counts != ModelTokens().counts or len(counts) != len(self.counts):
             return False
         bytes_, tokens, credits_, credits_true, opaque_tokens, opaque_parts, all_bytes, all_tokens = counts
-        if min(counts) < 0 or min(tokens, opaque_parts, all_tokens, all_bytes) <= 0 or not plausible(bytes_ / tokens):
+        if (
+            min(counts) < 0
+            or min(tokens, opaque_parts, all_tokens) <= 0
+            or opaque_tokens / opaque_parts > OPAQUE_TOKENS_MAX
+        ):
+            return False
+        if not plausible(bytes_ / tokens) or not plausible(all_bytes / all_tokens):
             return False
         self._bytes, self._tokens, self._credits, self._credits_true = bytes_, tokens, credits_, credits_true
         self._opaque_tokens, self._opaque_parts = opaque_tokens, opaque_parts

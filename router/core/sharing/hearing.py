@@ -52,7 +52,7 @@ class Peer:
     circle: int = 0  # number of a replica up to which it was heard
     replaced: int = -1  # Fleet.replaced as its rows were taken
     delay: Delay = field(default_factory=Delay)
-    rows: dict[int, HeardRow] = field(default_factory=dict)  # its last ones, by the number of the replica
+    rows: dict[int, HeardRow] = field(default_factory=dict)  # last rows, by the number of the replica
     said: dict[bytes, SharedRow] = field(default_factory=dict)  # the same ones, by their bytes in messages
     leases: Leases = field(default_factory=Leases)
 
@@ -69,15 +69,16 @@ class Hearer:
         limits: SharingLimits,
         greet: Callable[[], None],
         asked: Callable[[Gap], None],
+        recounted: Callable[[str], None],
     ) -> None:
         """`greet()` is called when another router is heard for the first time, `asked` with messages of ours that one
-        has missed."""
+        has missed, `recounted` with replicas at which less waits of ours than was told."""
         self._router, self._caches, self._name, self._boot = router, caches, name, boot
         self._limits, self._greet, self._asked = limits, greet, asked
         self._silent: dict[str, tuple[int, int]] = {}  # routers that were silent too long: boot, last message
         self._missed: list[Gap] = []  # messages of others that did not come
         self._number = number_of(name)
-        self._mirror = Mirror(router, limits)
+        self._mirror = Mirror(router, limits, recounted)
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
@@ -237,6 +238,7 @@ class Hearer:
     def _take_news(
         self, peer: Peer, placements: list[SharedPlacement], ends: list[SharedEnd], clock_s: float, now_s: float
     ) -> None:
+        self._mirror.behind = peer.number < self._number
         for shared in placements:
             member = self._member(shared.replica)
             if member is not None and self._speaks_of(peer, member, shared.replica, clock_s, now_s):

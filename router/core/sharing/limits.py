@@ -16,12 +16,12 @@ class SharingLimits:
     silent_s: float = 1.0  # a router that was not heard for so long is there no more
     # What one message has is taken in at once, which must not take the event loop longer than a millisecond: it is
     # measured in keys of blocks, and whatever else is in it takes as long as so many of them.
-    keys_max: int = 1_600  # in a message, but for one placement that is longer alone
+    keys_max: int = 1_600  # keys that a message may take, but for one placement that is longer alone
     row_keys: int = 16
-    placement_keys: int = 40  # beside its own
+    placement_keys: int = 40  # keys for a placement, beside its own
     end_keys: int = 30
     first_token_keys: int = 8
-    rows_max: int = 64  # replicas whose rows are in a message; those that have an arc's are half of it
+    rows_max: int = 64  # replicas whose rows are in a message's arc; half as many more may have changed
     queue_keys_max: int = 1 << 17  # keys that wait for a message: a megabyte
     fits_max: int = 4  # replicas whose own speeds are in a message
     queue_news_max: int = 4_096  # placements, first tokens, and ends, that wait for a message

@@ -103,6 +103,7 @@ class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
     claim: SharedClaim | None = None
     credit: SharedCredit | None = None
     kin: SharedKin | None = None
+    cached_tokens: Count = 0  # prompt tokens that the router believed to be held there already
 
 
 class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):
@@ -139,6 +140,8 @@ class SharedFit(msgspec.Struct, array_like=True, gc=False):
     xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
     xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
     observations: Count
+    faster: float = 0.0  # sum of the logarithms of (observed / by the prior) of a prefill model, and their weight
+    weight: float = 0.0
 
 
 class SharedFits(msgspec.Struct, array_like=True, gc=False):

@@ -7,9 +7,11 @@ gone if it is not. So a burst of one cold prefix stays together though it comes 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from msgspec import Struct
 
+from router.core.cache.masks import common
 from router.core.fleet.member import Member
 from router.core.learned.answers import PastAnswer
 from router.core.placement.router import Router
@@ -18,6 +20,8 @@ from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedEnd, SharedKin, SharedPlacement, unpacked
 
 ANSWER_BLOCKS_MAX = 1 << 12  # most blocks of one answer that another router is believed
+LEASES_LOOKED_AT = 16  # leases of ours that wait at a replica, and may be for a prompt that another router sent too
+SLACK_TOKENS = 512  # routers' beliefs of what is held are as far apart at most, where they mean the same
 
 
 class _Mirrored(Struct, gc=False):
@@ -72,9 +76,13 @@ class Leases:
 class Mirror:
     """Writes what other routers placed to where our own placements are written."""
 
-    def __init__(self, router: Router, limits: SharingLimits) -> None:
-        self._router, self._limits = router, limits
+    def __init__(self, router: Router, limits: SharingLimits, recounted: Callable[[str], None]) -> None:
+        """`recounted(replica)` is called where less waits of ours than was told."""
+        self._router, self._limits, self._recounted = router, limits, recounted
         self._last = 0
+        # Whether the router that is heard comes before this one: of two that sent one prompt at the same moment the
+        # first counts the work. Set before `place`.
+        self.behind = False
 
     def place(self, leases: Leases, shared: SharedPlacement, member: Member, home: Member | None, now_s: float) -> None:
         """Another router sent a prompt to a replica; `home` is the replica of its credit. Raises BadMessage."""
@@ -94,12 +102,26 @@ class Mirror:
         router.reuse.observe(keys, now_s, final=kin is not None and kin.final)
         if kin is not None:
             router.conversations.went(kin.name, member.id, keys, kin.own_at, final=kin.final)
+        if shared.left_ms:
+            self._computed_once(member, keys, shared.cached_tokens, now_s)
         blocks_max = router.index.capacity(member.id)
         router.index.pin(member.id, mirrored.number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
         if claim is not None and claimed:
             router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens, claim.depth)
         while len(leases) > self._limits.leases_max or leases.keys > self._limits.lease_keys_max:
             self._close(leases.oldest(), now_s, computed=True)
+
+    def _computed_once(self, member: Member, keys: list[int], cached_tokens: int, now_s: float) -> None:
+        """A prompt that is computed for another router may have the beginning of prompts of ours that wait there, and
+        were placed when neither router knew of the other's: the engine computes it for whichever comes first."""
+        if not self.behind or not keys:
+            return
+        for lease in member.queue.longest(member.speeds.units()[0], LEASES_LOOKED_AT):
+            if lease.keys and lease.keys[0] == keys[0] and cached_tokens <= lease.cached_tokens + SLACK_TOKENS:
+                blocks = common(lease.keys, keys[: len(lease.keys)])
+                tokens = int(lease.prompt_tokens * blocks / len(lease.keys))
+                if member.computed_for(lease, tokens, now_s):
+                    self._recounted(member.id)
 
     def end(self, leases: Leases, end: SharedEnd, member: Member | None, now_s: float) -> None:
         """A lease of another router is over; `member` is the replica that gave the answer, if its cache is still

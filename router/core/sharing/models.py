@@ -36,7 +36,8 @@ MAGNITUDE_MAX = 1e15  # no sum and no mean is that large
 def learned(router: Router) -> SharedModels | None:
     """What there is to tell; None before anything was learned."""
     kinds = router.fleet.means.speeds
-    speeds = [_told(kind, each) for kind, each in kinds.items() if each.answers and len(kind) <= KIND_MAX]
+    there = [(kind, each) for kind, each in kinds.items() if each.answer_tokens.counts[0] and len(kind) <= KIND_MAX]
+    speeds = [_told(kind, each) for kind, each in there]
     reused, ended = router.reuse.counts
     return SharedModels(speeds[:KINDS_MAX], reused, ended) if speeds else None
 
@@ -53,18 +54,19 @@ def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
 
 
 def take_models(router: Router, name: str, models: SharedModels) -> None:
-    """Take what another router has learned of kinds of replicas: its observations count as ours, and its means where
-    there are none here. Raises BadMessage."""
+    """Take what another router has learned of kinds of replicas: its observations and counts add to ours, and its means
+    count where there are none here. Raises BadMessage."""
     checked([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
     router.reuse.adopt(models.reused, models.ended)
     for told in models.speeds:
         speeds = router.fleet.means.speeds.get(tuple(told.kind))
         if speeds is not None:
             prefill, steps = told.prefill, told.steps
-            speeds.prefill.tell(name, prefill.xx, prefill.xy)
+            speeds.prefill.tell(name, prefill.xx, prefill.xy, prefill.faster, prefill.weight)
             speeds.prefill.take_told(PrefillModel(), GUESS_WEIGHT)
             speeds.steps.tell(name, steps.xx, steps.xy)
             speeds.steps.take_told(StepModel(), STEP_GUESS_WEIGHT)
+            speeds.answer_tokens.tell(name, *map(abs, told.answer_counts))
             if not speeds.answers:
                 _adopt(speeds, told)
 
@@ -72,8 +74,8 @@ def take_models(router: Router, name: str, models: SharedModels) -> None:
 def take_fits(name: str, member: Member, fits: SharedFits) -> None:
     """Take what another router has learned of a replica's own speed, for Member.take_told. Raises BadMessage."""
     prefill, steps = fits.prefill, fits.steps
-    checked([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
-    member.fit.tell(name, prefill.xx, prefill.xy)
+    checked([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy, prefill.faster, prefill.weight])
+    member.fit.tell(name, prefill.xx, prefill.xy, prefill.faster, prefill.weight)
     member.steps.tell(name, steps.xx, steps.xy)
 
 
@@ -98,7 +100,10 @@ def checked(numbers: list[float]) -> None:
 
 
 def _fit(fit: PrefillFit | StepFit) -> SharedFit:
-    return SharedFit(fit.sums.xx, fit.sums.xy, fit.observations)
+    shared = SharedFit(fit.sums.xx, fit.sums.xy, fit.observations)
+    if isinstance(fit, PrefillFit):
+        shared.faster, shared.weight = fit.faster
+    return shared
 
 
 def _told(kind: tuple[str, ...], speeds: Speeds) -> SharedSpeeds:
@@ -114,8 +119,6 @@ def _told(kind: tuple[str, ...], speeds: Speeds) -> SharedSpeeds:
 
 
 def _adopt(speeds: Speeds, told: SharedSpeeds) -> None:
-    if not speeds.answer_tokens.counts[1]:
-        speeds.answer_tokens.adopt(*told.answer_counts)
     for name, value in zip(MEANS, told.means, strict=True):
         setattr(speeds, name, value)
     speeds.answers = min(told.answers, ANSWERS_MAX)
@@ -124,4 +127,4 @@ def _adopt(speeds: Speeds, told: SharedSpeeds) -> None:
 
 def _numbers(told: SharedSpeeds) -> list[float]:
     fits = [*told.prefill.xx, *told.prefill.xy, *told.steps.xx, *told.steps.xy]
-    return [*told.means, *told.answer_counts, *fits]
+    return [*told.means, *told.answer_counts, *fits, told.prefill.faster, told.prefill.weight]

@@ -60,6 +60,7 @@ class News:
         number = number_of(lease.replica)
         claim = _claim(lease)
         shared = SharedPlacement(lease.id, number, lease.own_tokens, int(left_ms), packed(lease.keys), claim)
+        shared.cached_tokens = max(0, lease.cached_tokens)
         if credit is not None:
             home = number if credit.replica == lease.replica else number_of(credit.replica)
             shared.credit = SharedCredit(home, len(credit.prefix), packed(credit.answer_keys))
@@ -159,8 +160,8 @@ class News:
 
 
 def _over(shared: SharedPlacement) -> SharedPlacement:
-    own_tokens, keys, credit = shared.own_tokens, shared.keys, shared.credit
-    return SharedPlacement(shared.lease, shared.replica, own_tokens, 0, keys, None, credit, shared.kin)
+    own, kin, cached = shared.own_tokens, shared.kin, shared.cached_tokens
+    return SharedPlacement(shared.lease, shared.replica, own, 0, shared.keys, None, shared.credit, kin, cached)
 
 
 def _claim(lease: Lease) -> SharedClaim | None:

@@ -79,6 +79,7 @@ class StateParts:
         if isinstance(piece, StateOrigin):
             if self._pieces or piece.version != VERSION:
                 raise UnreadableState(f"of version {piece.version}, not {VERSION}")
+            _check([piece.at_s])
             self.origin = piece
         elif self.origin is None:
             raise UnreadableState("it does not begin with its origin")
@@ -115,6 +116,7 @@ def _take_part(part: StatePart, piece: StreamState | BlockPage | CopyPage | Stat
     elif isinstance(piece, StateTouches):
         if sum(piece.lengths) * 8 != len(piece.keys) or len(piece.lengths) != len(piece.idle_s):
             raise UnreadableState("uses that are not as long as they say")
+        _check(piece.idle_s)
         part.touches.append(piece)
     elif isinstance(piece, StateFits):
         part.fits = piece

@@ -48,7 +48,9 @@ class Sharing:
         self._limits = limits
         caches = Caches(router)
         self._said = Teller(router, caches, messages.head(name, boot), limits, urgent)
-        self._heard = Hearer(router, caches, name, boot, limits, self._said.greet, self._said.asked)
+        self._heard = Hearer(
+            router, caches, name, boot, limits, self._said.greet, self._said.asked, self._said.recounted
+        )
 
     def say(self, now_s: float) -> bytes | None:
         """One message for all others; None where there is nothing to say yet."""

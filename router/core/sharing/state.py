@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from router.core.facts.peers import Count
 from router.core.kv_events.states import BlockPage, CopyPage, StreamState, UnreadableState
 from router.core.sharing.messages import SharedFit, SharedModels
 
@@ -71,8 +72,8 @@ class StateHomes(msgspec.Struct, array_like=True, tag="homes"):
 
     end_keys: bytes  # keys of the prompts that they answered
     replicas: list[Number]  # places of the replicas among those told
-    prompt_tokens: list[Number]
-    completion_tokens: list[Number]
+    prompt_tokens: list[Count]
+    completion_tokens: list[Count]
 
 
 class StateModels(msgspec.Struct, array_like=True, tag="models"):

@@ -31,7 +31,7 @@ class _Counted:
     sent_tokens: int = 0
     stall_ms: float = 0.0
     again: int = 0  # circles that are to have its row though nothing is open there
-    row: bytes = b""  # its row as it was last said; empty where anything has changed since
+    row: bytes = b""  # row as it was last said; empty where anything has changed since
     replica: Replica | None = None  # the replica as it was then
 
 
@@ -45,7 +45,7 @@ class Teller:
         self._limits, self._urgent = limits, urgent
         self._counted: dict[str, _Counted] = {}
         self._changed: dict[str, None] = {}  # replicas whose rows are to be told, as anything happened there
-        self._first: dict[str, None] = {}  # those without whose rows the next message's news would not be understood
+        self._first: dict[str, None] = {}  # replicas without whose rows the next message's news would not be understood
         self._ids: dict[int, str] = {}  # number of a counted replica -> its id
         self.news = News(limits)
         self._seq = self._turn = 0
@@ -87,6 +87,10 @@ class Teller:
         """A lease is back."""
         self._change(lease.replica)
         self.news.ended(lease, outcome, answer_blocks, computed=computed)
+
+    def recounted(self, replica: str) -> None:
+        """Less waits at a replica than was told."""
+        self._change(replica)
 
     def gone(self, lease: Lease) -> None:
         """A lease is back from a replica that has left."""
@@ -203,7 +207,7 @@ class Teller:
     def _row(self, member: Member, counted: _Counted, now_s: float) -> bytes:
         queue, replica = member.queue, member.replica
         head = queue.head
-        if head is not None and not head.streams:  # it leaves with the clock: the row changes though nothing happens
+        if head is not None and not head.streams:  # A prompt without a stream leaves with the clock.
             queue.decay(now_s)
             head = queue.head
         elif counted.row and counted.replica is replica:
@@ -212,7 +216,7 @@ class Teller:
         sums = PeerSums(
             int(queue.waiting_ms()),
             int(head.prefill_ms) if head is not None else 0,
-            int(head.placed_s * 1e3) if head is not None else 0,
+            int(head.queued_s * 1e3) if head is not None else 0,
             len(member.leases),
             queue.waiting(),
             member.context_tokens,

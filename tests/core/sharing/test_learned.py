@@ -19,13 +19,14 @@ def _teach(
     ms_per_token: float = MS_PER_TOKEN,
     begin_s: float = 0.0,
     only: str | None = None,
+    tokens: int = 200,
 ) -> None:
     for n in range(answers):
         at_s = begin_s + 20.0 * n
         lease = routers.place(name, prompt_tokens=4_096 + 128 * n, now_s=at_s, only=only)
         first_s = at_s + ms_per_token * lease.uncached_tokens / 1e3
         routers.router(name).first_token(lease, first_s)
-        usage = Usage(lease.prompt_tokens, 200, lease.cached_tokens)
+        usage = Usage(lease.prompt_tokens, tokens, lease.cached_tokens)
         routers.router(name).finish(lease, Outcome(Ending.OK, usage), first_s + 5.0)
 
 
@@ -70,6 +71,21 @@ def test_a_newcomer_is_told_at_once() -> None:
     assert told == [True, False, False, False, True, False, False]
     routers["a"].hear(routers.say("b", 501.9), 501.9)
     assert _has_models(routers.say("a", 502.0))
+
+
+def test_how_long_answers_are_is_counted_together() -> None:
+    """All routers expect answers of the same length, which is that of all that any of them has seen; who is gone has
+    no say."""
+    routers = Several("a", "b")
+    for name, answers, tokens in (("a", 30, 100), ("b", 10, 500)):
+        _teach(routers, name, answers, tokens=tokens)
+    expected = [routers.member(name, routers.ids[0]).speeds.answer_tokens for name in ("a", "b")]
+    assert expected[0].mean < 200 < 400 < expected[1].mean
+    routers.tell_all(900.0)
+    assert expected[0].mean == pytest.approx(expected[1].mean, rel=0.01)
+    assert expected[0].mean == pytest.approx((30 * 100 + 10 * 500) / 40, rel=0.1)
+    routers["b"].tick(910.0)
+    assert expected[1].mean > 400
 
 
 def test_the_speed_of_a_replica_is_learned_together() -> None:
