@@ -49,7 +49,7 @@ from loadtest.simulate.results.several import (
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
-from loadtest.simulate.scenarios.mixed import MIXES, REQUESTS
+from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
@@ -252,20 +252,25 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
 # Deadlines
 
 
-OF_DEADLINES = ("deadlines", "policy", "seed", "requests", "jobs", "json", "check")
-"""Flags that it goes with: its cluster and its load are its own."""
+OF_DEADLINES = ("deadlines", "policy", "load", "seed", "requests", "jobs", "json", "check")
+"""Flags that it goes with: its cluster and its requests are its own."""
 
 
 def _deadlines(options: argparse.Namespace, command: str) -> int:
-    """Two classes of requests on one fleet. Raises SimulateError."""
+    """Classes of requests on one fleet. Raises SimulateError."""
     other = parser().parse_args([])
     for name, value in vars(options).items():
         if name not in OF_DEADLINES and value != getattr(other, name):
             raise SimulateError(f"--deadlines does not go with --{name.replace('_', '-')}")
-    _known("policy", options.policy, ROWS)
+    _known("policy", options.policy, [of_deadlines.LLMD_SLO, *ROWS])
     who, requests = of_deadlines.entrants_of(options.policy), options.requests or REQUESTS
     seeds = options.seed or [1]
-    jobs = [of_deadlines.DeadlineJob(mix, seed, who, requests) for seed in seeds for mix in MIXES]
+    jobs = [
+        of_deadlines.DeadlineJob(mix, seed, who, requests, load)
+        for load in options.load or [LOAD]
+        for seed in seeds
+        for mix in MIXES
+    ]
     with progress_bar(Console(stderr=True), "mixes and seeds", len(jobs)) as progress:
         finished = count(1)
         rows = race(jobs, options.jobs, lambda _: progress(next(finished)), of_deadlines.run_deadlines)

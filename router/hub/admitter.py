@@ -176,6 +176,12 @@ class Admitter:
         """A lease was opened without asking."""
         self._admission.opened(lease, "")
 
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """The first body event of a stream arrived: its replica may be calm now, for which some may wait."""
+        self._router.first_token(lease, now_s)
+        if self._admission.deadlines.any and self._admission.queue:
+            self._give_turns(now_s)
+
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back, whatever the end, and its place to another request. A second time changes nothing."""
         self._router.finish(lease, outcome, now_s)

@@ -1,14 +1,14 @@
 """Deadlines of first tokens: `python -m loadtest simulate --deadlines`.
 
-The same requests of two classes (scenarios/mixed.py), in two mixes, are asked of `warm` behind the product's own
-admission, once with their deadlines and once without, which is first come, first served; and of every other rule as the
-race has it. A run makes a row for each class: `goodput_share` of the interactive one is the share of its requests that
-were in time.
+The same requests of several classes (scenarios/mixed.py), in some mixes, are asked of `warm` behind the product's own
+admission, once with their deadlines and once without, which is first come, first served; of llm-d's choice by deadlines
+(rules/llmd_slo.py); and of every other rule as the race has it. A run makes a row for each class: `goodput_share` of
+the interactive one is the share of its requests that were in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -18,63 +18,84 @@ from loadtest.common.report import Row, drawn
 from loadtest.simulate.results.figures import row_of
 from loadtest.simulate.results.race import settled
 from loadtest.simulate.rules import ROWS
+from loadtest.simulate.rules.llmd_slo import LlmdSlo
 from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS, mixed_classes
+from loadtest.simulate.scenarios.scenario import Scenario
 from loadtest.simulate.world.admitted import AdmittedWorld
 from loadtest.simulate.world.world import Result, World
 
-WARM = "warm"
+WARM, LLMD_SLO = "warm", LlmdSlo.name
 TOLD, UNTOLD, PLAIN = "deadlines", "first come", "no queue"
 INTERACTIVE, BATCH = "interactive", "batch"
 TIMES_MIN = 1.25  # requests in time with deadlines, over those of first come, first served: at least
+TOKENS_MIN = 0.9  # output tokens a second with deadlines, over those of first come, first served: at least
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineJob:
-    """The requests of one mix and seed, and who is asked them: (policy, case) each."""
+    """The requests of one mix, load and seed, and who is asked them: (policy, case) each."""
 
     mix: str
     seed: int
     entrants: tuple[tuple[str, str], ...]
     requests: int = REQUESTS
+    load: str = LOAD
 
 
 def entrants_of(policies: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`warm` with deadlines and without, and these policies; bounds are left out, which no router can reach."""
-    names = policies or [name for name, row in ROWS.items() if not row.bound]
+    """`warm` with deadlines and without, and these policies; without a choice all, but for bounds, which no router can
+    reach."""
+    names = policies or [LLMD_SLO, *(name for name, row in ROWS.items() if not row.bound)]
     return ((WARM, TOLD), (WARM, UNTOLD), *((name, PLAIN) for name in names if name != WARM))
 
 
 def run_deadlines(job: DeadlineJob) -> list[Row]:
     """Two rows for each entrant, in their order: one for each class."""
-    scenario, within_s = mixed_classes(job.mix, job.seed, job.requests)
+    scenario, within_s = mixed_classes(job.mix, job.seed, job.requests, job.load)
     rows = list[Row]()
     with settled():
         for policy, case in job.entrants:
-            make, workload, setting = ROWS[policy].make, scenario.workload, scenario.setting
-            if case == PLAIN:
-                result = World(workload, setting, make).run()
-            else:
-                result = AdmittedWorld(workload, setting, make, within_s if case == TOLD else {}).run()
+            result = _run(scenario, within_s, policy, case)
             for name in (INTERACTIVE, BATCH):
                 sent = [each for each in result.sent if (each.turn.number in within_s) is (name == INTERACTIVE)]
-                part = Result(sent, result.duration_s, result.computed_tokens)
-                row = row_of(scenario, part)
-                row.policy, row.case, row.seed, row.load_name = policy, f"{case}, {name}, {job.mix}", job.seed, LOAD
+                row = row_of(scenario, Result(sent, result.duration_s, result.computed_tokens))
+                row.policy, row.case, row.seed = policy, f"{case}, {name}, {job.mix}", job.seed
+                row.load_name = job.load
+                if name == INTERACTIVE:  # each by its own deadline
+                    times = [(each.ttft_s, within_s[each.turn.number]) for each in sent if not each.failure]
+                    in_time = sum(ttft_s is not None and ttft_s <= limit_s for ttft_s, limit_s in times)
+                    row.goodput_share = in_time / max(1, len(sent))
                 rows.append(row)
     return rows
 
 
+def _run(scenario: Scenario, within_s: Mapping[int, float], policy: str, case: str) -> Result:
+    workload, setting = scenario.workload, scenario.setting
+    if policy == LLMD_SLO:
+        return World(workload, setting, lambda: LlmdSlo(within_s)).run()
+    make = ROWS[policy].make
+    if case == PLAIN:
+        return World(workload, setting, make).run()
+    return AdmittedWorld(workload, setting, make, within_s if case == TOLD else {}).run()
+
+
 def judge(rows: Sequence[Row]) -> list[Row]:
-    """What must be seen: in each mix more requests in time than first come, first served has, and over all mixes more
-    than any other rule has."""
-    grouped = _grouped(rows)
+    """What must be seen at LOAD: in each mix more requests in time than first come, first served has, about as many
+    output tokens, and nobody who waits while a replica is idle; and over all mixes more in time than any other rule
+    has."""
+    grouped = _grouped([row for row in rows if row.load_name == LOAD])
     mixes = [mix for mix in MIXES if (WARM, TOLD, mix) in grouped and (WARM, UNTOLD, mix) in grouped]
     judged = []
     for mix in mixes:
-        ours, untold = (_share(grouped[WARM, case, mix][INTERACTIVE]) for case in (TOLD, UNTOLD))
-        times = ours / untold if untold else float("inf")
+        told, untold = (grouped[WARM, case, mix] for case in (TOLD, UNTOLD))
+        times = _share(told[INTERACTIVE]) / max(1e-9, _share(untold[INTERACTIVE]))
         goal = f"{mix}: in time, over first come, first served: at least"
         judged.append(_judged(goal, TIMES_MIN, times, ok=times >= TIMES_MIN))
+        tokens = _tokens_per_s(told) / max(1e-9, _tokens_per_s(untold))
+        goal = f"{mix}: output tokens a second, over the same: at least"
+        judged.append(_judged(goal, TOKENS_MIN, tokens, ok=tokens >= TOKENS_MIN))
+        idle = sum(row.held_while_idle or 0 for row in told[INTERACTIVE] + told[BATCH])
+        judged.append(_judged(f"{mix}: requests that waited beside an idle replica, the mean backlog below 1: at most", 0, idle, ok=not idle))
     others = {policy: _over_mixes(grouped, policy, PLAIN, mixes) for policy, case, _ in grouped if case == PLAIN}
     if mixes and others:
         best, ours = max(others, key=others.__getitem__), _over_mixes(grouped, WARM, TOLD, mixes)
@@ -112,41 +133,36 @@ def _mean(rows: Sequence[Row], field: str) -> float:
     return fmean(getattr(row, field) or 0.0 for row in rows)
 
 
-def _cells(people: Sequence[Row], batch: Sequence[Row]) -> list[str]:
-    """In time in %, TTFT p90 in s; of batches answered in %, TTFT p90 in s; output tokens a second."""
-    failed = _mean(batch, "errors") + _mean(batch, "rejected")
-    tokens = _mean(people, "output_tokens_per_s") + _mean(batch, "output_tokens_per_s")
-    answered = 1 - failed / _mean(batch, "requests")
-    times = (_mean(people, "ttft_p90_s"), _mean(batch, "ttft_p90_s"))
-    shares = 100 * _share(people), 100 * answered
-    return [f"{shares[0]:.1f}", f"{times[0]:.2f}", f"{shares[1]:.1f}", f"{times[1]:.1f}", f"{tokens:.0f}"]
+def _tokens_per_s(group: dict[str, list[Row]]) -> float:
+    return _mean(group[INTERACTIVE], "output_tokens_per_s") + _mean(group[BATCH], "output_tokens_per_s")
 
 
-OF_MIX = ("in time %", "p90 s", "batch %", "p90 s", "tokens/s")
-HEADS = ("policy", *(f"{mix}: {head}" for mix in MIXES for head in OF_MIX))
+HEADS = ("policy", "in time %", "TTFT p90 s", "batch: answered %", "TTFT p90 s", "e2e p90 s", "tokens/s")
 
 
-def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A line of the table for each policy, most requests in time first, under HEADS: means over seeds."""
-    grouped = _grouped(rows)
-    mixes = [mix for mix in MIXES if any(each == mix for _, _, each in grouped)]
-    who = dict.fromkeys((policy, case) for policy, case, _ in grouped)
+def lines(rows: Sequence[Row], mix: str) -> list[tuple[str, ...]]:
+    """A line of the table of one load and mix for each policy, most requests in time first, under HEADS: means over
+    seeds."""
     made = []
-    for policy, case in sorted(who, key=lambda each: -_over_mixes(grouped, each[0], each[1], mixes)):
-        groups = [grouped[policy, case, mix] for mix in mixes]
-        cells = [cell for group in groups for cell in _cells(group[INTERACTIVE], group[BATCH])]
+    grouped = {key: group for key, group in _grouped(rows).items() if key[2] == mix}
+    for (policy, case, _), group in sorted(grouped.items(), key=lambda each: -_share(each[1][INTERACTIVE])):
+        people, batch = group[INTERACTIVE], group[BATCH]
+        answered = 1 - (_mean(batch, "errors") + _mean(batch, "rejected")) / _mean(batch, "requests")
+        figures = [100 * _share(people), _mean(people, "ttft_p90_s"), 100 * answered]
+        figures += [_mean(batch, "ttft_p90_s"), _mean(batch, "e2e_p90_s"), _tokens_per_s(group)]
+        forms = ("{:.1f}", "{:.2f}", "{:.1f}", "{:.1f}", "{:.1f}", "{:.0f}")
+        cells = [form.format(figure) for form, figure in zip(forms, figures, strict=True)]
         made.append((policy if case == PLAIN else f"{policy}, {case}", *cells))
     return made
 
 
 def print_deadlines(console: Console, rows: Sequence[Row]) -> None:
-    """The table, and what must be seen."""
-    made = drawn(
-        HEADS, (), f"first tokens within 1 s, at {LOAD} times what is sustained", left={"policy"}, no_wrap=False
-    )
-    for cells in lines(rows):
-        made.add_row(*cells)
-    console.print(made)
+    """The tables, and what must be seen."""
+    for load in dict.fromkeys(row.load_name or "" for row in rows):
+        for mix in MIXES:
+            title = f"{mix}: first tokens by their deadlines, at {load} times what is sustained"
+            found = lines([row for row in rows if row.load_name == load], mix)
+            console.print(drawn(HEADS, found, title, left={"policy"}))
     for row in judge(rows):
         said = f"{row.goal} {row.expected:.3g}: got {row.got:.3g}, {'seen' if row.ok else 'missed'}"
         console.print(said, highlight=False, markup=False, soft_wrap=True)

@@ -6,16 +6,17 @@ default settings but for those that a run changes. Deadlines are told by the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, Workload
-from loadtest.simulate.world.world import SimulatedRequest, World
+from loadtest.simulate.world.world import BUSY_UNITS, SimulatedRequest, World
 from router.core.admission.holding import TICK_S
 from router.core.admission.queue import Ticket
 from router.core.facts.placements import Ending, Outcome, Shed, Usage
 from router.core.fleet.lease import Lease
+from router.core.learned.speeds import BACKLOG_TOKENS
 from router.core.placement.policies import Policy
 from router.hub.admitter import Admitter
 from router.hub.owners import ResponseOwners
@@ -39,6 +40,20 @@ class AdmittingPlacer(Placer):
             clock=clock,
             shed=lambda code, *_: self.sheds.append(code),
         )
+
+    def first_token(self, turn: Turn, lease: Lease, now_s: float) -> None:
+        """The first token of an answer, behind which another prompt may begin."""
+        self.admitter.first_token(lease, now_s)
+
+    def has_idle(self, waiting_tokens: int, now_s: float) -> bool:
+        """Whether there is a replica with room at which no prefill waits, and the mean backlog is below one unit, prompts
+        that wait here included."""
+        window, members = self.admitter.window, self.router.members
+        if all(m.pending_ms(now_s) or m.open_leases >= window(m.id) for m in members):
+            return False
+        _, unit_ms = members[0].speeds.units()
+        units = sum(m.pending_ms(now_s) for m in members) / unit_ms + waiting_tokens / BACKLOG_TOKENS
+        return units / len(members) < BUSY_UNITS
 
     def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
         """The end of an attempt, which makes room for another request."""
@@ -66,7 +81,16 @@ class AdmittedWorld(World):
 
     def _tick(self, _: None) -> None:
         self._admitting.admitter.tick()
+        self._look_at_waiting(self._tickets)
         self.at(self.now_s + TICK_S, self._tick)
+
+    def _look_at_waiting(self, numbers: Iterable[int]) -> None:
+        """Remember who waits while a replica is idle."""
+        waiting_tokens = sum(self._open[number].turn.prompt_tokens for number in self._tickets)
+        idle = self._admitting.has_idle(waiting_tokens, self.now_s)
+        for number in numbers:
+            sent = self._open[number]
+            sent.held, sent.held_while_idle = True, sent.held_while_idle or idle
 
     def _place(self, number: int, sent: SimulatedRequest, *, may_hold_back: bool = False) -> None:
         placer = self._admitting
@@ -79,6 +103,7 @@ class AdmittedWorld(World):
             self._answered(number, sent, shed)
             return
         if isinstance(answer, Ticket):
+            self._look_at_waiting([number])
             self._tickets[number] = answer
         else:
             self._answered(number, sent, answer)

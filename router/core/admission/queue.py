@@ -114,6 +114,7 @@ class FairQueue:
         # For each priority: tenant -> its tickets in all pools.
         self._tenants: tuple[dict[str, _Fifo], ...] = tuple({} for _ in Priority)
         self._counts = [0] * len(Priority)
+        self._tokens: dict[Pool, int] = {}  # cost of all that wait in a pool
         self._starts: dict[str, float] = {}  # start tag of a tenant's next turn
         self._virtual = 0.0
         self._next = 0
@@ -124,6 +125,10 @@ class FairQueue:
     def count(self, priority: Priority) -> int:
         """Requests that wait with that priority."""
         return self._counts[priority]
+
+    def tokens(self, pool: Pool) -> int:
+        """Prompt tokens of the requests that wait in a pool."""
+        return self._tokens.get(pool, 0)
 
     def waiting(self) -> Iterator[tuple[Pool, Priority, int]]:
         """How many requests wait in each pool, by priority."""
@@ -159,6 +164,7 @@ class FairQueue:
         ticket.number = -1
         self.size_bytes -= ticket.size_bytes
         self._counts[priority] -= 1
+        self._tokens[ticket.pool] -= ticket.cost_tokens
         lines, fifos = self._pools[ticket.pool][priority].tenants, self._tenants[priority]
         del lines[tenant].tickets[number]
         if not lines[tenant].tickets:
@@ -168,10 +174,11 @@ class FairQueue:
             del fifos[tenant]
         if not self._waiting:
             self._pools.clear()
+            self._tokens.clear()
             self._starts.clear()
             self._virtual = 0.0
         elif not any(lane.tenants for lane in self._pools[ticket.pool]):
-            del self._pools[ticket.pool]
+            del self._pools[ticket.pool], self._tokens[ticket.pool]
         return True
 
     def turn(
@@ -228,6 +235,7 @@ class FairQueue:
             lane.listed.add(tenant)
             heappush(lane.heap, (self._starts[tenant], number, tenant))
         self.size_bytes += ticket.size_bytes
+        self._tokens[ticket.pool] = self._tokens.get(ticket.pool, 0) + ticket.cost_tokens
         self._counts[priority] += 1
 
     def _served(self, ticket: Ticket) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Protocol
 
-from router.core.admission.deadlines import Deadlines
+from router.core.admission.deadlines import RESERVED_FROM, Deadlines
 from router.core.admission.queue import FairQueue, Pool, Ticket
 from router.core.facts.placements import Shed
 from router.core.facts.replicas import Load
@@ -33,6 +33,7 @@ from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
+from router.core.learned.speeds import BACKLOG_TOKENS
 from router.core.placement.router import Router
 
 WINDOW_MIN = 4  # smallest window, in leases
@@ -223,7 +224,8 @@ class Admission:
             return self.full
         members = self._router.candidates(*pool, now_s)
         calm = {m.id for m in members if m.id not in self.full and m.pending_ms(now_s) <= limit_ms}
-        if len(calm) <= self.deadlines.reserved(len(members)):
+        reserved = self.deadlines.reserved(len(members))
+        if reserved and len(calm) <= reserved and self._backlog(pool, members, now_s) >= RESERVED_FROM:
             calm.clear()
         return self.full.union(m.id for m in members if m.id not in calm)
 
@@ -282,6 +284,12 @@ class Admission:
             self._resize(member, now_s)
         self._survey()
         return list(self.queue.expired(now_s - self._limits.wait_s))
+
+    def _backlog(self, pool: Pool, members: list[Member], now_s: float) -> float:
+        """Mean prefill for each of a pool's replicas, at them and here, in units (Speeds.units)."""
+        _, unit_ms = members[0].speeds.units()
+        there = sum(m.pending_ms(now_s) for m in members) / unit_ms
+        return (there + self.queue.tokens(pool) / BACKLOG_TOKENS) / len(members)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

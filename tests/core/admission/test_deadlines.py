@@ -208,6 +208,47 @@ def test_others_wait_for_a_calm_replica_while_deadlines_are_asked_for() -> None:
     assert len(patient) == 1
 
 
+def test_replicas_are_kept_for_deadlines_only_where_the_fleet_is_busy() -> None:
+    """At most one replica of four, and none where so much is in time anyway; and with less than a unit of work for each
+    replica whoever has no deadline is placed on the last idle one."""
+    deadlines = Deadlines()
+    assert [deadlines.reserved(replicas) for replicas in (1, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
+    for _ in range(1_000):
+        deadlines.told(in_time=True)
+    assert deadlines.reserved(100) == 0
+    for _ in range(1_000):
+        deadlines.told(in_time=False)
+    assert deadlines.reserved(100) == 25
+    for tokens, waits in ((10_000, 0), (40_000, 1)):
+        fleet = Fleet("abcd", wait_s=100.0)
+        leases, long = list[object](), want()
+        long.body_tokens = tokens
+        leases += fleet.ask(due_s=fleet.world.now_s + 0.5)
+        for lease in leases:
+            assert isinstance(lease, Lease)
+            fleet.placer.first_token(lease, fleet.world.now_s)
+        for _ in range(3):
+            assert isinstance(fleet.placer.ask(long, frozenset(), leases.append), Lease)
+        assert fleet.admission.queued()[0][NORMAL] == 0
+        fleet.ask()
+        assert fleet.admission.queued()[0][NORMAL] == waits
+
+
+def test_a_first_token_gives_turns_to_those_that_wait_for_a_calm_replica() -> None:
+    """They need not wait for the end of an answer or for the next look."""
+    fleet = Fleet(wait_s=100.0)
+    long = want()
+    long.body_tokens = 100_000
+    lease = fleet.placer.ask(long, frozenset(), lambda _: None)
+    assert isinstance(lease, Lease)
+    fleet.ask(due_s=fleet.world.now_s + 0.5)
+    patient = fleet.ask()
+    assert patient == []
+    for each in list(fleet.world.router.members[0].leases.values()):
+        fleet.placer.first_token(each, fleet.world.now_s)
+    assert len(patient) == 1
+
+
 def _code(answer: object) -> str:
     assert isinstance(answer, Shed)
     return answer.code
