@@ -45,7 +45,7 @@ ROOMS = {
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
     "core/placement": (
-        "candidates conversations credit deadlines evictions learner match receipts ring router spill wanted"
+        "candidates conversations credit deadlines eligible evictions learner match receipts ring router spill wanted"
     ),
     "core/placement/policies": "warm",
     "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",
@@ -53,7 +53,9 @@ ROOMS = {
     "edge": "attempts proxy relay retry_budget routes",
     "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
-    "reading": "answering body callers charge deadlines kinship observer paths placing question reader turns used",
+    "reading": (
+        "answering body callers charge deadlines kinship observer onward paths placing question reader turns used"
+    ),
     "hub": "admitter local_placer owners",
     "telemetry": "epp gen_ai logs record series tallies",
 }

@@ -95,7 +95,8 @@ def judge(rows: Sequence[Row]) -> list[Row]:
         goal = f"{mix}: output tokens a second, over the same: at least"
         judged.append(_judged(goal, TOKENS_MIN, tokens, ok=tokens >= TOKENS_MIN))
         idle = sum(row.held_while_idle or 0 for row in told[INTERACTIVE] + told[BATCH])
-        judged.append(_judged(f"{mix}: requests that waited beside an idle replica, the mean backlog below 1: at most", 0, idle, ok=not idle))
+        goal = f"{mix}: requests that waited beside an idle replica, the mean backlog below 1: at most"
+        judged.append(_judged(goal, 0, idle, ok=not idle))
     others = {policy: _over_mixes(grouped, policy, PLAIN, mixes) for policy, case, _ in grouped if case == PLAIN}
     if mixes and others:
         best, ours = max(others, key=others.__getitem__), _over_mixes(grouped, WARM, TOLD, mixes)

@@ -46,8 +46,8 @@ class AdmittingPlacer(Placer):
         self.admitter.first_token(lease, now_s)
 
     def has_idle(self, waiting_tokens: int, now_s: float) -> bool:
-        """Whether there is a replica with room at which no prefill waits, and the mean backlog is below one unit, prompts
-        that wait here included."""
+        """Whether there is a replica with room at which no prefill waits, and the mean backlog is below one unit,
+        prompts that wait here included."""
         window, members = self.admitter.window, self.router.members
         if all(m.pending_ms(now_s) or m.open_leases >= window(m.id) for m in members):
             return False
