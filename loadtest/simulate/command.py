@@ -8,6 +8,7 @@
     simulate --sweep --json sweep.json                       is `warm` flat in its constants?
     simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
     simulate --deadlines --seed 6-8 --check                  classes with deadlines and without, beside first come
+    simulate --predictions --check                           are first tokens foretold well, below saturation and at it
     simulate --several --seed 1-3 --json several.json        several routers that share what they know, beside one
 
 All times are simulated seconds. What the simulation leaves out is said in docs/evidence/simulation.md.
@@ -34,6 +35,7 @@ from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import baseline, ladder, sweep
 from loadtest.simulate.results import deadlines as of_deadlines
+from loadtest.simulate.results import predictions as of_predictions
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
@@ -77,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _writable(options.json, options.svg, options.save_baseline)
         if options.ladder is not None:
             return _ladder(options, "simulate " + " ".join(arguments))
+        if options.predictions:
+            return _predictions(options)
         if options.deadlines:
             return _deadlines(options, "simulate " + " ".join(arguments))
         earlier = [row for file in options.rows for row in read_rows(file)]
@@ -144,6 +148,14 @@ def _known(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any
     for name in names:
         if name not in known:
             raise SimulateError(f"no {what} {name!r}: there are {', '.join(known)}")
+
+
+def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Raises SimulateError where there are other flags than these, which go with the first of them."""
+    other = parser().parse_args([])
+    for name, value in vars(options).items():
+        if name not in flags and value != getattr(other, name):
+            raise SimulateError(f"--{flags[0]} does not go with --{name.replace('_', '-')}")
 
 
 def _raced(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
@@ -226,10 +238,7 @@ OF_LADDER = ("ladder", "policy", "seed", "jobs", "json", "check")
 
 def _ladder(options: argparse.Namespace, command: str) -> int:
     """Both variants, stage by stage. Raises SimulateError."""
-    other = parser().parse_args([])
-    for name, value in vars(options).items():
-        if name not in OF_LADDER and value != getattr(other, name):
-            raise SimulateError(f"--ladder does not go with --{name.replace('_', '-')}")
+    _goes_with(options, OF_LADDER)
     _known("row of the ladder", options.policy, ladder.CONTENDERS)
     stages = tuple(stage for stage in STAGES if stage in (options.ladder or STAGES))
     climbs = [
@@ -258,10 +267,7 @@ OF_DEADLINES = ("deadlines", "policy", "load", "seed", "requests", "jobs", "json
 
 def _deadlines(options: argparse.Namespace, command: str) -> int:
     """Classes of requests on one fleet. Raises SimulateError."""
-    other = parser().parse_args([])
-    for name, value in vars(options).items():
-        if name not in OF_DEADLINES and value != getattr(other, name):
-            raise SimulateError(f"--deadlines does not go with --{name.replace('_', '-')}")
+    _goes_with(options, OF_DEADLINES)
     _known("policy", options.policy, [of_deadlines.LLMD_SLO, *ROWS])
     who, requests = of_deadlines.entrants_of(options.policy), options.requests or REQUESTS
     seeds = options.seed or [1]
@@ -279,6 +285,32 @@ def _deadlines(options: argparse.Namespace, command: str) -> int:
         write_json(options.json, command, [*rows, *judged])
     of_deadlines.print_deadlines(report_console(WIDTH), rows)
     return 1 if options.check and not all(row.ok for row in judged) else 0
+
+
+# Predictions
+
+
+OF_PREDICTIONS = ("predictions", "scenario", "load", "seed", "requests", "check")
+"""Flags that it goes with."""
+
+
+def _predictions(options: argparse.Namespace) -> int:
+    """First tokens against what receipts foretold. Raises SimulateError."""
+    _goes_with(options, OF_PREDICTIONS)
+    _known("scenario", options.scenario, SCENARIOS)
+    jobs = [
+        of_predictions.PredictionJob(name, load, seed, options.requests or of_predictions.REQUESTS)
+        for seed in options.seed or [1]
+        for name in options.scenario or of_predictions.WORKLOADS
+        for load in options.load or ("below", "at")
+    ]
+    found = list[of_predictions.Calibration]()
+    with progress_bar(Console(stderr=True), "scenarios and loads", len(jobs)) as progress:
+        for job in jobs:
+            found.append(of_predictions.run_predictions(job))
+            progress(len(found))
+    of_predictions.print_predictions(report_console(WIDTH), found)
+    return 1 if options.check and not all(each.ok for each in found) else 0
 
 
 # Several routers

@@ -104,6 +104,11 @@ class _Lane:
     listed: set[str] = field(default_factory=set)  # tenants in the heap
 
 
+def _always(pool: Pool, priority: Priority) -> bool:
+    """Any pool is calm. A lambda of any arguments would do, but mypyc makes C of it that does not compile."""
+    return True
+
+
 class FairQueue:
     """Waiting requests. Knows no limits but those it is given with each arrival."""
 
@@ -186,7 +191,7 @@ class FairQueue:
         room: Callable[[Pool], bool],
         held_back: Callable[[Pool, str], bool],
         now_s: float = 0.0,
-        calm: Callable[[Pool, Priority], bool] = lambda *_: True,
+        calm: Callable[[Pool, Priority], bool] = _always,
     ) -> Ticket | None:
         """Take out the first in order whose pool has room and whose tenant is not held back there; None: nobody. Where
         a pool is not `calm` for a priority, there is room for urgent requests only."""
