@@ -7,7 +7,7 @@ from math import inf
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.admission.deadlines import SEEN_S, WAITING_MIN_MS, Deadlines
 from router.core.admission.queue import PASSES_MAX, FairQueue, Pool, Ticket
@@ -77,6 +77,12 @@ class QueueWithDeadlines(RuleBasedStateMachine):
     def time_passes(self, gone_s: int) -> None:
         """Some are too late by now."""
         self.now_s += gone_s
+
+    @invariant()
+    def tokens_of_pools_are_those_of_their_tickets(self) -> None:
+        """However they came and went."""
+        for pool in POOLS[:2]:
+            assert self.queue.tokens(pool) == sum(t.cost_tokens for t in self.waiting if t.pool == pool)
 
     @rule(which=st.integers(0, 20))
     def leaves(self, which: int) -> None:
