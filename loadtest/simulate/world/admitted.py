@@ -16,7 +16,7 @@ from router.core.admission.holding import TICK_S
 from router.core.admission.queue import Ticket
 from router.core.facts.placements import Ending, Outcome, Shed, Usage
 from router.core.fleet.lease import Lease
-from router.core.learned.speeds import BACKLOG_TOKENS
+from router.core.learned import speeds
 from router.core.placement.policies import Policy
 from router.hub.admitter import Admitter
 from router.hub.owners import ResponseOwners
@@ -52,7 +52,7 @@ class AdmittingPlacer(Placer):
         if all(m.pending_ms(now_s) or m.open_leases >= window(m.id) for m in members):
             return False
         _, unit_ms = members[0].speeds.units()
-        units = sum(m.pending_ms(now_s) for m in members) / unit_ms + waiting_tokens / BACKLOG_TOKENS
+        units = sum(m.pending_ms(now_s) for m in members) / unit_ms + waiting_tokens / speeds.BACKLOG_TOKENS
         return units / len(members) < BUSY_UNITS
 
     def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:

@@ -33,7 +33,7 @@ from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
-from router.core.learned.speeds import BACKLOG_TOKENS
+from router.core.learned import speeds
 from router.core.placement.router import Router
 
 WINDOW_MIN = 4  # smallest window, in leases
@@ -289,7 +289,7 @@ class Admission:
         """Mean prefill for each of a pool's replicas, at them and here, in units (Speeds.units)."""
         _, unit_ms = members[0].speeds.units()
         there = sum(m.pending_ms(now_s) for m in members) / unit_ms
-        return (there + self.queue.tokens(pool) / BACKLOG_TOKENS) / len(members)
+        return (there + self.queue.tokens(pool) / speeds.BACKLOG_TOKENS) / len(members)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
