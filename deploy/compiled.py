@@ -34,7 +34,7 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
     "admin/history": "intervals",
-    "core/admission": "queue rates windows",
+    "core/admission": "deadlines queue rates windows",
     "core/cache": "estimate knowledge masks recency reported selfcheck",
     "core/facts": "placements replicas requests",
     "core/fleet": (
@@ -44,14 +44,18 @@ ROOMS = {
     "core/observatory": "explain generations",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
-    "core/placement": "candidates conversations credit evictions learner match receipts ring router spill wanted",
+    "core/placement": (
+        "candidates conversations credit deadlines eligible evictions learner match receipts ring router spill wanted"
+    ),
     "core/placement/policies": "warm",
     "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",
     "core/sharing": "delays engines hearing mirror news sharing telling",
     "edge": "attempts proxy relay retry_budget routes",
     "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
-    "reading": "answering body callers charge kinship observer paths placing question reader turns used",
+    "reading": (
+        "answering body callers charge deadlines kinship observer onward paths placing question reader turns used"
+    ),
     "hub": "admitter local_placer owners",
     "telemetry": "epp gen_ai logs record series tallies",
 }

@@ -718,6 +718,21 @@ REQUESTS = Board(
                     "Real times to first token over their predicted medians: 1 is right, 2 twice as long.",
                     quantiles("warmroute_ttft_prediction_ratio", MODEL),
                 ),
+                Panel(
+                    "Deadlines kept",
+                    "Streams with a deadline whose first token came in time, by priority; the others were late or had "
+                    "none.",
+                    [
+                        (
+                            ratio(
+                                rate("warmroute_deadlines_total", "priority", MODEL + ',kept="in_time"'),
+                                rate("warmroute_deadlines_total", "priority", MODEL),
+                            ),
+                            "{{priority}}",
+                        )
+                    ],
+                    "percentunit", top=1,
+                ),
             ],
             title="Predicted times",
         ),

@@ -159,6 +159,8 @@ def _ended() -> Part:
         "error": maybe(text("The router's error code.")),
         "detail": maybe(text("The error's message.")),
         "ttft_s": maybe(number("Seconds to the first token of a stream.")),
+        "wanted_ttft_s": maybe(number("Seconds from its arrival within which the first token was wanted.")),
+        "in_time": maybe(flag("Whether a stream's first token came within that.")),
         "inter_token_s": maybe(number("Seconds between two tokens of a stream.")),
         "duration_s": number("Seconds to the end."),
         "events": whole("Events of the stream."),

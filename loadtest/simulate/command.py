@@ -7,6 +7,8 @@
     simulate --race --seeds claim --json race.json --check   the whole race; exit 1 unless all that must be seen is seen
     simulate --sweep --json sweep.json                       is `warm` flat in its constants?
     simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
+    simulate --deadlines --seed 6-8 --check                  classes with deadlines and without, beside first come
+    simulate --predictions --check                           are first tokens foretold well, below saturation and at it
     simulate --several --seed 1-3 --json several.json        several routers that share what they know, beside one
 
 All times are simulated seconds. What the simulation leaves out is said in docs/evidence/simulation.md.
@@ -32,6 +34,8 @@ from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import baseline, ladder, sweep
+from loadtest.simulate.results import deadlines as of_deadlines
+from loadtest.simulate.results import predictions as of_predictions
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
@@ -47,6 +51,7 @@ from loadtest.simulate.results.several import (
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
+from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
 from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
@@ -74,6 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _writable(options.json, options.svg, options.save_baseline)
         if options.ladder is not None:
             return _ladder(options, "simulate " + " ".join(arguments))
+        if options.predictions:
+            return _predictions(options)
+        if options.deadlines:
+            return _deadlines(options, "simulate " + " ".join(arguments))
         earlier = [row for file in options.rows for row in read_rows(file)]
         if options.several is not None:
             return _several(options, earlier, "simulate " + " ".join(arguments))
@@ -139,6 +148,14 @@ def _known(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any
     for name in names:
         if name not in known:
             raise SimulateError(f"no {what} {name!r}: there are {', '.join(known)}")
+
+
+def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Raises SimulateError where there are other flags than these, which go with the first of them."""
+    other = parser().parse_args([])
+    for name, value in vars(options).items():
+        if name not in flags and value != getattr(other, name):
+            raise SimulateError(f"--{flags[0]} does not go with --{name.replace('_', '-')}")
 
 
 def _raced(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
@@ -221,10 +238,7 @@ OF_LADDER = ("ladder", "policy", "seed", "jobs", "json", "check")
 
 def _ladder(options: argparse.Namespace, command: str) -> int:
     """Both variants, stage by stage. Raises SimulateError."""
-    other = parser().parse_args([])
-    for name, value in vars(options).items():
-        if name not in OF_LADDER and value != getattr(other, name):
-            raise SimulateError(f"--ladder does not go with --{name.replace('_', '-')}")
+    _goes_with(options, OF_LADDER)
     _known("row of the ladder", options.policy, ladder.CONTENDERS)
     stages = tuple(stage for stage in STAGES if stage in (options.ladder or STAGES))
     climbs = [
@@ -242,6 +256,61 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
     ladder.print_ladders(report_console(WIDTH), rows)
     print("\n".join(ladder.verdict_lines(rows)))
     return 1 if options.check and not all(row.ok for row in judged) else 0
+
+
+# Deadlines
+
+
+OF_DEADLINES = ("deadlines", "policy", "load", "seed", "requests", "jobs", "json", "check")
+"""Flags that it goes with: its cluster and its requests are its own."""
+
+
+def _deadlines(options: argparse.Namespace, command: str) -> int:
+    """Classes of requests on one fleet. Raises SimulateError."""
+    _goes_with(options, OF_DEADLINES)
+    _known("policy", options.policy, [of_deadlines.LLMD_SLO, *ROWS])
+    who, requests = of_deadlines.entrants_of(options.policy), options.requests or REQUESTS
+    seeds = options.seed or [1]
+    jobs = [
+        of_deadlines.DeadlineJob(mix, seed, who, requests, load)
+        for load in options.load or [LOAD]
+        for seed in seeds
+        for mix in MIXES
+    ]
+    with progress_bar(Console(stderr=True), "mixes and seeds", len(jobs)) as progress:
+        finished = count(1)
+        rows = race(jobs, options.jobs, lambda _: progress(next(finished)), of_deadlines.run_deadlines)
+    judged = of_deadlines.judge(rows)
+    if options.json:
+        write_json(options.json, command, [*rows, *judged])
+    of_deadlines.print_deadlines(report_console(WIDTH), rows)
+    return 1 if options.check and not all(row.ok for row in judged) else 0
+
+
+# Predictions
+
+
+OF_PREDICTIONS = ("predictions", "scenario", "load", "seed", "requests", "check")
+"""Flags that it goes with."""
+
+
+def _predictions(options: argparse.Namespace) -> int:
+    """First tokens against what receipts foretold. Raises SimulateError."""
+    _goes_with(options, OF_PREDICTIONS)
+    _known("scenario", options.scenario, SCENARIOS)
+    jobs = [
+        of_predictions.PredictionJob(name, load, seed, options.requests or of_predictions.REQUESTS)
+        for seed in options.seed or [1]
+        for name in options.scenario or of_predictions.WORKLOADS
+        for load in options.load or ("below", "at")
+    ]
+    found = list[of_predictions.Calibration]()
+    with progress_bar(Console(stderr=True), "scenarios and loads", len(jobs)) as progress:
+        for job in jobs:
+            found.append(of_predictions.run_predictions(job))
+            progress(len(found))
+    of_predictions.print_predictions(report_console(WIDTH), found)
+    return 1 if options.check and not all(each.ok for each in found) else 0
 
 
 # Several routers

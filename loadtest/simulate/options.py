@@ -41,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
     add("--ladder", nargs="*", type=_stage, metavar="QPS", help=stages)
     labels = "several routers that share, beside one; all of " + ", ".join(f"{label!r}" for label in VARIANTS)
     add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
+    add("--deadlines", action="store_true", help="classes of requests, with deadlines and without, beside first come")
+    add("--predictions", action="store_true", help="first tokens against what receipts foretold")
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")

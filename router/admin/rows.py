@@ -43,6 +43,8 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "queued_s": round(record.queued_s, 3),
         "overhead_s": record.overhead_s and round(record.overhead_s, 6),
         "ttft_s": record.ttft_s,
+        "wanted_ttft_s": record.wanted_ttft_ms and round(record.wanted_ttft_ms / 1e3, 4),
+        "in_time": record.in_time,
         "inter_token_s": record.inter_token_s,
         "duration_s": record.duration_s,
         "events": record.events,
@@ -120,7 +122,8 @@ _OWN = (
     "error",
     "detail",
 )  # known to its client
-_TIMES = ("ttft_s", "inter_token_s", "duration_s", "events", "usage")  # likewise: it could take these times itself
+# Likewise: it could take these times itself.
+_TIMES = ("ttft_s", "wanted_ttft_s", "in_time", "inter_token_s", "duration_s", "events", "usage")
 _TOLD = ("replica", "reason", "grade", "prompt_tokens", "predicted_cached_tokens")  # headers of receipts
 _WHERE = (
     "change",

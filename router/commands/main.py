@@ -166,6 +166,7 @@ def _add_make_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens-per-min", type=int, metavar="N", help="tokens of its prompts and answers, all its keys together"
     )
+    parser.add_argument("--ttft-ms", type=float, metavar="MS", help="time within which its first tokens are wanted")
     parser.add_argument(
         "--priority",
         choices=[priority.name.lower() for priority in Priority],
@@ -243,6 +244,7 @@ def _make_key(options: argparse.Namespace) -> int:
             requests_per_min=options.requests_per_min,
             tokens_per_min=options.tokens_per_min,
             priority=options.priority,
+            ttft_ms=options.ttft_ms,
         )
     except KeysError as error:
         for problem in error.problems:

@@ -41,8 +41,9 @@ from router.reading.answering import (
     request_id,
     route_of,
 )
+from router.reading.onward import FINAL_RECEIPT
 from router.reading.question import Question
-from router.reading.reader import FINAL_RECEIPT, Reader
+from router.reading.reader import Reader
 from router.reading.used import believed, tokens_in, tokens_of
 from router.settings.keys import ANYBODY, Caller
 from router.telemetry.record import RequestRecord
@@ -255,6 +256,7 @@ class Proxy:
         """A function that takes a piece of a stream. It returns True, and notes the first token, when the piece shows
         that prefill is done. It does not refer to `call`: that would be a cycle, by way of the relay."""
         dialect, lease, called_s = call.question.dialect, call.lease, call.called_s
+        due_s = call.question.wanted.due_s
 
         def begun(piece: bytes) -> bool:
             if not dialect.begun(piece):
@@ -262,6 +264,8 @@ class Proxy:
             now_s = self._clock()
             self._placer.first_token(lease, now_s)
             record.ttft_s = now_s - called_s
+            if due_s is not None:
+                record.in_time = now_s <= due_s
             return True
 
         return begun

@@ -182,6 +182,9 @@ class Following:
             now_s = self._parts.clock()
             self._parts.placer.first_token(self.lease, now_s)
             self._record.ttft_s = now_s - self._told_s
+            due_s = self._question.wanted.due_s
+            if due_s is not None:
+                self._record.in_time = now_s <= due_s
 
     # -- the end -------------------------------------------------------------------------------------------------
 

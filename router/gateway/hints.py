@@ -8,12 +8,11 @@ objective is a priority, a fairness id a tenant. Where API keys are asked for, b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from router.gateway import extproc_pb2 as pb
 from router.http.request import Refusal, Request
-from router.reading.reader import PRIORITY, TENANT
+from router.reading.onward import PRIORITY, TENANT
 from router.settings.keys import sane_name
 from router.telemetry.record import session_key
 
@@ -30,7 +29,6 @@ CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"  # header by which it 
 FAIRNESS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
 OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 MODEL = (b"x-llm-d-model-name-rewrite", b"x-gateway-model-name-rewrite")
-TTFT = (b"x-llm-d-slo-ttft-ms", b"x-slo-ttft-ms")
 
 SUBSET_MAX = 4_096  # endpoints of a subset hint that are looked at
 MODEL_CHARS_MAX = 256
@@ -60,16 +58,6 @@ def model_of(request: Request) -> str:
             400, "invalid_model", f"{MODEL[0].decode()} is a model's name, {MODEL_CHARS_MAX} characters long."
         )
     return name
-
-
-def ttft_ms_of(request: Request) -> float | None:
-    """Milliseconds in which the first token is wanted; None where nothing, or nothing sensible, is said."""
-    said = _said(request, TTFT)
-    try:
-        wanted = float(said) if said else 0.0
-    except ValueError:
-        return None
-    return wanted if wanted > 0 and isfinite(wanted) else None
 
 
 def subset_of(message: pb.ProcessingRequest, request: Request, *, conformance: bool) -> frozenset[str] | None:

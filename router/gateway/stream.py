@@ -232,7 +232,7 @@ class PickerStream:
         finally:
             record.queued_s = wanted.queued_s
         try:
-            self._check(request, lease, caller)
+            self._check(lease)
         except Refusal:
             parts.placer.finish(lease, LEFT, parts.clock())
             raise
@@ -240,20 +240,11 @@ class PickerStream:
         following.begin(lease)
         return question
 
-    def _check(self, request: Request, lease: Placed, caller: Caller) -> None:
-        """Raises Refusal for a replica that no gateway can be told of, and for a request of low priority whose first
-        token is expected later than it is wanted."""
+    def _check(self, lease: Placed) -> None:
+        """Raises Refusal for a replica that no gateway can be told of."""
         if not endpoint_of(lease.replica):
             what = f"The replica {lease.replica} has a name where a gateway needs an address"
             raise Refusal(503, "no_address", f"{what}; give its address.")
-        wanted_ms = hints.ttft_ms_of(request)
-        if wanted_ms is None or caller.priority != caller.priority.LOW:
-            return
-        expected_ms = lease.receipt.ttft_ms
-        if expected_ms > wanted_ms:
-            what = f"The first token is expected in {expected_ms:.0f} ms, later than is wanted"
-            after_s = (expected_ms - wanted_ms) / 1e3
-            raise Refusal(429, "slo_unreachable", f"{what}; try again later.", retry_after_s=after_s)
 
     async def _while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await this, unless the client leaves meanwhile. Raises ClientLeft."""

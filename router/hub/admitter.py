@@ -25,6 +25,7 @@ from router.core.facts.placements import Ending, HeldBack, Outcome, Shed
 from router.core.facts.replicas import is_among
 from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
+from router.core.placement.deadlines import unreachable
 from router.core.placement.router import NOBODY, Router
 from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
@@ -133,13 +134,16 @@ class Admitter:
         UnknownResponse."""
         now_s, tenant, admission = self._clock(), wanted.tenant, self._admission
         charged, waited_s = self._charge(wanted, now_s, retry=bool(exclude)), 0.0
+        urgent = wanted.due_s is not None and wanted.due_s > now_s
         try:
             if exclude:
                 return self._place(wanted, exclude, charged)
+            if wanted.due_s is not None and urgent:
+                admission.deadlines.asked(wanted.priority, wanted.due_s - now_s, now_s)
             fits = admission.free(tenant, now_s)
             if not fits:
                 self._give_turns(now_s)  # requests that came earlier have their turns first
-                fits = admission.fits(self._pool(wanted), tenant, now_s)
+                fits = admission.fits(self._pool(wanted), tenant, now_s, None if urgent else wanted.priority)
             waited_s = self._returning.back(_identity(wanted), now_s)
             if fits:
                 try:
@@ -172,6 +176,12 @@ class Admitter:
         """A lease was opened without asking."""
         self._admission.opened(lease, "")
 
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """The first body event of a stream arrived: its replica may be calm now, for which some may wait."""
+        self._router.first_token(lease, now_s)
+        if self._admission.deadlines.any and self._admission.queue:
+            self._give_turns(now_s)
+
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back, whatever the end, and its place to another request. A second time changes nothing."""
         self._router.finish(lease, outcome, now_s)
@@ -186,6 +196,11 @@ class Admitter:
         now_s = self._clock()
         for ticket in self._admission.tick(now_s):
             self._turn_away(ticket, now_s)
+        for ticket in self._admission.queue.late(Priority.LOW, now_s):
+            due_s = self._waiting_of(ticket).wanted.due_s or now_s
+            self._turn_away(
+                ticket, now_s, unreachable((due_s - (ticket.start_by_s or due_s)) * 1e3, (due_s - now_s) * 1e3)
+            )
         self._give_turns(now_s)
         self._try_held_back(now_s)
 
@@ -196,10 +211,10 @@ class Admitter:
     ) -> Lease:
         only, now_s = self._only(wanted), self._clock()
         hold_back = may_hold_back and only is None
-        lease = self._router.route(
-            wanted, now_s, exclude=exclude, only=only, full=self._admission.full, may_hold_back=hold_back
-        )
-        self._admission.opened(lease, wanted.tenant)
+        admission, urgent = self._admission, wanted.due_s is not None and wanted.due_s > now_s
+        full = admission.full if urgent or exclude else admission.busy((wanted.model, only), wanted.priority, now_s)
+        lease = self._router.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=hold_back)
+        admission.opened(lease, wanted.tenant, wanted.due_s)
         if charged_tokens:
             self._charged[lease.id] = (wanted.tenant, charged_tokens)
         return lease
@@ -227,10 +242,24 @@ class Admitter:
     def _ticket(self, wanted: Wanted, answered: Answered, charged_tokens: int, now_s: float, waited_s: float) -> Ticket:
         cost, waiting = self._prompt_tokens(wanted), _Waiting(wanted, answered, charged_tokens)
         pool, size_bytes = self._pool(wanted), wanted.body_bytes
-        return Ticket(wanted.tenant, wanted.priority, pool, cost, size_bytes, now_s, waiting, now_s - waited_s)
+        ticket = Ticket(wanted.tenant, wanted.priority, pool, cost, size_bytes, now_s, waiting, now_s - waited_s)
+        if wanted.due_s is not None:
+            ticket.start_by_s = self._start_by_s(wanted, wanted.due_s, now_s)
+        return ticket
+
+    def _start_by_s(self, wanted: Wanted, due_s: float, now_s: float) -> float:
+        """Latest time of a placement that keeps the deadline, by the shortest prefill that any replica needs. Raises
+        NoReplica, and Shed where the request may be turned away and cannot be in time."""
+        soonest_ms, prefill_ms = self._router.soonest(wanted, now_s, self._only(wanted))
+        left_ms = (due_s - now_s) * 1e3
+        if soonest_ms > left_ms and wanted.priority is Priority.LOW:
+            raise unreachable(soonest_ms, left_ms)
+        return due_s - prefill_ms / 1e3
 
     def _may_hold_back(self, wanted: Wanted, waited_s: float) -> bool:
         """Whether there is room to hold a request back here, and its client may be made to wait."""
+        if wanted.due_s is not None and wanted.due_s > self._clock():
+            return False
         if waited_s >= self._hold_s or wanted.priority is Priority.HIGH or self._holding.full:
             return False
         if len(self._holding) + len(self._admission.queue) >= self._limits.queue_requests_max:
@@ -307,11 +336,11 @@ class Admitter:
         finally:
             self._giving = False
 
-    def _turn_away(self, ticket: Ticket, now_s: float) -> None:
+    def _turn_away(self, ticket: Ticket, now_s: float, why: Shed | None = None) -> None:
         waiting = self._waiting_of(ticket)
         self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
         self._returning.left(_identity(waiting.wanted), now_s - ticket.since_s, now_s)
-        self._answer(ticket, self._admission.overloaded(ticket.tenant, ticket.priority), now_s)
+        self._answer(ticket, why or self._admission.overloaded(ticket.tenant, ticket.priority), now_s)
 
     def _answer(self, ticket: Ticket, answer: Lease | Exception, now_s: float) -> None:
         waiting = self._waiting_of(ticket)

@@ -57,7 +57,7 @@ class LocalPlacer:
         self.engines = router.models.engines
         self.context_tokens = router.models.context_tokens
         self.known_as = router.models.names.known_as
-        self.first_token = router.first_token
+        self.first_token = self.admission.first_token
         self.ask = self.admission.ask
         self.charge = self.admission.charge
         self.finish = self.admission.finish

@@ -77,6 +77,7 @@ def note(question: Question, record: RequestRecord) -> None:
     wanted = question.wanted
     record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
     record.repairs, record.warning = question.repairs, question.warning
+    record.priority, record.wanted_ttft_ms = wanted.priority, question.ttft_ms
     whose = question.whose
     if whose is not None:
         record.session, record.agent = whose.session, whose.agent
@@ -128,6 +129,8 @@ def final_receipt(
             "cached_tokens": usage.cached_tokens if usage is not None else None,
             "completion_tokens": usage.completion_tokens if usage is not None else None,
             "miss": miss.header(isolated=isolated) if miss is not None else None,
+            "wanted_ttft_ms": record.wanted_ttft_ms,
+            "in_time": record.in_time,
         }
         return b": warmroute %b\n\n" % msgspec.json.encode(told)
 

@@ -65,6 +65,8 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     lock: Lock  # held by whoever uses the memories of that thread
     here: bool = False  # little of the body is new: it is read on the event loop, if the thread is idle
     relayed: bool = True  # the answer comes by here
+    ttft_ms: float | None = None  # time within which the first token is wanted; None: any
+    due_s: float | None = None  # the same as a time of time.monotonic()
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Call a function of this file here, or in the thread of long bodies."""

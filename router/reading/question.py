@@ -28,6 +28,7 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     metered: bool = False  # its tenant has a rate of tokens, so what its engine does not count is estimated
     repairs: tuple[str, ...] = ()  # repairs that its body needed
     warning: str = ""  # value of a header for the client; "" for none
+    ttft_ms: float | None = None  # time within which its first token is wanted; None: any
     whose: Whose | None = None  # conversation that it belongs to; None where nothing is known of one
 
     def let_go(self) -> None:

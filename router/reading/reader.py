@@ -30,14 +30,16 @@ from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.prompts.bodies import step_of
 from router.core.prompts.identity import FEWER_TOOLS
-from router.http.request import HOP_HEADERS, Refusal, Request
+from router.http.request import Refusal, Request
 from router.placer import Placer
 from router.reading import answering
 from router.reading.answering import HISTORY_CHANGED, none_ready
 from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.reading.charge import charge
+from router.reading.deadlines import ttft_ms_of
 from router.reading.kinship import Kinship
 from router.reading.observer import Observer
+from router.reading.onward import HeadersOn, asks_usage
 from router.reading.question import STORED, Question
 from router.reading.turns import ReadingTurns
 from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
@@ -45,16 +47,10 @@ from router.tokens.request_tokens import Tokens
 
 # Paths whose requests need no prefill.
 FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
-TELL_USAGE = frozenset(("vllm", "sglang"))  # kinds of engines that end a stream with its usage where they are asked to
 BYTES_PER_TOKEN = 4  # assumed of a body whose prompt is unknown
 # Bounds of memory for each of the two threads that read bodies: beginnings of bodies; tools and what they became.
 SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
 
-CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
-TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
-FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
-
-_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
@@ -126,9 +122,7 @@ class Reader:
 
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
         """Pass clients' own credentials on to replicas, or do not. An `api_key` is sent in place of a client's."""
-        kept = _NOT_SENT_ON | {self._step_header}
-        self._not_sent_on = kept if passed_on and not api_key else kept | CREDENTIALS
-        self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
+        self._headers_on = HeadersOn(self._step_header, passed_on=passed_on, api_key=api_key)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -230,12 +224,12 @@ class Reader:
     # -- body ----------------------------------------------------------------------------------------------------
 
     def _reading(self, request: Request, caller: Caller) -> Reading:
-        """How this request's body is to be read. Raises Refusal for one that is compressed."""
+        """How this request's body is to be read. Raises Refusal for one that is compressed, and for an odd deadline."""
         if request.fields.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
         tenant, dialect = caller.tenant, PATHS.get(request.path)
         aside = request.body_bytes >= self._rules.offload_bytes_min
-        return Reading(  # arguments by position, which is faster (core/placement/router.py)
+        reading = Reading(  # arguments by position, which is faster (core/placement/router.py)
             dialect,
             tenant,
             dialect is not None or _must_name_model(request.path, tenant),
@@ -251,6 +245,9 @@ class Reader:
             self._parse_thread if aside else None,
             self._aside_lock,
         )
+        if (ttft_ms := ttft_ms_of(request, caller)) is not None:
+            reading.ttft_ms, reading.due_s = ttft_ms, time.monotonic() + ttft_ms / 1e3
+        return reading
 
     def _model(self, ask: Ask, how: Reading) -> str | None:
         """The model meant; None where the path needs none and the body names none. Raises Refusal."""
@@ -322,12 +319,13 @@ class Reader:
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
         """The request as it goes to an engine."""
         dialect, ask = how.dialect, wanted.ask
+        wanted.due_s = how.due_s
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
         asks = how.relayed and dialect is not None and ask.stream and not ask.wants_usage
-        strip_usage = asks and self._asks_usage(wanted.model, metered=metered)
-        return Question(  # arguments by position, which is faster (core/placement/router.py)
+        strip_usage = asks and asks_usage(self._rules.ask_usage, self._placer, wanted.model, metered=metered)
+        question = Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
-            self._forward_lines(request, request_id),
+            self._headers_on.lines(request, request_id),
             dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
             dialect or spoken_on(request.path),
             wanted,
@@ -336,26 +334,8 @@ class Reader:
             None,
             metered,
         )
-
-    def _asks_usage(self, model: str | None, *, metered: bool) -> bool:
-        """Whether to ask for the usage of a stream whose client did not. Where tokens are `metered`, engines are asked
-        that are known to tell, whatever the settings say."""
-        asks = self._rules.ask_usage
-        if isinstance(asks, bool) and (asks or not metered):
-            return asks
-        kinds = self._placer.engines(model) if model is not None else ()
-        return bool(kinds) and TELL_USAGE.issuperset(kinds)
-
-    def _forward_lines(self, request: Request, request_id: str) -> list[bytes]:
-        """Header lines for the engine: the client's, without those that are for us or for this connection alone."""
-        not_sent_on = self._not_sent_on
-        if b"connection" in request.fields:  # the header's value names more headers that are for this connection alone
-            named = request.fields[b"connection"].split(b",")
-            not_sent_on = not_sent_on.union([token.strip().lower() for token in named])
-        lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.lines if low not in not_sent_on]
-        lines += self._own_lines
-        lines.append(f"X-Request-Id: {request_id}\r\n".encode())
-        return lines
+        question.ttft_ms = how.ttft_ms
+        return question
 
 
 def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller, hint: str | None) -> Wanted:

@@ -8,8 +8,8 @@ Only the SHA-256 of a key is kept. A key is 256 random bits, so that nobody can 
 hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest:
 timing reveals something of the digest only, which nobody can steer towards another without breaking SHA-256.
 
-Rates, isolation, receipts, repairs and `append_only` apply to the tenant, whichever key says so; keys that contradict
-each other are refused. Models and priority apply to the key.
+Rates, isolation, receipts, repairs, `append_only` and `ttft_ms` apply to the tenant, whichever key says so; keys that
+contradict each other are refused. Models and priority apply to the key.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ PREFIX = "wr-"
 KEY_BYTES = 32
 FILE_BYTES_MAX = 64 << 20
 OTHER, NONE = "other", "none"  # label values that no tenant may be named
+TTFT_MS_MAX = 3_600_000  # longest time to first token that may be asked for: an hour
 OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conversations whose history has changed
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"[0-9A-Fa-f]{{64}}|{PREFIX}[\w-]{{40}}")  # a digest, or a key of `make_key`
+_OF_TENANT = ("requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only", "ttft_ms")
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
 
@@ -70,6 +72,7 @@ class Tenant:
     receipts: bool = False
     repairs: tuple[str, ...] = ()  # repairs that are made to its requests
     append_only: str = OFF
+    ttft_ms: float | None = None  # time to first token that its requests want unless they say; None: any
 
     def allows(self, model: str) -> bool:
         """Whether the tenant may use this model."""
@@ -100,6 +103,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     receipts: bool | None = None
     repairs: tuple[str, ...] | None = None
     append_only: str | Literal[False] | None = None  # YAML reads `off` as false
+    ttft_ms: Annotated[float, Meta(gt=0, le=TTFT_MS_MAX)] | None = None
 
     def __post_init__(self) -> None:
         if self.repairs is not None and not set(self.repairs) - set(REPAIRS):
@@ -152,6 +156,7 @@ class Keys:
                 receipts=said.get("receipts", receipts),
                 repairs=said.get("repairs", repairs),
                 append_only=said.get("append_only", append_only),
+                ttft_ms=said.get("ttft_ms"),
             )
             by_digest[entry.sha256] = made
             tenants.setdefault(entry.tenant, made)
@@ -228,7 +233,7 @@ def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, A
     tenants: dict[str, dict[str, Any]] = {}
     for entry in entries:
         said = tenants.setdefault(entry.tenant, {})
-        for field in ("requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only"):
+        for field in _OF_TENANT:
             value = getattr(entry, field)
             if value is not None and said.setdefault(field, value) != value:
                 problems.append(f"key '{entry.name}': its {field} contradicts another key of tenant '{entry.tenant}'")

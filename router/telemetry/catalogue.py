@@ -38,6 +38,11 @@ FAMILIES = (  # families in the order of the metrics page
     Family(
         "ttft_prediction_ratio", "Time to first token of streams, divided by its predicted median.", "model", TTFT_RATIO
     ),
+    Family(
+        "deadlines",
+        "Streams with a deadline for the first token: `in_time`, `late`, or `none` where no token came.",
+        "kept priority model",
+    ),
     Family("duration_seconds", "Duration of requests, from request read to answer ended.", "route model", LATENCY_S),
     Family("inter_token_seconds", "Mean inter-token time of a stream, by its events.", "model", INTER_TOKEN_S),
     Family("overhead_seconds", "Router overhead, from request read to request forwarded.", "", OVERHEAD_S),
@@ -158,11 +163,16 @@ BEGUN: dict[str, list[Labels]] = {
 }
 
 WITHIN = ("p50", "p90", "later")  # predictions of a time to first token
+KEPT = ("in_time", "late", "none")  # what became of deadlines of first tokens
 
 # Series that begin with the first request of a model, for the first MODELS_BEGUN_MAX models; the model's label follows.
 MODELS_BEGUN_MAX = 16
 BEGUN_BY_MODEL: dict[str, list[Labels]] = {
-    "shed_requests": [(code, each.name.lower()) for code in ("overloaded", "rate_limited") for each in Priority],
+    "shed_requests": [
+        *((code, each.name.lower()) for code in ("overloaded", "rate_limited") for each in Priority),
+        ("slo_unreachable", Priority.LOW.name.lower()),
+    ],
+    "deadlines": [(kept, each.name.lower()) for kept in KEPT for each in Priority],
     "spills": [(cause.value,) for cause in SpillCause],
     "spilled_tokens": [(cause.value,) for cause in SpillCause],
     "miss_tokens": [(miss.value,) for miss in Miss],

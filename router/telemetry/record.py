@@ -7,6 +7,7 @@ from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from router.core.facts.misses import Breakdown, Sighting
 from router.core.facts.placements import Receipt, Usage
+from router.core.facts.requests import Priority
 
 CAUSE = " Cause: "  # stands in an error's text before what failed behind the router, which may name replicas
 
@@ -43,6 +44,9 @@ class RequestRecord(Struct):
     agent_id: str = ""  # `session_key` of the agent's conversation; "" for none
     agent_parent: str = ""  # `session_key` of the conversation that started it; "" for none
     agent_final: bool = False  # the client says that the conversation is over
+    priority: Priority = Priority.NORMAL
+    wanted_ttft_ms: float | None = None  # time within which the first token was wanted; None: any
+    in_time: bool | None = None  # whether a stream's first token came within that; None: there was none, or no wish
     number: int = 0  # given by the hub at the end: unique, rising, microseconds of Unix time where the clock is steady
 
 

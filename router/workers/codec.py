@@ -53,6 +53,7 @@ def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) ->
         wanted.body_bytes,
         wanted.sighting,
         (kin.conversation, kin.parent, kin.final) if kin is not None else None,
+        wanted.due_s,
     )
 
 
@@ -87,6 +88,7 @@ def wanted_of(place: messages.WantLease) -> Wanted:
         body_bytes=place.body_bytes,
         sighting=place.sighting,
         kin=Kin(*place.kin) if place.kin is not None else None,
+        due_s=place.due_s,
     )
 
 
@@ -180,6 +182,7 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         record.warning,
         record.session,
         (record.agent, record.agent_id, record.agent_parent, record.agent_final),
+        (record.priority, record.wanted_ttft_ms, record.in_time),
     )
 
 
@@ -219,6 +222,9 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         agent_id=report.agent[1],
         agent_parent=report.agent[2],
         agent_final=report.agent[3],
+        priority=report.deadline[0],
+        wanted_ttft_ms=report.deadline[1],
+        in_time=report.deadline[2],
     )
 
 

@@ -355,12 +355,12 @@ class WorkerLink(asyncio.Protocol):
         self._leases[said.id] = lease
         self._placer.admission.adopted(lease)
         if said.first_token_s is not None:
-            self._router.first_token(lease, now_s)
+            self._placer.first_token(lease, now_s)
 
     def _first_token(self, said: messages.FirstToken) -> None:
         lease = self._leases.get(said.id)
         if lease is not None:
-            self._router.first_token(lease, said.now_s)
+            self._placer.first_token(lease, said.now_s)
 
     def _finish(self, said: messages.Finish) -> None:
         lease = self._leases.pop(said.id, None)

@@ -67,6 +67,7 @@ class WantLease(Struct, tag=1, array_like=True, gc=False):
     body_bytes: Count = 0
     sighting: Sighting | None = None
     kin: tuple[Count, Count, bool] | None = None  # the fields of a Kin
+    due_s: float | None = None
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
@@ -129,6 +130,8 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     session: str = ""
     # kind of agent, its conversation, what started that, whether it is over
     agent: tuple[str, str, str, bool] = ("", "", "", False)
+    # priority, milliseconds within which the first token was wanted, whether it came in time
+    deadline: tuple[Priority, float | None, bool | None] = (Priority.NORMAL, None, None)
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):

@@ -169,16 +169,20 @@ async def test_headers_of_llm_d(engine: FakeEngine, names: int) -> None:
 @pytest.mark.parametrize("name", ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"])
 async def test_a_promise_that_cannot_be_kept(engine: FakeEngine, name: str) -> None:
     """Of low priority, a request whose first token is wanted sooner than it can come is 429, and holds no lease; of any
-    other priority it is placed, as it is where the header makes no sense."""
+    other priority it is placed, and 400 where the header makes no sense."""
     long, low = chat("word " * 20_000), {"x-warmroute-priority": "low"}
     async with picking(engine) as app:
         async with asking(app) as it:
             told = await it.pick(long, headers={name: "0.001", **low})
             assert (error_of(told)[0], error_of(told)[1]["error"]["code"]) == (429, "slo_unreachable")
         await until(lambda: not any(member.leases for member in app.router.members))
-        for headers in ({name: "0.001"}, {name: "soon", **low}, {name: "1e9", **low}, {name: "-1", **low}):
+        for headers in ({name: "0.001"}, {name: "3.6e6", **low}):
             async with asking(app) as it:
                 assert len(destinations(await it.pick(long, headers=headers))) == 1
+        for said in ("soon", "-1", "1e9", "nan", ""):
+            async with asking(app) as it:
+                told = await it.pick(long, headers={name: said})
+                assert (error_of(told)[0], error_of(told)[1]["error"]["code"]) == (400, "bad_ttft")
 
 
 async def test_limits_of_bodies(engine: FakeEngine) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
 from router.core.facts.placements import Ending, Grade, Outcome, Reason, Receipt, Usage
-from router.core.facts.requests import Ask, Kin, Prompt
+from router.core.facts.requests import Ask, Kin, Priority, Prompt
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
@@ -68,6 +68,7 @@ wanted = st.builds(
     response_id=st.none() | name,
     sighting=sightings,
     kin=st.none() | st.builds(Kin, key, key, st.booleans()),
+    due_s=st.none() | st.floats(0, 1e6),
 )
 
 
@@ -121,7 +122,7 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
     got = codec.wanted_of(place)
     assert (got.model, got.chain, got.ring_key) == (want.model, want.chain, want.ring_key)
     assert (got.body_tokens, got.response_id) == (want.body_tokens, want.response_id)
-    assert (got.sighting, got.kin) == (want.sighting, want.kin)
+    assert (got.sighting, got.kin, got.due_s) == (want.sighting, want.kin, want.due_s)
     assert (got.ask.stream, got.ask.output_tokens_max) == (want.ask.stream, want.ask.output_tokens_max)
     assert frozenset(place.exclude) == exclude
     here, there = want.ask.prompt, got.ask.prompt
@@ -166,6 +167,9 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
         agent_id=name,
         agent_parent=name,
         agent_final=st.booleans(),
+        priority=st.sampled_from(Priority),
+        wanted_ttft_ms=st.none() | st.floats(0, 1e6),
+        in_time=st.none() | st.booleans(),
     )
 )
 def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:

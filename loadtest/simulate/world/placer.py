@@ -154,17 +154,20 @@ class Placer:
             known = load if self._knowing else replace(load, prefix_caching=False)
             self.router.observe_load(name, known, now_s)
 
+    def wanted(self, turn: Turn, tokens: TokenPrompt | None) -> Wanted:
+        """The request as the router is asked to place it."""
+        prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
+        ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
+        chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
+        return Wanted(ask, MODEL, chain, format(turn.first_user_key, "x"), tokens, kin=turn.kin)
+
     def place(
         self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold_back: bool
     ) -> Lease:
         """Raises NoReplica, Shed; Held, if it may be held and had better be."""
-        prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
-        ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
-        chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
-        ring_key = format(turn.first_user_key, "x")
+        wanted = self.wanted(turn, tokens)
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
-        wanted = Wanted(ask, MODEL, chain, ring_key, tokens, kin=turn.kin)
         wanted.unseen = self._unseen and self._shown >= SHOWN_MIN and self._chances.random() >= SAMPLED
         lease = self.router.route(wanted, now_s, exclude=exclude, may_hold_back=may_hold_back)
         if wanted.unseen:

@@ -190,6 +190,9 @@ def _times(row: Row) -> Iterator[str]:
     if row.get("predicted_ttft_s") and row["ttft_s"] is not None:
         most = span(row["predicted_ttft_p90_s"])
         yield f"  {span(row['predicted_ttft_s']):>9}  of that were predicted, and {most} for the slowest in ten"
+    if row.get("wanted_ttft_s"):
+        kept = {True: "in time", False: "too late", None: "not told of a stream's first token"}[row.get("in_time")]
+        yield f"  {span(row['wanted_ttft_s']):>9}  was the deadline of the first token, from its arrival: {kept}"
 
 
 def _helped(row: Row) -> Iterator[str]:

@@ -6,6 +6,12 @@ begins to wait; the smallest tag has the next turn, and its start is then the vi
 waiting get equal parts of what is admitted, however much each of them asks for, and whoever asks for little waits for
 one turn of each other. Within a tenant, first come first served; whoever comes again keeps its seniority.
 
+A request with a deadline has a latest start. Of a tenant's requests in one pool the one whose latest start is next goes
+first, as long as it can be in time (earliest deadline first; Liu & Layland, JACM 1973). Whose latest start is over
+waits by order of arrival like those without a deadline: under overload the late ones would else make all others late
+(Locke 1986). After PASSES_MAX turns in a row in which others were passed, the next turn is the oldest's. Where there is
+room for urgent requests only, those without a deadline wait; the same number of turns bounds that.
+
 Requests that any replica of a model may take are a pool. One pool may have room while another has none, so turns are
 given to the first in order whose pool has room. Tags only grow while a tenant waits, so heaps may hold old ones: what
 comes to the top is looked at again.
@@ -21,6 +27,7 @@ from typing import Any
 from router.core.facts.requests import Priority
 
 TENANTS_MAX = 4_096  # tenants whose last turn is remembered
+PASSES_MAX = 15  # turns in a row in which urgent requests of a tenant pass its oldest one
 Pool = tuple[str | None, str | frozenset[str] | None]  # model, and who can answer: one replica, or those at addresses
 
 
@@ -37,6 +44,7 @@ class Ticket:
     request: Any = None
     since_s: float = -1.0  # time at which its waiting began: before `at_s` if the request came again; -1: `at_s`
     number: int = -1  # order of arrival; -1: it does not wait
+    start_by_s: float | None = None  # latest time of a placement that keeps its deadline; None: it has none
 
     def __post_init__(self) -> None:
         if self.since_s < 0:
@@ -46,13 +54,59 @@ class Ticket:
 _Fifo = dict[int, Ticket]  # number -> ticket, in the order of arrival
 
 
+class _Line:
+    """Tickets of one tenant in a lane, by order of arrival and by latest start."""
+
+    __slots__ = ("_starts", "passed", "tickets")
+
+    def __init__(self) -> None:
+        self.tickets: _Fifo = {}
+        self.passed = 0  # turns in a row in which the oldest was passed
+        self._starts: list[tuple[float, int]] = []  # heap of (latest start, number); may hold numbers that left
+
+    def add(self, ticket: Ticket) -> None:
+        """Let a ticket wait behind the others."""
+        _enqueue(self.tickets, ticket)
+        if ticket.start_by_s is not None:
+            heappush(self._starts, (ticket.start_by_s, ticket.number))
+
+    def first(self, now_s: float, *, urgent_only: bool) -> Ticket | None:
+        """Whose turn is next; None where only urgent requests may have it, and none waits."""
+        oldest = self.tickets[next(iter(self.tickets))]
+        urgent = self._urgent(now_s) if self._starts else None
+        if urgent is None:
+            return None if urgent_only else oldest
+        return oldest if self.passed >= PASSES_MAX else urgent
+
+    def served(self, ticket: Ticket) -> None:
+        """A ticket has the turn. It is still here."""
+        self.passed = 0 if ticket.number == next(iter(self.tickets)) else self.passed + 1
+
+    def _urgent(self, now_s: float) -> Ticket | None:
+        """The ticket with the next latest start of those that can be in time. Time does not go back, so late ones are
+        forgotten here."""
+        starts = self._starts
+        while starts:
+            start_by_s, number = starts[0]
+            ticket = self.tickets.get(number)
+            if ticket is not None and start_by_s >= now_s:
+                return ticket
+            heappop(starts)
+        return None
+
+
 @dataclass(slots=True)
 class _Lane:
     """Tenants of one pool and priority."""
 
-    tenants: dict[str, _Fifo] = field(default_factory=dict)
+    tenants: dict[str, _Line] = field(default_factory=dict)
     heap: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, number of the first, tenant
     listed: set[str] = field(default_factory=set)  # tenants in the heap
+
+
+def _always(pool: Pool, priority: Priority) -> bool:
+    """Any pool is calm. A lambda of any arguments would do, but mypyc makes C of it that does not compile."""
+    return True
 
 
 class FairQueue:
@@ -65,6 +119,7 @@ class FairQueue:
         # For each priority: tenant -> its tickets in all pools.
         self._tenants: tuple[dict[str, _Fifo], ...] = tuple({} for _ in Priority)
         self._counts = [0] * len(Priority)
+        self._tokens: dict[Pool, int] = {}  # cost of all that wait in a pool
         self._starts: dict[str, float] = {}  # start tag of a tenant's next turn
         self._virtual = 0.0
         self._next = 0
@@ -76,11 +131,15 @@ class FairQueue:
         """Requests that wait with that priority."""
         return self._counts[priority]
 
+    def tokens(self, pool: Pool) -> int:
+        """Prompt tokens of the requests that wait in a pool."""
+        return self._tokens.get(pool, 0)
+
     def waiting(self) -> Iterator[tuple[Pool, Priority, int]]:
         """How many requests wait in each pool, by priority."""
         for pool, lanes in self._pools.items():
             for priority, lane in zip(Priority, lanes, strict=True):
-                yield pool, priority, sum(map(len, lane.tenants.values()))
+                yield pool, priority, sum(len(line.tickets) for line in lane.tenants.values())
 
     def ahead(self, tenant: str, priority: Priority) -> int:
         """About how many get a turn before a request that would come now, at most."""
@@ -110,35 +169,51 @@ class FairQueue:
         ticket.number = -1
         self.size_bytes -= ticket.size_bytes
         self._counts[priority] -= 1
-        lane = self._pools[ticket.pool][priority]
-        for fifos in (lane.tenants, self._tenants[priority]):
-            fifo = fifos[tenant]
-            del fifo[number]
-            if not fifo:
-                del fifos[tenant]
+        self._tokens[ticket.pool] -= ticket.cost_tokens
+        lines, fifos = self._pools[ticket.pool][priority].tenants, self._tenants[priority]
+        del lines[tenant].tickets[number]
+        if not lines[tenant].tickets:
+            del lines[tenant]
+        del fifos[tenant][number]
+        if not fifos[tenant]:
+            del fifos[tenant]
         if not self._waiting:
             self._pools.clear()
+            self._tokens.clear()
             self._starts.clear()
             self._virtual = 0.0
         elif not any(lane.tenants for lane in self._pools[ticket.pool]):
-            del self._pools[ticket.pool]
+            del self._pools[ticket.pool], self._tokens[ticket.pool]
         return True
 
-    def turn(self, room: Callable[[Pool], bool], held_back: Callable[[Pool, str], bool]) -> Ticket | None:
-        """Take out the first in order whose pool has room and whose tenant is not held back there; None: nobody."""
+    def turn(
+        self,
+        room: Callable[[Pool], bool],
+        held_back: Callable[[Pool, str], bool],
+        now_s: float = 0.0,
+        calm: Callable[[Pool, Priority], bool] = _always,
+    ) -> Ticket | None:
+        """Take out the first in order whose pool has room and whose tenant is not held back there; None: nobody. Where
+        a pool is not `calm` for a priority, there is room for urgent requests only."""
         has_room: dict[Pool, bool] = {}
         for priority in Priority:
             if not self._counts[priority]:
                 continue
-            for _, _, pool, tenant in sorted(self._heads(priority, held_back), key=lambda head: head[:2]):
+            heads = self._heads(priority, held_back, calm, now_s)
+            for _, _, pool, ticket in sorted(heads, key=lambda head: head[:2]):
                 if pool not in has_room:
                     has_room[pool] = room(pool)
                 if has_room[pool]:
-                    fifo = self._pools[pool][priority].tenants[tenant]
-                    ticket = fifo[next(iter(fifo))]
                     self._served(ticket)
                     return ticket
         return None
+
+    def late(self, priority: Priority, now_s: float) -> Iterator[Ticket]:
+        """Take out, one by one, who waits with that priority and can no longer be in time."""
+        waiting = self._waiting.values() if self._counts[priority] else ()
+        for ticket in [each for each in waiting if each.start_by_s is not None and each.start_by_s < now_s]:
+            if ticket.priority is priority and self.remove(ticket):
+                yield ticket
 
     def expired(self, before_s: float) -> Iterator[Ticket]:
         """Take out, one by one, who came before then."""
@@ -159,12 +234,13 @@ class FairQueue:
             lanes = self._pools[ticket.pool] = tuple(_Lane() for _ in Priority)
         lane = lanes[priority]
         self._waiting[number] = ticket
-        for fifos in (lane.tenants, self._tenants[priority]):
-            _enqueue(fifos.setdefault(tenant, {}), ticket)
+        lane.tenants.setdefault(tenant, _Line()).add(ticket)
+        _enqueue(self._tenants[priority].setdefault(tenant, {}), ticket)
         if tenant not in lane.listed:
             lane.listed.add(tenant)
             heappush(lane.heap, (self._starts[tenant], number, tenant))
         self.size_bytes += ticket.size_bytes
+        self._tokens[ticket.pool] = self._tokens.get(ticket.pool, 0) + ticket.cost_tokens
         self._counts[priority] += 1
 
     def _served(self, ticket: Ticket) -> None:
@@ -174,18 +250,27 @@ class FairQueue:
         if len(self._starts) > TENANTS_MAX + len(self._waiting):
             idle = (name for name in self._starts if not any(name in fifos for fifos in self._tenants))
             del self._starts[next(idle)]
+        self._pools[ticket.pool][ticket.priority].tenants[tenant].served(ticket)
         self.remove(ticket)
 
     def _heads(
-        self, priority: Priority, held_back: Callable[[Pool, str], bool]
-    ) -> Iterator[tuple[float, int, Pool, str]]:
-        """The first of every pool, as (start tag, number, pool, tenant)."""
+        self,
+        priority: Priority,
+        held_back: Callable[[Pool, str], bool],
+        calm: Callable[[Pool, Priority], bool],
+        now_s: float,
+    ) -> Iterator[tuple[float, int, Pool, Ticket]]:
+        """The first of every pool, as (start tag, number of its tenant's oldest there, pool, ticket)."""
         for pool, lanes in self._pools.items():
             lane, aside = lanes[priority], []
+            urgent_only = bool(lane.tenants) and not calm(pool, priority)
             while (top := self._top(lane)) is not None:
-                if not held_back(pool, top[2]):
-                    yield top[0], top[1], pool, top[2]
-                    break
+                tenant = top[2]
+                if not held_back(pool, tenant):
+                    ticket = lane.tenants[tenant].first(now_s, urgent_only=urgent_only)
+                    if ticket is not None:
+                        yield top[0], top[1], pool, ticket
+                        break
                 aside.append(heappop(lane.heap))
             for entry in aside:
                 heappush(lane.heap, entry)
@@ -195,12 +280,12 @@ class FairQueue:
         heap = lane.heap
         while heap:
             tenant = heap[0][2]
-            fifo = lane.tenants.get(tenant)
-            if fifo is None:
+            line = lane.tenants.get(tenant)
+            if line is None:
                 heappop(heap)
                 lane.listed.discard(tenant)
                 continue
-            entry = (self._starts[tenant], next(iter(fifo)), tenant)
+            entry = (self._starts[tenant], next(iter(line.tickets)), tenant)
             if entry == heap[0]:
                 return entry
             heapreplace(heap, entry)

@@ -14,15 +14,18 @@ tenant that holds `tenant_share_max` of the places (of what engines work on at o
 none: the rest is kept free for them, since who waits for a place waits for the end of an answer. Whoever finds no room
 waits (queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
 
+While requests with deadlines come, those without find room at calm replicas only (deadlines.py).
+
 While no replica is full, nobody waits and few leases are open, all of this is three comparisons a request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp
+from math import exp, inf
 from typing import Protocol
 
+from router.core.admission.deadlines import RESERVED_FROM, Deadlines
 from router.core.admission.queue import FairQueue, Pool, Ticket
 from router.core.facts.placements import Shed
 from router.core.facts.replicas import Load
@@ -30,6 +33,7 @@ from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
+from router.core.learned import speeds
 from router.core.placement.router import Router
 
 WINDOW_MIN = 4  # smallest window, in leases
@@ -131,11 +135,13 @@ class Admission:
     def __init__(self, router: Router, limits: AdmissionLimits, *, stale_s: float) -> None:
         """A load that is older than `stale_s` says nothing any more."""
         self.queue = FairQueue()
+        self.deadlines = Deadlines()
         self.full: set[str] = set()  # replicas without room
         self._router = router
         self._stale_s = stale_s
         self._windows: dict[str, _Window] = {}
         self._open: dict[int, str] = {}  # lease -> tenant
+        self._due_s: dict[int, float] = {}  # lease -> time by which its first token is wanted, where there is one
         self._open_of_tenant: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
         self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
         self._rate = TurnRate()
@@ -157,8 +163,13 @@ class Admission:
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def opened(self, lease: Lease, tenant: str) -> None:
-        """A lease was given."""
+    def opened(self, lease: Lease, tenant: str, due_s: float | None = None) -> None:
+        """A lease was given, to a request whose first token is wanted by then; None: at any time."""
+        if self.deadlines.any:
+            urgent = due_s is not None and due_s > lease.placed_s
+            self.deadlines.placed(urgent=urgent, others_wait=bool(self.queue))
+        if due_s is not None:
+            self._due_s[lease.id] = due_s
         replica = lease.replica
         self._open[lease.id] = tenant
         whose = replica, tenant
@@ -171,6 +182,9 @@ class Admission:
         tenant = self._open.pop(lease.id, None)
         if tenant is None:
             return False
+        due_s, first_s = self._due_s.pop(lease.id, None), lease.first_token_s
+        if due_s is not None and first_s is not None and lease.placed_s + lease.prefill_ms / 1e3 <= due_s:
+            self.deadlines.told(in_time=first_s <= due_s)
         self._ended = self._ended * LASTED_FADE + 1.0
         self._lasted_s = self._lasted_s * LASTED_FADE + now_s - lease.placed_s
         replica = lease.replica
@@ -193,12 +207,27 @@ class Admission:
         seen[tenant] = now_s
         if len(seen) > TENANTS_MAX:
             del seen[next(iter(seen))]
-        return not self.full and not self.queue and len(self._open) < self._few
+        return not (self.full or self.queue or self.deadlines.any) and len(self._open) < self._few
 
-    def fits(self, pool: Pool, tenant: str, now_s: float) -> bool:
-        """Whether a request finds room now. Raises NoReplica, or Shed when all replicas have asked for a rest."""
+    def fits(self, pool: Pool, tenant: str, now_s: float, calm_for: Priority | None = None) -> bool:
+        """Whether a request finds room now; `calm_for` is its priority if only a calm replica will do. Raises
+        NoReplica, or Shed when all replicas have asked for a rest."""
+        busy = self.full if calm_for is None else self.busy(pool, calm_for, now_s)
         members = self._router.candidates(*pool, now_s)
-        return any(m.id not in self.full for m in members) and not self._has_its_share(pool, tenant, now_s)
+        return any(m.id not in busy for m in members) and not self._has_its_share(pool, tenant, now_s)
+
+    def busy(self, pool: Pool, priority: Priority, now_s: float) -> set[str]:
+        """Replicas that are full, or not to be given a request of that priority without a deadline. Raises NoReplica
+        and Shed."""
+        limit_ms = self.deadlines.waiting_ms(priority)
+        if limit_ms == inf:
+            return self.full
+        members = self._router.candidates(*pool, now_s)
+        calm = {m.id for m in members if m.id not in self.full and m.pending_ms(now_s) <= limit_ms}
+        reserved = self.deadlines.reserved(len(members))
+        if reserved and len(calm) <= reserved and self._backlog(pool, members, now_s) >= RESERVED_FROM:
+            calm.clear()
+        return self.full.union(m.id for m in members if m.id not in calm)
 
     def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
         """Let a request wait for a place; returns the requests that are turned away in its stead. So many others are
@@ -234,8 +263,15 @@ class Admission:
             except Shed:
                 return False
 
+        def calm(pool: Pool, priority: Priority) -> bool:
+            try:
+                busy = self.busy(pool, priority, now_s)
+                return busy is self.full or any(m.id not in busy for m in self._router.candidates(*pool, now_s))
+            except (NoReplica, Shed):
+                return True
+
         self._rate.pass_time(now_s, waiting=True)
-        ticket = queue.turn(room, lambda pool, tenant: self._has_its_share(pool, tenant, now_s))
+        ticket = queue.turn(room, lambda pool, tenant: self._has_its_share(pool, tenant, now_s), now_s, calm)
         if ticket is not None:
             self._rate.turns += 1
         return ticket
@@ -243,10 +279,17 @@ class Admission:
     def tick(self, now_s: float) -> list[Ticket]:
         """Look at what probes have said, some times a second; returns the requests that have waited too long."""
         self._rate.pass_time(now_s, waiting=bool(self.queue))
+        self.deadlines.tick(now_s)
         for member in self._router.fleet.members.values():
             self._resize(member, now_s)
         self._survey()
         return list(self.queue.expired(now_s - self._limits.wait_s))
+
+    def _backlog(self, pool: Pool, members: list[Member], now_s: float) -> float:
+        """Mean prefill for each of a pool's replicas, at them and here, in units (Speeds.units)."""
+        _, unit_ms = members[0].speeds.units()
+        there = sum(m.pending_ms(now_s) for m in members) / unit_ms
+        return (there + self.queue.tokens(pool) / speeds.BACKLOG_TOKENS) / len(members)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

@@ -12,19 +12,19 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
 from router.core.facts.placements import Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
-from router.core.facts.replicas import Replica, is_among
+from router.core.facts.replicas import Replica
+from router.core.facts.requests import Priority
 from router.core.fleet import stuck
 from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.kv_room import behind_marks
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
-from router.core.fleet.models import NoReplica
 from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
 from router.core.learned.reuse import ReuseMemory
@@ -32,6 +32,8 @@ from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer, long_enough
 from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
+from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
+from router.core.placement.eligible import who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.policies import Near, Policy
@@ -45,7 +47,7 @@ NOBODY: frozenset[str] = frozenset()
 NEAR = 4  # places on the ring that are looked at for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 # Looking up an enum's member costs as much as a call.
-_OK, _LEFT, _ESTIMATED = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED
+_OK, _LEFT, _ESTIMATED, _LOW = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED, Priority.LOW
 
 
 class Router:
@@ -169,16 +171,21 @@ class Router:
         `exclude` names replicas that failed the request: with them the placement is a retry. `only` names the one
         replica that can answer, which may be warming up (Fleet.warm_up), or the addresses of those that can. Replicas
         that are `full` are passed over while there are others. Raises NoReplica where no candidate is left, Shed where
-        all candidates asked for a rest, and HeldBack where the request `may_hold_back` and is better placed later.
+        all candidates asked for a rest or none keeps the deadline of a request of low priority, and HeldBack where the
+        request `may_hold_back` and is better placed later.
         """
-        members = self._who_may(wanted.model, exclude, only, full, now_s)
+        members = who_may(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s)
         self.knowledge.tick(now_s)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
             members = long_enough(members, wanted, match.size.prompt_tokens)
         expected = self.conversations.expected(wanted, match) if wanted.kin is not None else ""
         market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
-        choice = self.policy.choose(market, candidates)
+        able: Sequence[Candidate] = candidates
+        if wanted.due_s is not None:
+            left_ms, may_shed = (wanted.due_s - now_s) * 1e3, wanted.priority is _LOW and not exclude
+            able = in_time(candidates, self.fleet.members, left_ms, may_shed=may_shed)
+        choice = self.policy.choose(market, able)
         if may_hold_back and choice.hold_back:
             raise HeldBack
         if match.home:
@@ -191,21 +198,30 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
-        expected_ms = max(chosen.pending_ms, chosen.kv_wait_ms) + chosen.uncached_ms
-        receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(expected_ms)
+        lasts_ms = expected_ms(chosen)
+        receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
         if self.explainer is not None:
             self._explain(self.explainer, receipt, wanted, match, bool(exclude), now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
         lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
-        lease.expected_ms = expected_ms
+        lease.expected_ms = lasts_ms
         return lease
+
+    def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
+        """Milliseconds to a request's first token where it would come first now, as predicted, and milliseconds of
+        prefill where that is shortest. Raises NoReplica and Shed."""
+        members = who_may(self.fleet, self.fitness, wanted.model, NOBODY, only, (), now_s)
+        match = self._matcher.match(wanted, members[0].speeds, now_s)
+        _, candidates = self._price(members, match, wanted.ring_key, "", now_s)
+        fleet = self.fleet.members
+        return min(predicted_ms(each, fleet) for each in candidates), min(each.uncached_ms for each in candidates)
 
     def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
         """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
         and Shed."""
-        return self._who_may(model, NOBODY, only, (), now_s)
+        return who_may(self.fleet, self.fitness, model, NOBODY, only, (), now_s)
 
     def turned_away(self, wanted: Wanted) -> None:
         """A request will not be placed, though its text may be remembered."""
@@ -261,38 +277,6 @@ class Router:
             self._learn(member, lease, outcome, now_s)
 
     # -- steps of route ------------------------------------------------------------------------------------------
-
-    def _who_may(
-        self,
-        model: str | None,
-        exclude: frozenset[str],
-        only: str | frozenset[str] | None,
-        full: Collection[str],
-        now_s: float,
-    ) -> list[Member]:
-        """Members that may take the request. Raises NoReplica and Shed."""
-        fleet = self.fleet
-        members = fleet.usable() if model is None else fleet.serving(model)
-        if isinstance(only, str):
-            warming_up = fleet.warming_up.get(only)
-            if warming_up is not None and (model is None or model in warming_up.models):
-                members = [warming_up]
-            members = [m for m in members if m.id == only]
-        elif only is not None:
-            members = [m for m in members if is_among(m.id, only)]
-        if exclude:
-            members = [m for m in members if m.id not in exclude]
-        if fleet.guarded:
-            members = self.fitness.allowed(members, now_s, retry=bool(exclude))
-        if exclude:  # a second failure would be the client's: avoid members that have just failed, if there are others
-            members = [m for m in members if not m.breaker.failures] or members
-            servers = {Replica(id_).url for id_ in exclude}  # ranks of one server mostly fail together
-            members = [m for m in members if m.replica.url not in servers] or members
-        if not members:
-            raise NoReplica
-        if full:
-            members = [m for m in members if m.id not in full] or members
-        return members
 
     def _price(
         self, members: list[Member], match: PromptMatch, ring_key: str, expected: str, now_s: float

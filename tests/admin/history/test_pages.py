@@ -155,8 +155,8 @@ async def test_figures_over_time(client: ClientSession, engine: FakeEngine, tmp_
 # -- for whoever sent it -------------------------------------------------------------------------------------------
 
 BASIC = {
-    "id", "at_s", "route", "model", "stream", "status", "ending", "error", "detail", "ttft_s", "inter_token_s",
-    "duration_s", "events", "usage",
+    "id", "at_s", "route", "model", "stream", "status", "ending", "error", "detail", "ttft_s", "wanted_ttft_s",
+    "in_time", "inter_token_s", "duration_s", "events", "usage",
 }  # fmt: skip
 TOLD = {
     "replica", "reason", "grade", "prompt_tokens", "predicted_cached_tokens", "waited_s", "retries", "spill",

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.simulate.results.race import shortened
-from loadtest.simulate.scenarios.table import SCENARIOS
-from loadtest.simulate.world.world import World
-from router.core.placement.policies import POLICIES
-
-LEARNT = 200  # streams after which predictions are judged
+from loadtest.simulate.command import main
+from loadtest.simulate.results.predictions import HEADS, PredictionJob, lines, run_predictions
 
 
 @pytest.mark.parametrize("name", ["claude_code", "working_set_3x"])
 @pytest.mark.parametrize("load", ["below", "at"])
 def test_nine_in_ten_first_tokens_come_within_the_predicted_p90(name: str, load: str) -> None:
     """Between 85 and 95 % do, where replicas are idle and where they are full."""
-    scenario = SCENARIOS[name](load, 1)
-    result = World(shortened(scenario.workload, 1_200), scenario.setting, POLICIES["warm"]).run()
-    within, below, count = 0, 0, 0
-    for sent in result.sent[LEARNT:]:
-        lease = sent.lease
-        if lease is None or lease.first_token_s is None:
-            continue
-        took_ms = (lease.first_token_s - lease.placed_s) * 1e3
-        count += 1
-        below += took_ms <= lease.receipt.ttft_ms
-        within += took_ms <= lease.receipt.ttft_p90_ms
-    print(f"\n{name}, {load}: {below / count:.1%} within the median, {within / count:.1%} within p90, of {count}")
-    assert count > 500
-    assert 0.85 <= within / count <= 0.95
-    assert 0.35 <= below / count <= 0.65
+    found = run_predictions(PredictionJob(name, load, 1))
+    print("", HEADS, *lines([found]), sep="\n")
+    assert found.streams > 500
+    assert found.ok
+    assert 0.35 <= found.within_p50 <= 0.65
+    assert found.ratio_p50 <= 1.2 <= found.ratio_p90 * 1.2
+
+
+def test_the_command_prints_how_good_predictions_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each scenario and load, and what it does not go with is told."""
+    asked = ["--predictions", "--scenario", "working_set_3x", "--load", "below", "--requests", "300"]
+    assert main(asked) == 0
+    assert "within p90" in capsys.readouterr().out
+    assert main([*asked, "--race"]) == 2
+    assert "--predictions does not go with --race" in capsys.readouterr().err

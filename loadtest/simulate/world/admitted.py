@@ -1,0 +1,123 @@
+"""A world whose router lets requests wait as the product does: windows, the fair queue, deadlines, the hold.
+
+Other worlds leave the queue out, since they compare placements; this one asks the product's own `Admitter`, under its
+default settings but for those that a run changes. Deadlines are told by the number of a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from loadtest.simulate.world.placer import Placer
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import Turn, Workload
+from loadtest.simulate.world.world import BUSY_UNITS, SimulatedRequest, World
+from router.core.admission.holding import TICK_S
+from router.core.admission.queue import Ticket
+from router.core.facts.placements import Ending, Outcome, Shed, Usage
+from router.core.fleet.lease import Lease
+from router.core.learned import speeds
+from router.core.placement.policies import Policy
+from router.hub.admitter import Admitter
+from router.hub.owners import ResponseOwners
+from router.settings.schema import AdmissionSettings
+
+RESPONSE_IDS_MAX = 1
+STALE_S = 3.0
+
+
+class AdmittingPlacer(Placer):
+    """A router whose requests wait for their turn. `clock` gives simulated seconds."""
+
+    def __init__(self, make: Callable[[], Policy], clock: Callable[[], float], limits: AdmissionSettings) -> None:
+        super().__init__(make)
+        self.sheds: list[str] = []
+        self.admitter = Admitter(
+            self.router,
+            ResponseOwners(RESPONSE_IDS_MAX),
+            limits,
+            stale_s=STALE_S,
+            clock=clock,
+            shed=lambda code, *_: self.sheds.append(code),
+        )
+
+    def first_token(self, turn: Turn, lease: Lease, now_s: float) -> None:
+        """The first token of an answer, behind which another prompt may begin."""
+        self.admitter.first_token(lease, now_s)
+
+    def has_idle(self, waiting_tokens: int, now_s: float) -> bool:
+        """Whether there is a replica with room at which no prefill waits, and the mean backlog is below one unit,
+        prompts that wait here included."""
+        window, members = self.admitter.window, self.router.members
+        if all(m.pending_ms(now_s) or m.open_leases >= window(m.id) for m in members):
+            return False
+        _, unit_ms = members[0].speeds.units()
+        units = sum(m.pending_ms(now_s) for m in members) / unit_ms + waiting_tokens / speeds.BACKLOG_TOKENS
+        return units / len(members) < BUSY_UNITS
+
+    def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
+        """The end of an attempt, which makes room for another request."""
+        usage = Usage(turn.prompt_tokens, turn.output_tokens, cached_tokens) if ending is Ending.OK else None
+        self.admitter.finish(lease, Outcome(ending, usage), now_s)
+
+
+class AdmittedWorld(World):
+    """One router and no faults. `within_s` gives the deadline of a turn by its number, in seconds from its arrival."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        setting: Setting,
+        policy: Callable[[], Policy],
+        within_s: Mapping[int, float],
+        limits: AdmissionSettings | None = None,
+    ) -> None:
+        super().__init__(workload, setting, policy)
+        placer = self._admitting = AdmittingPlacer(policy, lambda: self.now_s, limits or AdmissionSettings())
+        self.placers[:] = [placer]
+        self._within_s = within_s
+        self._tickets: dict[int, Ticket] = {}
+        self.at(TICK_S, self._tick)
+
+    def _tick(self, _: None) -> None:
+        self._admitting.admitter.tick()
+        self._look_at_waiting(self._tickets)
+        self.at(self.now_s + TICK_S, self._tick)
+
+    def _look_at_waiting(self, numbers: Iterable[int]) -> None:
+        """Remember who waits while a replica is idle."""
+        waiting_tokens = sum(self._open[number].turn.prompt_tokens for number in self._tickets)
+        idle = self._admitting.has_idle(waiting_tokens, self.now_s)
+        for number in numbers:
+            sent = self._open[number]
+            sent.held, sent.held_while_idle = True, sent.held_while_idle or idle
+
+    def _place(self, number: int, sent: SimulatedRequest, *, may_hold_back: bool = False) -> None:
+        placer = self._admitting
+        wanted = placer.wanted(sent.turn, None)
+        if sent.turn.number in self._within_s:
+            wanted.due_s = sent.due_s + self._within_s[sent.turn.number]
+        try:
+            answer = placer.admitter.ask(wanted, frozenset(), lambda answer: self._answered(number, sent, answer))
+        except Shed as shed:
+            self._answered(number, sent, shed)
+            return
+        if isinstance(answer, Ticket):
+            self._look_at_waiting([number])
+            self._tickets[number] = answer
+        else:
+            self._answered(number, sent, answer)
+
+    def _answered(self, number: int, sent: SimulatedRequest, answer: Lease | Exception) -> None:
+        self._tickets.pop(number, None)
+        if isinstance(answer, Lease):
+            sent.lease = answer
+            self._submit(number, sent, self.replicas[answer.replica])
+        else:
+            self._end(number, sent, "rejected")
+
+    def _give_up(self, what: tuple[int, int]) -> None:
+        ticket = self._tickets.pop(what[0], None)
+        if ticket is not None:
+            self._admitting.admitter.take_back(ticket)
+        super()._give_up(what)
