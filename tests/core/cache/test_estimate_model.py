@@ -299,7 +299,7 @@ class _PrefixMachine(RuleBasedStateMachine):
         for name, holder in self.naive.holders.items():
             pinned = {key for pin in holder.pins.values() for key in pin.keys}
             assert self.index.holders[name].recency.owner.keys() <= holder.proven | pinned
-            assert self.index.holders[name].unproven == holder.vouched
+            assert self.index.holders[name].unproven.counts() == holder.vouched
             assert holder.vouched.keys() <= pinned
 
     @invariant()
