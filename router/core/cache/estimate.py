@@ -218,7 +218,10 @@ class PrefixIndex:
         stamp, self._now_s = self._next_stamp, now_s
         self._next_stamp += 1
         if since < 0 or not keys:
-            new = holder.recency.touch(keys or grown, stamp, now_s)
+            keys = keys or grown
+            if keys and self._masks.set_all(holder.bit, keys):  # nobody has any, so neither has the holder
+                return stamp, holder.recency.begin(keys, stamp, now_s)
+            new = holder.recency.touch(keys, stamp, now_s)
         else:
             new = holder.recency.retouch(since, keys, grown, stamp, now_s)
         if new and not self._masks.set_all(holder.bit, new):  # most are new to all

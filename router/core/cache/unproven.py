@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 
 from router.core.cache.recency import Recency
 
-RUN_KEYS_MIN = 8  # fewer keys are counted one by one, in the time that a run takes
 RUNS_MAX = 64  # runs of one holder; each is looked at when a prompt is placed there
 FEW = 4  # times as many keys are looked at in the time that asking for one's owner takes
 
@@ -57,7 +56,7 @@ class Unproven:
                 leases_of[key] += 1
             for key in new:
                 leases_of[key] = leases_of[key] if key in under_way else 1
-        elif len(new) < RUN_KEYS_MIN or len(self._runs) >= RUNS_MAX or (new is not keys and keys[start:] != new):
+        elif not new or len(self._runs) >= RUNS_MAX or (new is not keys and keys[start:] != new):
             for key in new:
                 leases_of[key] = 1
         else:

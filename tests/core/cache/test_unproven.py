@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from router.core.cache.estimate import PrefixIndex
-from router.core.cache.unproven import RUN_KEYS_MIN, RUNS_MAX
+from router.core.cache.unproven import RUNS_MAX
 
-LONG = 4 * RUN_KEYS_MIN
+LONG = 32
 
 
 def keys(group: int, blocks: int) -> list[int]:
