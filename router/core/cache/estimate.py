@@ -167,6 +167,20 @@ class PrefixIndex:
             holder.unproven.vouch(holder.recency, lease, keys, new, stamp)
         self._fit(holder)
 
+    def extend(self, name: str, lease: int, more: Sequence[int], now_s: float) -> None:
+        """The prompt of a pinned lease goes on with these keys: pin them too. The list that was given to `pin` is as
+        much longer afterwards. A lease that is over, or was forgotten, is left alone."""
+        holder = self.holders.get(name)
+        pin = holder.pins.pop(lease, None) if holder else None
+        if holder is None or pin is None:
+            return
+        keys = pin[1]
+        stamp, new = self._touch(holder, keys, now_s, more, pin[0])
+        keys += more
+        holder.pins[lease] = stamp, keys
+        holder.unproven.extend(lease, keys, more, new)
+        self._fit(holder)
+
     def unpin(self, name: str, lease: int, now_s: float, *, grown: Sequence[int] = ()) -> None:
         """End of a lease whose prompt was computed: its blocks are touched once more, as the engine does when it
         frees them, and those that have `grown` behind them. A holder removed or cleared meanwhile is left alone."""

@@ -62,6 +62,25 @@ class Unproven:
         else:
             self._runs[lease] = start, keys
 
+    def extend(self, lease: int, keys: list[int], more: Sequence[int], new: Sequence[int]) -> None:
+        """A lease that vouches for a prompt vouches for `more` of it, with which its keys end by now. What of them was
+        `new` as they were touched may be any: what was lost of a prompt is under way once more."""
+        run = self._runs.pop(lease, None)
+        if self._runs:
+            self._part_met(keys, ())
+        leases_of, before = self._leases_of, len(keys) - len(more)
+        fresh = new is more or list(new) == list(more)
+        if fresh and len(self._runs) < RUNS_MAX and (not leases_of or leases_of.keys().isdisjoint(more)):
+            self._runs[lease] = before if run is None else run[0], keys
+            return
+        for key in keys[run[0] : before] if run is not None else ():
+            leases_of[key] = 1
+        for key in more:
+            if key in leases_of:
+                leases_of[key] += 1
+        for key in new:
+            leases_of.setdefault(key, 1)
+
     def prove(self, recency: Recency, keys: Sequence[int], grown: Sequence[int], stamp: int) -> None:
         """A prompt with these keys, and those `grown` behind them, was computed, and just touched with this stamp."""
         leases_of = self._leases_of
