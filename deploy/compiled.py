@@ -35,7 +35,7 @@ REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
     "admin/history": "intervals",
     "core/admission": "deadlines queue rates windows",
-    "core/cache": "estimate knowledge masks recency reported selfcheck",
+    "core/cache": "estimate knowledge masks recency reported selfcheck unproven",
     "core/facts": "placements replicas requests",
     "core/fleet": (
         "breaker fitness fleet health kv_room lease member models observations others prefill_queue roster unlearned"

@@ -58,7 +58,7 @@ class Command:
 
 @asynccontextmanager
 async def command(
-    *engines: FakeEngine,
+    *engines: FakeEngine | str,
     workers: int = 2,
     config: Path | None = None,
     tls: ssl.SSLContext | None = None,
@@ -70,7 +70,7 @@ async def command(
     base = {"probe.interval_s": "0.2", "log.requests": "false", "listen.lame_duck_s": "0"}
     settings = base | {k.replace("__", "."): v for k, v in more.items()}
     for engine in engines:
-        arguments += ["--replica", engine.url]
+        arguments += ["--replica", engine if isinstance(engine, str) else engine.url]
     for key, value in settings.items():
         arguments += ["--set", f"{key}={value}"]
     pipe = asyncio.subprocess.PIPE

@@ -10,23 +10,23 @@ Nothing grows without a limit: each holder has a capacity in blocks, and the who
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
 from router.core.cache.masks import SWEEP_KEYS, Masks
 from router.core.cache.recency import Recency
+from router.core.cache.unproven import Unproven
 
 # Upper bounds, for an index after much churn; tests/core measures them with tracemalloc (CPython 3.11, 64-bit).
 KEY_BYTES = 150  # one distinct key: map slot, key, mask
 HELD_BYTES = 150  # one holder of a key: owner slot, value, place in a touch
 RUN_KEYS = 16  # a walk over so many keys takes as long as the runs of one holder
-UNPROVEN_FEW = 4  # times as many keys are looked at in the time that asking for one's owner takes
 EVICT_KEYS = 64  # keys evicted at a time where the whole is over its budget
 RENEWS_MAX = 8  # pins moved out of the way of one eviction: the next one goes on from there
 
 
-Pin = tuple[int, list[int], list[int]]  # stamp, keys, and those of them that the lease vouches for, root first
+Pin = tuple[int, list[int]]  # stamp, and keys of the prompt
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Holder:
     recency: Recency = field(default_factory=Recency)
     owner: dict[int, int] = field(init=False)  # the recency's own
     pins: dict[int, Pin] = field(default_factory=dict)  # lease -> pin; stamps ascend
-    unproven: dict[int, int] = field(default_factory=dict)  # key under way, never seen computed -> its open leases
+    unproven: Unproven = field(default_factory=Unproven)  # blocks under way, never seen computed
 
     def __post_init__(self) -> None:
         self.owner = self.recency.owner
@@ -138,7 +138,7 @@ class PrefixIndex:
         holder = self.holders[name]
         stamp, _ = self._touch(holder, keys, now_s)
         if holder.unproven:
-            self._prove(holder, stamp)
+            holder.unproven.prove(holder.recency, keys, (), stamp)
         self._fit(holder)
 
     def restore(self, name: str, keys: Sequence[int], at_s: float) -> int:
@@ -162,7 +162,23 @@ class PrefixIndex:
             self.sweep(SWEEP_KEYS)
         holder = self.holders[name]
         stamp, new = self._touch(holder, keys, now_s)
-        holder.pins[lease] = (stamp, keys, self._vouch(holder, keys, new, stamp) if keys else [])
+        holder.pins[lease] = stamp, keys
+        if keys and (new or holder.unproven):
+            holder.unproven.vouch(holder.recency, lease, keys, new, stamp)
+        self._fit(holder)
+
+    def extend(self, name: str, lease: int, more: Sequence[int], now_s: float) -> None:
+        """The prompt of a pinned lease goes on with these keys: pin them too. The list that was given to `pin` is as
+        much longer afterwards. A lease that is over, or was forgotten, is left alone."""
+        holder = self.holders.get(name)
+        pin = holder.pins.pop(lease, None) if holder else None
+        if holder is None or pin is None:
+            return
+        keys = pin[1]
+        stamp, new = self._touch(holder, keys, now_s, more, pin[0])
+        keys += more
+        holder.pins[lease] = stamp, keys
+        holder.unproven.extend(lease, keys, more, new)
         self._fit(holder)
 
     def unpin(self, name: str, lease: int, now_s: float, *, grown: Sequence[int] = ()) -> None:
@@ -173,7 +189,8 @@ class PrefixIndex:
         if holder is not None and pin is not None:
             stamp, _ = self._touch(holder, pin[1], now_s, grown, pin[0])
             if holder.unproven:
-                self._prove(holder, stamp)
+                holder.unproven.computed(lease)
+                holder.unproven.prove(holder.recency, pin[1], grown, stamp)
             del holder.pins[lease]
             self._fit(holder)
 
@@ -184,15 +201,7 @@ class PrefixIndex:
         pin = holder.pins.pop(lease, None) if holder else None
         if holder is None or pin is None:
             return
-        gone, unproven = [], holder.unproven
-        for key in pin[1]:
-            leases = unproven.get(key)
-            if leases == 1:
-                del unproven[key]
-                gone.append(key)
-            elif leases is not None:
-                unproven[key] = leases - 1
-        self.drop(name, gone)
+        self.drop(name, holder.unproven.retract(lease, pin[1]))
         self._fit(holder)
 
     def release(self, name: str, first: int, last: int, used_s: float) -> None:
@@ -223,48 +232,15 @@ class PrefixIndex:
         stamp, self._now_s = self._next_stamp, now_s
         self._next_stamp += 1
         if since < 0 or not keys:
-            new = holder.recency.touch(keys or grown, stamp, now_s)
+            keys = keys or grown
+            if keys and self._masks.set_all(holder.bit, keys):  # nobody has any, so neither has the holder
+                return stamp, holder.recency.begin(keys, stamp, now_s)
+            new = holder.recency.touch(keys, stamp, now_s)
         else:
             new = holder.recency.retouch(since, keys, grown, stamp, now_s)
         if new and not self._masks.set_all(holder.bit, new):  # most are new to all
             self._masks.set_each(holder.bit, new)
         return stamp, new
-
-    def _vouch(self, holder: Holder, keys: list[int], new: Sequence[int], stamp: int) -> list[int]:
-        """One more lease vouches for what is new among the keys just touched, and for what is under way already.
-        Returns both."""
-        unproven = holder.unproven
-        under_way = self._under_way(holder, stamp) if unproven else ()
-        if not under_way:  # nearly always: what the prompt shares with others was computed before
-            for key in new:
-                unproven[key] = 1
-            return list(new)
-        for key in under_way:
-            unproven[key] += 1
-        for key in new:
-            unproven[key] = unproven[key] if key in under_way else 1
-        return [key for key in keys if key in unproven]
-
-    def _prove(self, holder: Holder, stamp: int) -> None:
-        unproven = holder.unproven
-        proven = self._under_way(holder, stamp)
-        if len(proven) == len(unproven):
-            unproven.clear()
-            return
-        for key in proven:
-            del unproven[key]
-
-    def _under_way(self, holder: Holder, stamp: int) -> Collection[int]:
-        """The unproven among the keys that were just touched with this stamp."""
-        recency = holder.recency
-        id_ = recency.order.get(stamp)
-        if id_ is None:
-            return ()
-        touch, owner, unproven = recency.touches[id_], holder.owner, holder.unproven
-        if len(unproven) * UNPROVEN_FEW < touch.live:
-            return {key for key in unproven if owner.get(key) == id_}
-        found = unproven.keys() & touch.keys  # looks at each of the touch's, however many are unproven
-        return found if touch.live == len(touch.keys) else {key for key in found if owner[key] == id_}
 
     def _fit(self, holder: Holder) -> None:
         if len(holder.owner) > holder.blocks_max:
@@ -299,10 +275,10 @@ class PrefixIndex:
 
     def _renew(self, holder: Holder, lease: int, pin: Pin) -> None:
         """Move what is still there of a pinned prefix to the recent end; what was dropped meanwhile stays dropped."""
-        stamp, keys, recency = pin[0], pin[1], holder.recency
+        (stamp, keys), recency = pin, holder.recency
         id_ = recency.order.get(stamp)
         if id_ is None or recency.touches[id_].live < len(keys):  # otherwise no other prompt ran through it
             stamp, depth = -1, recency.depth(keys)  # the touch finds their runs again
             keys = keys if depth == len(keys) else keys[:depth]
         del holder.pins[lease]
-        holder.pins[lease] = (self._touch(holder, keys, self._now_s, since=stamp)[0], *pin[1:])
+        holder.pins[lease] = self._touch(holder, keys, self._now_s, since=stamp)[0], pin[1]

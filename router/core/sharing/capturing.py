@@ -76,8 +76,8 @@ def _uses(holder: Holder) -> Iterator[Use | None]:
             if used is None:
                 continue
             stamp, at_s, keys = used
-            if unproven and not unproven.keys().isdisjoint(keys):
-                keys = [key for key in keys if key not in unproven]
+            if unproven:
+                keys = unproven.without(keys)
             if keys:
                 yield stamp, at_s, packed(keys)
             keys_done += len(keys)

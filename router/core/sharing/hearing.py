@@ -113,8 +113,9 @@ class Hearer:
         self._take(name, peer, body, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget who has been silent for too long, and take a few replicas' speeds as others have told them: each time
-        takes as long as hearing a message."""
+        """Forget who has been silent for too long, go on with long prompts, and take a few replicas' speeds as others
+        have told them: each time takes as long as hearing a message."""
+        self._mirror.grow(now_s)
         if now_s - self._fitted_s >= FITTED_S:
             self._fitted_s = now_s
             for id_ in list(islice(self._fitted, self._limits.fits_max)):

@@ -17,6 +17,7 @@ class SharingLimits:
     # What one message has is taken in at once, which must not take the event loop longer than a millisecond: it is
     # measured in keys of blocks, and whatever else is in it takes as long as so many of them.
     keys_max: int = 1_600  # keys that a message may take, but for one placement that is longer alone
+    growing_max: int = 64  # prompts with more keys, which are taken in so many at a time
     row_keys: int = 16
     placement_keys: int = 40  # keys for a placement, beside its own
     end_keys: int = 30

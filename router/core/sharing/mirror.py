@@ -6,7 +6,7 @@ gone if it is not. So a burst of one cold prefix stays together though it comes 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -34,6 +34,8 @@ class _Mirrored(Struct, gc=False):
     due_s: float  # time at which its prefill is done, by its model
     claimed: bool  # whether blocks of the engine's own size were promised
     kin: SharedKin | None
+    over: bool = False
+    partly: bool = False  # only the beginning of its keys is held yet
 
 
 class Leases:
@@ -80,6 +82,7 @@ class Mirror:
         """`recounted(replica)` is called where less waits of ours than was told."""
         self._router, self._limits, self._recounted = router, limits, recounted
         self._last = 0
+        self._growing: deque[tuple[_Mirrored, int, int]] = deque()  # long prompts: keys that are done, and that will be
         # Whether the router that is heard comes before this one: of two that sent one prompt at the same moment the
         # first counts the work. Set before `place`.
         self.behind = False
@@ -104,12 +107,35 @@ class Mirror:
             router.conversations.went(kin.name, member.id, keys, kin.own_at, final=kin.final)
         if shared.left_ms:
             self._computed_once(member, keys, shared.cached_tokens, now_s)
-        blocks_max = router.index.capacity(member.id)
-        router.index.pin(member.id, mirrored.number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
+        self._pin(mirrored, now_s)
         if claim is not None and claimed:
             router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens, claim.depth)
         while len(leases) > self._limits.leases_max or leases.keys > self._limits.lease_keys_max:
             self._close(leases.oldest(), now_s, computed=True)
+
+    def _pin(self, mirrored: _Mirrored, now_s: float) -> None:
+        """Hold the prompt where it was sent; a long one goes on with `grow`."""
+        index, member, keys = self._router.index, mirrored.member, mirrored.keys
+        blocks, step = min(len(keys), index.capacity(member.id)), self._limits.keys_max
+        some = keys if len(keys) <= min(blocks, step) else keys[: min(blocks, step)]
+        index.pin(member.id, mirrored.number, some, now_s)
+        mirrored.partly = blocks > step
+        if mirrored.partly and len(self._growing) < self._limits.growing_max:
+            self._growing.append((mirrored, step, blocks))
+
+    def grow(self, now_s: float) -> None:
+        """Hold as many more keys of a long prompt as a message may have. To be called some times a second; a prompt
+        that ends before stays held as far as it was."""
+        while self._growing:
+            mirrored, done, blocks = self._growing.popleft()
+            if mirrored.over or self._router.fleet.members.get(mirrored.member.id) is not mirrored.member:
+                continue
+            end = min(blocks, done + self._limits.keys_max)
+            self._router.index.extend(mirrored.member.id, mirrored.number, mirrored.keys[done:end], now_s)
+            mirrored.partly = end < blocks
+            if mirrored.partly:
+                self._growing.appendleft((mirrored, end, blocks))
+            return
 
     def _computed_once(self, member: Member, keys: list[int], cached_tokens: int, now_s: float) -> None:
         """A prompt that is computed for another router may have the beginning of prompts of ours that wait there, and
@@ -148,6 +174,9 @@ class Mirror:
             self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
 
     def _close(self, mirrored: _Mirrored, now_s: float, *, computed: bool, grown: list[int] | None = None) -> None:
+        mirrored.over = True
+        if mirrored.partly:
+            grown = None  # it would stand behind a gap
         member, number, router = mirrored.member, mirrored.number, self._router
         member.live.close(number, mirrored.keys, mirrored.own_tokens)
         if router.fleet.members.get(member.id) is not member:

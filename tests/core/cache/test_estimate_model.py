@@ -204,12 +204,34 @@ class _PrefixMachine(RuleBasedStateMachine):
         holder, now_s, lease = self.known(name), self.tick(), self.next_lease
         self.next_lease += 1
         self.leases.append((name, lease))
-        self.index.pin(name, lease, keys, now_s)
+        self.index.pin(name, lease, list(keys), now_s)
         self.naive.sweep(SWEEP_KEYS)
         holder.vouched.update(key for key in keys if key not in holder.last or key in holder.vouched)
         self.naive.use(holder, keys, now_s)
         holder.pins[lease] = _NaivePin(self.naive.uses, keys)
         self.naive.fit(holder)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), path=PATHS, blocks=st.integers(1, 50))
+    def extend(self, data: st.DataObject, path: tuple[int, ...], blocks: int) -> None:
+        """The prompt of an open lease has more blocks than it was pinned with."""
+        name, lease = data.draw(st.sampled_from(self.leases))
+        holder = self.naive.holders.get(name)
+        pin = holder.pins.get(lease) if holder else None
+        known, whole = pin.keys if pin else [], keys_of(path, sum(SEGMENTS))
+        if known != whole[: len(known)]:
+            return
+        more, now_s = whole[len(known) : len(known) + blocks], self.tick()
+        self.index.extend(name, lease, more, now_s)
+        if holder and pin:
+            lost = [key for key in known if key not in holder.last and key not in holder.vouched]
+            holder.vouched.update([*lost, *(key for key in more if key not in holder.last or key in holder.vouched)])
+            pin.keys = [*known, *more]
+            self.naive.use(holder, pin.keys, now_s)
+            del holder.pins[lease]
+            holder.pins[lease] = pin
+            pin.use = self.naive.uses
+            self.naive.fit(holder)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), answer_blocks=st.integers(0, 9))
@@ -299,7 +321,7 @@ class _PrefixMachine(RuleBasedStateMachine):
         for name, holder in self.naive.holders.items():
             pinned = {key for pin in holder.pins.values() for key in pin.keys}
             assert self.index.holders[name].recency.owner.keys() <= holder.proven | pinned
-            assert self.index.holders[name].unproven == holder.vouched
+            assert self.index.holders[name].unproven.counts() == holder.vouched
             assert holder.vouched.keys() <= pinned
 
     @invariant()

@@ -44,7 +44,7 @@ def test_what_goes_is_counted_block_by_block(uses: list[tuple[int, float]], odds
 def test_where_nothing_can_go_there_is_no_sum() -> None:
     """An empty cache, and one whose blocks all belong to running requests."""
     pinned = holder((3, 1.0))
-    pinned.pins[7] = (0, [0, 1, 2], [])
+    pinned.pins[7] = (0, [0, 1, 2])
     for each in (holder(), pinned):
         assert Evictions().sums("a", 1, each, EVEN, 2.0) is None
 

@@ -43,7 +43,7 @@ def test_a_cold_prompt_is_worth_a_message_at_once() -> None:
     assert routers.urgent["a"] == 1
     routers["b"].hear(routers.say("a", 1.0), 1.005)
     member, index = routers.member("b", lease.replica), routers.router("b").index
-    assert index.depth(lease.replica, keys(1, 64)) == len(index.holders[lease.replica].unproven) == 64
+    assert index.depth(lease.replica, keys(1, 64)) == len(index.holders[lease.replica].unproven.counts()) == 64
     assert member.wait_ms(1.005) > 500
 
 
@@ -66,7 +66,7 @@ def test_what_was_computed_stays_held() -> None:
     routers.tell_all(2.0)
     for name in ("a", "b"):
         holder = routers.router(name).index.holders[lease.replica]
-        assert (len(holder.owner), holder.pins, holder.unproven) == (64 + 4, {}, {})
+        assert (len(holder.owner), holder.pins, holder.unproven.counts()) == (64 + 4, {}, {})
 
 
 def test_a_conversation_goes_home_through_another_router() -> None:
@@ -97,7 +97,7 @@ def test_a_lost_end_is_made_good() -> None:
     assert routers.say("a", 5.1)  # lost
     routers["b"].hear(routers.say("a", 5.4), 5.4)
     holder = routers.router("b").index.holders[lease.replica]
-    assert (holder.pins, holder.unproven) == ({}, {})
+    assert (holder.pins, holder.unproven.counts()) == ({}, {})
     assert routers.router("b").index.depth(lease.replica, keys(1, 64)) == 64
 
 

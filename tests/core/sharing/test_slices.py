@@ -120,3 +120,41 @@ def test_a_large_gap_is_filled_in_several_messages() -> None:
         assert sum(len(again.placements) for again in _body(message).again) <= LIMITS.keys_max // LIMITS.placement_keys
         routers["b"].hear(message, 3.0)
     assert routers["b"].mirrored() == [(REPLICAS, REPLICAS * BLOCKS)]
+
+
+def test_a_long_prompt_is_taken_in_a_step_at_a_time() -> None:
+    """Of a prompt that has more keys than a message the beginning is held at once, and the rest with each tick; it is
+    unproven until it is computed, and if it fails nothing of it stays."""
+    routers = Several("a", "b", replicas=1, limits=LIMITS)
+    routers.tell_all(1.0)
+    (id_,), blocks = routers.ids, 5 * LIMITS.keys_max // 2
+    lease = routers.place("a", prompt_tokens=blocks * TOKENS_A_BLOCK, now_s=1.0, group=1)
+    for message in _all_said(routers, 1.02):
+        routers["b"].hear(message, 1.5)
+    index, held = routers.router("b").index, []
+    for n in range(4):
+        held.append(index.depth(id_, keys(1, blocks)))
+        routers["b"].tick(1.5 + 0.01 * n)
+    assert held == [LIMITS.keys_max, 2 * LIMITS.keys_max, blocks, blocks]
+    assert index.holders[id_].unproven.counts() == dict.fromkeys(keys(1, blocks), 1)
+    routers.router("a").finish(lease, Outcome(Ending.FAILED), 2.0)
+    for message in _all_said(routers, 2.02):
+        routers["b"].hear(message, 2.1)
+    assert (index.blocks(id_), bool(index.holders[id_].unproven)) == (0, False)
+
+
+def test_a_long_prompt_that_ends_early_is_held_as_far_as_it_was() -> None:
+    """Its answer is not held behind a gap, and what is known of it is proved."""
+    routers = Several("a", "b", replicas=1, limits=LIMITS)
+    routers.tell_all(1.0)
+    (id_,), blocks = routers.ids, 3 * LIMITS.keys_max
+    lease = routers.place("a", prompt_tokens=blocks * TOKENS_A_BLOCK, now_s=1.0, group=1)
+    routers.router("a").first_token(lease, 1.0)
+    routers.router("a").finish(lease, Outcome(Ending.OK, Usage(lease.prompt_tokens, 2_000, 0)), 1.01)
+    for message in _all_said(routers, 1.02):
+        routers["b"].hear(message, 1.5)
+    for n in range(4):
+        routers["b"].tick(1.5 + 0.01 * n)
+    index = routers.router("b").index
+    assert index.blocks(id_) == index.depth(id_, keys(1, blocks)) == LIMITS.keys_max
+    assert not index.holders[id_].unproven

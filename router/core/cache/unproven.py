@@ -1,0 +1,143 @@
+"""Which blocks of one holder only open leases vouch for: they are counted as held before anybody has computed them.
+
+Mostly a lease is the only one that vouches for its blocks, which are all of its prompt behind what was known, and it
+ends well. Then they are one run, which is begun and ended without a look at its keys. Where another prompt goes through
+the same blocks the run is parted, and each key has the number of leases that vouch for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from router.core.cache.recency import Recency
+
+RUNS_MAX = 64  # runs of one holder; each is looked at when a prompt is placed there
+FEW = 4  # times as many keys are looked at in the time that asking for one's owner takes
+
+
+class Unproven:
+    """Blocks under way of one holder, and the open leases that vouch for them."""
+
+    __slots__ = ("_leases_of", "_runs")
+
+    def __init__(self) -> None:
+        self._leases_of: dict[int, int] = {}  # key -> open leases that vouch for it; keys of runs apart
+        self._runs: dict[int, tuple[int, list[int]]] = {}  # lease -> (where in its prompt its run begins, the prompt)
+
+    def __bool__(self) -> bool:
+        return bool(self._leases_of or self._runs)
+
+    def counts(self) -> dict[int, int]:
+        """How many open leases vouch for each key."""
+        ones = {key: 1 for start, prompt in self._runs.values() for key in prompt[start:]}
+        return ones | self._leases_of
+
+    def without(self, keys: list[int]) -> list[int]:
+        """These keys, which one use of a prefix owns, but for those that are under way."""
+        if self._leases_of and not self._leases_of.keys().isdisjoint(keys):
+            keys = [key for key in keys if key not in self._leases_of]
+        if self._runs and keys:
+            some = set(keys)
+            for start, prompt in self._runs.values():
+                if prompt[start] in some or prompt[-1] in some:
+                    run = set(prompt[start:])
+                    keys = [key for key in keys if key not in run]
+        return keys
+
+    def vouch(self, recency: Recency, lease: int, keys: list[int], new: Sequence[int], stamp: int) -> None:
+        """A lease vouches for what is `new` of its prompt's keys, which were just touched with this stamp, and for what
+        of them is under way already."""
+        if self._runs:
+            self._part_met(keys, ())
+        leases_of, start = self._leases_of, len(keys) - len(new)
+        under_way = self._touched(recency, stamp) if leases_of else ()
+        if under_way:
+            for key in under_way:
+                leases_of[key] += 1
+            for key in new:
+                leases_of[key] = leases_of[key] if key in under_way else 1
+        elif not new or len(self._runs) >= RUNS_MAX or (new is not keys and keys[start:] != new):
+            for key in new:
+                leases_of[key] = 1
+        else:
+            self._runs[lease] = start, keys
+
+    def extend(self, lease: int, keys: list[int], more: Sequence[int], new: Sequence[int]) -> None:
+        """A lease that vouches for a prompt vouches for `more` of it, with which its keys end by now. What of them was
+        `new` as they were touched may be any: what was lost of a prompt is under way once more."""
+        run = self._runs.pop(lease, None)
+        if self._runs:
+            self._part_met(keys, ())
+        leases_of, before = self._leases_of, len(keys) - len(more)
+        fresh = new is more or list(new) == list(more)
+        if fresh and len(self._runs) < RUNS_MAX and (not leases_of or leases_of.keys().isdisjoint(more)):
+            self._runs[lease] = before if run is None else run[0], keys
+            return
+        for key in keys[run[0] : before] if run is not None else ():
+            leases_of[key] = 1
+        for key in more:
+            if key in leases_of:
+                leases_of[key] += 1
+        for key in new:
+            leases_of.setdefault(key, 1)
+
+    def prove(self, recency: Recency, keys: Sequence[int], grown: Sequence[int], stamp: int) -> None:
+        """A prompt with these keys, and those `grown` behind them, was computed, and just touched with this stamp."""
+        leases_of = self._leases_of
+        if self._runs:
+            self._part_met(keys, grown)
+        if not leases_of:
+            return
+        proven = self._touched(recency, stamp)
+        if len(proven) == len(leases_of):
+            leases_of.clear()
+            return
+        for key in proven:
+            del leases_of[key]
+
+    def computed(self, lease: int) -> None:
+        """The lease is over, and its prompt was computed: to be called before `prove`."""
+        self._runs.pop(lease, None)
+
+    def retract(self, lease: int, keys: Sequence[int]) -> Sequence[int]:
+        """The lease is over, and its prompt, which has these keys, was not computed. Returns the keys for which nobody
+        vouches any more."""
+        start, prompt = self._runs.pop(lease, (len(keys), []))
+        if self._runs:
+            self._part_met(keys, ())
+        gone, leases_of = list[int](), self._leases_of
+        for key in keys[:start] if leases_of else ():
+            leases = leases_of.get(key)
+            if leases == 1:
+                del leases_of[key]
+                gone.append(key)
+            elif leases is not None:
+                leases_of[key] = leases - 1
+        gone += prompt[start:]
+        return gone
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _part_met(self, keys: Sequence[int], grown: Sequence[int]) -> None:
+        """Part the runs that have keys of this prompt. A key names all before it: so a prompt has keys of a run if it
+        has the run's first, where the run's own prompt has it."""
+        length, all_ = len(keys), len(keys) + len(grown)
+        met = list[int]()
+        for lease, (start, prompt) in self._runs.items():
+            if start < all_ and (keys[start] if start < length else grown[start - length]) == prompt[start]:
+                met.append(lease)
+        for lease in met:
+            start, prompt = self._runs.pop(lease)
+            for key in prompt[start:]:
+                self._leases_of[key] = 1
+
+    def _touched(self, recency: Recency, stamp: int) -> Collection[int]:
+        """Those that count one by one, of the keys that were just touched with this stamp."""
+        id_ = recency.order.get(stamp)
+        if id_ is None:
+            return ()
+        touch, owner, leases_of = recency.touches[id_], recency.owner, self._leases_of
+        if len(leases_of) * FEW < touch.live:
+            return {key for key in leases_of if owner.get(key) == id_}
+        found = leases_of.keys() & touch.keys  # looks at each of the touch's, however many are unproven
+        return found if touch.live == len(touch.keys) else {key for key in found if owner[key] == id_}
