@@ -58,6 +58,10 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
     others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
+    tiers: dict[str, int] | None = None  # cached tokens that are to be loaded, by tier; None where none is
+    loading_ms: float = 0.0  # modelled time of that, with the loads before it
+    load_ms: float | None = None  # time that its load took; None where that is not known
+    alone: bool = False  # no long prefill was there when it was placed, and its load need not wait for room
 
     @property
     def uncached_tokens(self) -> int:

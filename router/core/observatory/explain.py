@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec.structs import replace
 
 from router.core.facts.misses import Breakdown, Miss, Sighting
-from router.core.facts.placements import Grade, Receipt, Usage
+from router.core.facts.placements import Candidate, Grade, Receipt, Usage
 from router.core.observatory.generations import CHAIN_MAX, Generations
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
 
@@ -239,9 +239,13 @@ def _saved_ms(receipt: Receipt) -> float:
     if chosen is None:
         return 0.0
     most = chosen.cached_tokens + receipt.spilled_tokens
-    there_ms = [c.pending_ms + c.kv_wait_ms + c.uncached_ms for c in receipt.candidates if c.cached_tokens == most]
-    here_ms = chosen.pending_ms + chosen.kv_wait_ms + chosen.uncached_ms
+    there_ms = [_first_token_ms(c) for c in receipt.candidates if c.cached_tokens == most]
+    here_ms = _first_token_ms(chosen)
     return max(0.0, min(there_ms) - here_ms) if there_ms else 0.0
+
+
+def _first_token_ms(c: Candidate) -> float:
+    return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
 def settled(miss: Breakdown, usage: Usage | None) -> Breakdown:

@@ -12,7 +12,7 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
@@ -27,9 +27,10 @@ from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
 from router.core.fleet.models import NoReplica
 from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
+from router.core.learned.loads import LoadModel
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
-from router.core.placement.candidates import FEW, Pricer
+from router.core.placement.candidates import FEW, Pricer, to_load
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
@@ -65,6 +66,8 @@ class Router:
         stored_blocks_max: int = STORED_BLOCKS_MAX,
         stored_bytes_max: int = STORED_BYTES_MAX,
         repeats: bool = False,
+        tiers: bool = True,
+        load_guesses: Mapping[str, LoadModel] | None = None,
         graded: Callable[[str, Grade, str], None] = lambda *_: None,
         resync: Callable[[str], None] = lambda _: None,
         suspect: Callable[[str], None] = lambda _: None,
@@ -79,7 +82,8 @@ class Router:
         `breaker_changed(replica, state, why)` hears when a replica's breaker opens or closes, `cleared(replica)` when
         its cache is gone. With a `slow_start_s` of 0 no replica starts slowly. With an `explainer` receipts say why
         tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
-        `repeats`: engines may be asked to repeat events (cache/engine_blocks.py)."""
+        `repeats`: engines may be asked to repeat events (cache/engine_blocks.py). With `tiers` what engines hold behind
+        their GPUs counts, at the price of loading it; `load_guesses` are by tier, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         self.explainer = explainer
@@ -92,12 +96,14 @@ class Router:
             stored_blocks_max=stored_blocks_max,
             stored_bytes_max=stored_bytes_max,
             repeats=repeats,
+            tiers=tiers,
             graded=graded,
             resync=resync,
             suspect=suspect,
             cleared=cleared,
         )
         self.fleet, self.knowledge, self.models = observations.fleet, observations.knowledge, observations.models
+        self.fleet.means.load_guesses.update(load_guesses or {})
         self.fitness = Fitness(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
@@ -189,6 +195,7 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
+        receipt.predicted_tier_tokens = chosen.tier_tokens
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
         if self.explainer is not None:
@@ -379,6 +386,9 @@ class Router:
             max(0.0, chosen.uncached_ms - member.prefill_model.floor_ms),
         )
         lease.opaque_bytes = size.opaque_bytes
+        if chosen.tier_tokens and lease.stored is not None:
+            lease.tiers = to_load(lease.stored, chosen.cached_tokens)
+            lease.loading_ms, lease.alone = chosen.loading_ms, not (member.queue.computing or chosen.kv_wait_ms)
         self._next_lease += 1
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen
