@@ -34,6 +34,7 @@ class HostTier:
         self.limits = limits
         self.blocks_max = limits.tokens // block_tokens
         self.loaded_tokens = self.loads = 0  # since the start
+        self.queued_loads = 0  # loads that found the link busy
         self._block_tokens = block_tokens
         self._keys: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._loading: dict[int, int] = {}  # key -> loads under way that need it
@@ -68,6 +69,7 @@ class HostTier:
         for key in keys:
             self._loading[key] = self._loading.get(key, 0) + 1
         tokens = len(keys) * self._block_tokens
+        self.queued_loads += now_s < self._free_s
         self._free_s = max(now_s, self._free_s) + self.limits.load_s(tokens)
         self.loads += 1
         self.loaded_tokens += tokens

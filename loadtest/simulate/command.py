@@ -38,13 +38,13 @@ from loadtest.simulate.results.race import Changes, Entrant, RaceJob, race, run_
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
-from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
+from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
 SAVED_EVERY_S = 60.0
 CHANGED = (
     *("replicas", "kv_tokens", "routers", "share_delay_s", "share_loss", "share_partition"),
-    *("grade", "unseen", "event_delay_s", "event_loss", "probe_interval_s"),
+    *("grade", "unseen", "tier_told", "event_delay_s", "event_loss", "probe_interval_s"),
 )
 """Flags that are fields of the cluster's setting."""
 WIDTH = 160  # width of tables where there is no terminal
@@ -107,7 +107,7 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
         if named:
             raise SimulateError("--trace and --scenario: only one of them")
         return [options.trace.name.split(".")[0]]
-    _known("scenario", named, [*SCENARIOS, *LADDERS])
+    _known("scenario", named, [*SCENARIOS, *APART])
     if not named and not options.race and not options.sweep:
         raise SimulateError("--scenario, --trace, --race or --sweep: say what to run; --list says what there is")
     return named or list(SCENARIOS)
@@ -234,7 +234,7 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
 
 
 def _list() -> None:
-    print("scenarios:", *(f"  {name}" for name in [*SCENARIOS, *LADDERS]), sep="\n")
+    print("scenarios:", *(f"  {name}" for name in [*SCENARIOS, *APART]), sep="\n")
     print("loads:", *(f"  {name:10} {share:g}" for name, share in LOADS.items()), sep="\n")
     print("policies:", *(f"  {name:28} {row}" for name, row in ROWS.items()), sep="\n")
     print("calibrations:", *(f"  {name}" for name in CALIBRATIONS), sep="\n")

@@ -56,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
     add("--share-partition", type=_partition, metavar="AT:LASTS", help=cut)
     add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
     add("--unseen", action="store_const", const=True, help="answers go past the routers, as past a gateway's picker")
+    text = "routers take no note of what is behind the replicas' GPUs"
+    add("--no-tiers", dest="tier_told", action="store_const", const=False, help=text)
     add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
     add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
     add("--probe-interval-s", type=flags.positive(), metavar="S")

@@ -49,6 +49,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "grade": receipt and receipt.grade,
         "prompt_tokens": receipt and receipt.prompt_tokens,
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
+        "predicted_tier_tokens": receipt.predicted_tier_tokens if receipt else 0,
         "spill": (receipt and receipt.spill) or None,
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
         "candidates": [_candidate(c) for c in receipt.candidates] if receipt else [],
@@ -66,6 +67,7 @@ def _explained(record: RequestRecord) -> Row:
     return {
         "miss": miss and miss.misses,
         "hit_tokens": miss and miss.hit,
+        "loaded_tokens": miss and miss.loaded,
         "verified": record.usage is not None and record.usage.verified,
         "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
         "saved_ms": miss and round(miss.saved_ms, 1),

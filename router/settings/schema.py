@@ -342,9 +342,9 @@ class TierSettings:
     cpu_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 54.0
     """Gigabytes (10^9 bytes) a second from CPU memory to the GPU, as a first guess: PCIe 5 as measured on an H20."""
     storage_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 6.0
-    """Likewise from local files, and from what engines call EXTERNAL: one NVMe drive."""
+    """Gigabytes a second from local files, and from what engines call EXTERNAL: one NVMe drive."""
     shared_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 2.0
-    """Likewise from a remote store that replicas share: an object store, for each replica."""
+    """Gigabytes a second from a remote store that replicas share: an object store, for each replica."""
 
 
 @dataclass(frozen=True, slots=True)

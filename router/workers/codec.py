@@ -130,7 +130,9 @@ def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
 
 def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     """The receipt as a worker knows it; the hub keeps the whole under the lease of this connection."""
-    return Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
+    loaded = placed.miss.loaded if placed.miss is not None else 0
+    at_hub = (placed.id, connection)
+    return Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=at_hub, predicted_tier_tokens=loaded)
 
 
 def why_not(unplaced: messages.Unplaced) -> Exception | None:

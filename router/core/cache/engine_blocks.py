@@ -87,8 +87,8 @@ class EngineBlocks:
         self._credit = Credit(masks, name, expected_max=blocks_max)
         self._names: dict[int, int] = {}  # hash -> key of blocks no longer held
         self.shared: BlockStore | None = None  # the store behind this engine and others, once it spoke of one
-        self.apart = False  # it names blocks of that store otherwise than others do, so it finds none of theirs
-        self.store: BlockStore | None = None  # its own files, once it spoke of any
+        self.apart = False  # whether it names blocks otherwise than that store does, and finds none there
+        self.store: BlockStore | None = None  # blocks in files of its own, once it spoke of any
         self._reset()
 
     def _reset(self) -> None:
@@ -126,6 +126,12 @@ class EngineBlocks:
     def kept_share(self) -> float:
         """Part of the blocks on the GPU that are in a tier as well: evicted, they can be loaded again."""
         return self._kept / self._credit.blocks if self._kept else 0.0
+
+    def tier_blocks(self) -> list[tuple[str, int]]:
+        """The tiers behind the GPU, and how many blocks each is known to have."""
+        found = [(tier, blocks.blocks) for tier, blocks in self.tiers.items()]
+        found += [(tier, len(store)) for tier, store in ((STORAGE, self.store), (SHARED, self.shared)) if store]
+        return found
 
     def tier_bits(self) -> list[tuple[str, int]]:
         """The tiers behind the GPU, the quickest first, and their bits."""

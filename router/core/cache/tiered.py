@@ -35,7 +35,7 @@ class Tiered:
         if self._groups.get(replica) != group:
             self._groups[replica] = group
             if known := self.replicas.get(replica):
-                known.engine.shared = None  # until it speaks of the store again
+                known.engine.shared = None  # speaking of the store makes it known again
 
     def heard(self, known: Reported, event: Stored) -> None:
         """The replica is about to take note of a block in a tier."""

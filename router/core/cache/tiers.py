@@ -78,7 +78,7 @@ class BlockStore:
         return len(self._hashes) * STORE_BLOCK_BYTES
 
     def add(self, keys: Iterable[int | None], hashes: Iterable[int]) -> bool:
-        """These blocks are there; those without a key are passed over. False, and no more is taken, where one of them
+        """Note that these blocks are there; those without a key are passed over. False, and no more is taken, where one
         is known under another hash: whoever says so looks for it under a name that the store does not have."""
         known = self._hashes
         for key, given in zip(keys, hashes, strict=True):
@@ -95,7 +95,7 @@ class BlockStore:
         return True
 
     def drop(self, keys: Iterable[int | None]) -> int:
-        """These blocks are not there. Returns how many were believed to be."""
+        """Note that these blocks are not there. Returns how many were believed to be."""
         gone = 0
         for key in keys:
             if key is not None and self._hashes.pop(key, None) is not None:

@@ -16,14 +16,14 @@ LOADS_MAX = 4_096  # loads under way that are counted on one link
 ALONE = 0.9  # part of a lease's loaded tokens that one tier must have for its time to say anything of that tier
 
 
-class Link:
+class TierLink:
     """One tier's link of one replica. Times in milliseconds, except moments."""
 
     __slots__ = ("_head_since_s", "_under_way", "_waiting_ms", "ended_s", "fit")
 
     def __init__(self) -> None:
         self.fit = LoadFit()
-        self.ended_s = 0.0  # when the last load that was seen to end did so
+        self.ended_s = 0.0  # time at which the last load ended, as far as that was seen
         self._under_way: dict[int, float] = {}  # lease -> modelled time, in the order of placement
         self._waiting_ms = 0.0
         self._head_since_s = 0.0
@@ -60,26 +60,26 @@ class Link:
             self._waiting_ms = 0.0  # sheds rounding errors
 
 
-class Links:
+class TierLinks:
     """The links of one replica, by tier."""
 
     __slots__ = ("_links",)
 
     def __init__(self) -> None:
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, TierLink] = {}
 
     def __bool__(self) -> bool:
         return bool(self._links)
 
-    def items(self) -> list[tuple[str, Link]]:
+    def items(self) -> list[tuple[str, TierLink]]:
         """Tier and link, for figures."""
         return list(self._links.items())
 
-    def of(self, tier: str) -> Link:
+    def of(self, tier: str) -> TierLink:
         """The tier's link."""
         link = self._links.get(tier)
         if link is None:
-            link = self._links[tier] = Link()
+            link = self._links[tier] = TierLink()
         return link
 
     def pending_ms(self, tier: str, now_s: float) -> float:
@@ -115,7 +115,7 @@ class Links:
             link.fit = LoadFit()
 
 
-def learn_load(links: Links, fits: LoadFits, lease: Lease, cached_tokens: int) -> None:
+def learn_load(links: TierLinks, fits: LoadFits, lease: Lease, cached_tokens: int) -> None:
     """Learn from a lease that ended well and had, in all, so many tokens of its prompt cached."""
     tiers, took_ms = lease.tiers, lease.load_ms
     if not tiers or took_ms is None:

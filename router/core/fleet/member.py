@@ -16,7 +16,7 @@ from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
 from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
-from router.core.fleet.loads import Links, learn_load
+from router.core.fleet.loads import TierLinks, learn_load
 from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
@@ -59,7 +59,7 @@ class Member:
     queue: PrefillQueue = field(init=False)
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
     others: Others = field(default_factory=Others)  # what other routers say that they have open there
-    links: Links = field(default_factory=Links)  # loads from its tiers
+    links: TierLinks = field(default_factory=TierLinks)  # loads from its tiers
     decoding: int = 0  # open leases whose prefill is over, as far as that was seen
     placed_sum_s: float = 0.0  # sum of the open leases' times of placement
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
@@ -236,7 +236,7 @@ class Member:
             if hidden_ms and not self.fit.observations:
                 return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        if not lease.tiers and (not lease.queued or took_ms > BATCH_MS):  # what loads says nothing of prefill
+        if not lease.tiers and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
             lease.own_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * expected_ms + ON_TIME_MS:
             self.late_s = now_s

@@ -39,7 +39,7 @@ class Speeds:
     longest_tokens: float = 0.0  # most prompt tokens computed of late for one request
     short_ms: float = 0.0  # mean time of prefills that are too short to learn a speed from
     shorts: int = 0  # prefills in `short_ms`
-    loads: LoadFits = field(default_factory=LoadFits)  # what loads from tiers take
+    loads: LoadFits = field(default_factory=LoadFits)  # times of loads from tiers
     _units_of: PrefillModel | None = None
     _tie_ms: float = 0.0
     _unit_ms: float = 0.0

@@ -81,6 +81,7 @@ class Explainer:
         if chain is None or not prompt_tokens:
             left = prompt_tokens - hit
             receipt.miss = Breakdown(prompt_tokens, hit, {_UNSUPPORTED: left} if left else {})
+            receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
             return
         keys, blocks = chain.keys, self._blocks
         if sighting is None:
@@ -104,6 +105,7 @@ class Explainer:
         receipt.miss = self._breakdown(
             receipt, sighting, keys, known_blocks, bytes_per_token, hit, spilled, block_tokens, lives
         )
+        receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
         if len(keys) > young or len(keys) > depth:
             blocks.put_chain(keys, young, depth, life)
 
@@ -282,4 +284,7 @@ def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
         sorted_ = False
     if not sorted_:
         misses = {reason: misses[reason] for reason in _AVOIDABLE_FIRST if reason in misses}
-    return Breakdown(total, hit, misses, miss.saved_ms if _SPILLED in misses else 0.0)
+    # What is loaded lies behind what the GPU has: what the engine did not find is missing from that first.
+    on_gpu = miss.hit - miss.loaded
+    loaded = max(0, min(miss.loaded, hit - on_gpu))
+    return Breakdown(total, hit, misses, miss.saved_ms if _SPILLED in misses else 0.0, loaded)
