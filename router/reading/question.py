@@ -7,6 +7,7 @@ from msgspec import Struct
 from router.core.dialects import Dialect
 from router.core.placement.wanted import Wanted
 from router.http.request import Request
+from router.reading.kinship import Whose
 from router.telemetry.spans import Moments
 
 RESPONSES = "/v1/responses"
@@ -27,6 +28,7 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     metered: bool = False  # its tenant has a rate of tokens, so what its engine does not count is estimated
     repairs: tuple[str, ...] = ()  # repairs that its body needed
     warning: str = ""  # value of a header for the client; "" for none
+    whose: Whose | None = None  # conversation that it belongs to; None where nothing is known of one
 
     def let_go(self) -> None:
         """Drop the body: its answer has begun, so it is sent to nobody else."""

@@ -22,6 +22,15 @@ class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/fact
     others_tokens: int = 0  # computed tokens of prompts of other routers in the same batch
 
 
+class ToLoad(Struct, gc=False, eq=False):
+    """What a lease's replica brings to its GPU before it computes the rest of the prompt."""
+
+    tokens: dict[str, int]  # by tier
+    modelled_ms: float  # with the loads before it
+    alone: bool  # no long prefill was there when it was placed, and its load need not wait for room
+    took_ms: float | None = None  # time that it took; None where that is not known
+
+
 class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
     """A promise that a replica is working on a request, from placement to the end of the answer.
 
@@ -56,12 +65,19 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     mark: ClockReading | None = None  # the replica's clock when its answer began to decode
     stretch: Stretch | None = None  # how its answer decoded, once that is over
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
+    expected_ms: float = 0.0  # time to its first token by the terms of its price
+    conversation: int = 0  # name of its conversation (placement/conversations.py); 0: none is known
+    own_at: int = 0  # leading blocks of its prompt that others had asked for before that conversation began
+    final: bool = False  # nothing of that conversation will be asked for again
     others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
-    tiers: dict[str, int] | None = None  # cached tokens that are to be loaded, by tier; None where none is
-    loading_ms: float = 0.0  # modelled time of that, with the loads before it
-    load_ms: float | None = None  # time that its load took; None where that is not known
-    alone: bool = False  # no long prefill was there when it was placed, and its load need not wait for room
+    to_load: ToLoad | None = None  # part of its cached tokens that is behind the GPU; None where none is
+    turn_s: float = 0.0  # since when it waits behind another router's prompt with the same beginning; 0: never
+
+    @property
+    def queued_s(self) -> float:
+        """Time at which it took its place in the replica's queue."""
+        return self.turn_s if self.turn_s > self.placed_s else self.placed_s  # noqa: FURB136 - half the time
 
     @property
     def uncached_tokens(self) -> int:

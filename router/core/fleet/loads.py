@@ -9,7 +9,7 @@ prompt is computed there, a load's end is seen when that is done, so nothing is 
 
 from __future__ import annotations
 
-from router.core.fleet.lease import Lease
+from router.core.fleet.lease import Lease, ToLoad
 from router.core.learned.loads import LoadFit, LoadFits
 
 LOADS_MAX = 4_096  # loads under way that are counted on one link
@@ -89,23 +89,23 @@ class TierLinks:
 
     def begin(self, lease: Lease, fits: LoadFits, now_s: float) -> None:
         """A lease was placed that is to load."""
-        for tier, tokens in (lease.tiers or {}).items():
+        for tier, tokens in lease.to_load.tokens.items() if lease.to_load is not None else ():
             link = self.of(tier)
             link.join(lease.id, fits.model(tier, link.fit).ms(tokens), now_s)
 
     def leave(self, lease: Lease, now_s: float) -> None:
         """A lease loads no more."""
-        for tier in lease.tiers or ():
+        for tier in lease.to_load.tokens if lease.to_load is not None else ():
             self.of(tier).leave(lease.id, now_s)
 
-    def loaded(self, lease: Lease, now_s: float, *, alone: bool) -> None:
+    def loaded(self, lease: Lease, load: ToLoad, now_s: float, *, alone: bool) -> None:
         """The first token of a lease was seen, so its load is over: note how long that took, if it was `alone`."""
         ended_s = now_s - lease.prefill_ms / 1e3
-        for tier in lease.tiers or ():
+        for tier in load.tokens:
             link = self.of(tier)
             if alone:
                 began_s = max(lease.placed_s, link.ended_s)
-                lease.load_ms = max(lease.load_ms or 0.0, (ended_s - began_s) * 1e3)
+                load.took_ms = max(load.took_ms or 0.0, (ended_s - began_s) * 1e3)
             link.ended_s = max(link.ended_s, ended_s)
             link.leave(lease.id, now_s)
 
@@ -117,12 +117,13 @@ class TierLinks:
 
 def learn_load(links: TierLinks, fits: LoadFits, lease: Lease, cached_tokens: int) -> None:
     """Learn from a lease that ended well and had, in all, so many tokens of its prompt cached."""
-    tiers, took_ms = lease.tiers, lease.load_ms
-    if not tiers or took_ms is None:
+    load = lease.to_load
+    if load is None or load.took_ms is None:
         return
+    tiers = load.tokens
     most = max(tiers, key=lambda tier: tiers[tier])
     to_load = sum(tiers.values())
     tokens = min(to_load, cached_tokens - (lease.cached_tokens - to_load))
     if tokens < ALONE * to_load or tiers[most] < ALONE * to_load:
         return  # not all of it was there, or several links had a part
-    fits.observe(most, links.of(most).fit, tokens, took_ms)
+    fits.observe(most, links.of(most).fit, tokens, load.took_ms)

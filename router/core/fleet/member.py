@@ -104,12 +104,14 @@ class Member:
     @property
     def prefill_model(self) -> PrefillModel:
         """The member's own model of prefill, or that of all such replicas until it has one."""
-        return self.fit.model if self.fit.observations else self.speeds.prefill.model
+        fit = self.fit
+        return fit.model if fit.observations or fit.told_model else self.speeds.prefill.model
 
     @property
     def step_model(self) -> StepModel:
         """The member's own model of a decoding step, or that of all such replicas until it has one."""
-        return self.steps.model if self.steps.observations else self.speeds.steps.model
+        steps = self.steps
+        return steps.model if steps.observations or steps.told_model else self.speeds.steps.model
 
     def context_tokens_max(self, model: str) -> float:
         """The longest context that it says the model has; infinite where it does not say."""
@@ -131,10 +133,10 @@ class Member:
         if not others.waiting_ms:
             return own_ms
         placed_s, head_ms = others.head()
-        prefill_ms: float = head_ms
+        prefill_ms = float(head_ms)  # native code keeps whole numbers apart
         head = queue.head
-        if head is not None and head.placed_s <= placed_s:
-            placed_s, prefill_ms = head.placed_s, head.prefill_ms
+        if head is not None and head.queued_s <= placed_s:
+            placed_s, prefill_ms = head.queued_s, head.prefill_ms
         since_s = max(placed_s, self.first_token_s, others.first_token_s)
         gone_ms = min(max(0.0, (now_s - since_s) * 1e3), prefill_ms)
         return max(0.0, queue.waiting_ms() + others.waiting_ms - gone_ms)
@@ -168,11 +170,29 @@ class Member:
         before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
         batch.since_s = max(batch.since_s, before_s)
 
+    def take_told(self) -> None:
+        """Take into account what other routers have told of its speed."""
+        self.fit.take_told(self.speeds.prefill.model, PRIOR_WEIGHT)
+        self.steps.take_told(self.speeds.steps.model, STEP_PRIOR_WEIGHT)
+
+    def computed_for(self, lease: Lease, tokens: int, now_s: float) -> bool:
+        """Another router's prompt came here at the same moment, and has so many of a waiting lease's leading tokens:
+        they are computed once, for that. Returns whether less waits here than was believed."""
+        cached_tokens = min(tokens, lease.prompt_tokens - 1)
+        if cached_tokens <= lease.cached_tokens:
+            return False
+        model = self.prefill_model
+        prefill_ms = model.ms(lease.prompt_tokens - cached_tokens, cached_tokens)
+        if prefill_ms >= lease.prefill_ms or not self.queue.recount(lease, prefill_ms):
+            return False
+        lease.cached_tokens, lease.turn_s = cached_tokens, now_s
+        lease.stall_ms = max(0.0, prefill_ms - model.floor_ms)
+        return True
+
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
-        for told in (self.fit.told, self.steps.told):
-            if told is not None:
-                told.drop(peer)
+        self.fit.forget(peer)
+        self.steps.forget(peer)
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 
@@ -185,7 +205,7 @@ class Member:
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
         lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
-        if lease.tiers:
+        if lease.to_load is not None:
             self.links.begin(lease, self.speeds.loads, now_s)
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
@@ -207,9 +227,9 @@ class Member:
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
-        if lease.tiers:
-            alone = lease.alone and not queue.computing and self.long_s < lease.placed_s and not is_long
-            self.links.loaded(lease, now_s, alone=alone)
+        if (load := lease.to_load) is not None:
+            alone = load.alone and not queue.computing and self.long_s < lease.placed_s and not is_long
+            self.links.loaded(lease, load, now_s, alone=alone)
         if is_long:
             self.long_s = now_s
 
@@ -230,13 +250,15 @@ class Member:
         took_ms = (now_s - since_s) * 1e3
         if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
             took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
-        expected_ms = lease.prefill_ms + lease.loading_ms
+        expected_ms, load = lease.prefill_ms, lease.to_load
+        if load is not None:
+            expected_ms += load.modelled_ms
         if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
                 return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        if not lease.tiers and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
+        if load is None and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
             lease.own_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * expected_ms + ON_TIME_MS:
             self.late_s = now_s
@@ -279,7 +301,7 @@ class Member:
         self.live.close(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s = self.placed_sum_s - lease.placed_s if self.leases else 0.0
         self.queue.leave(lease, now_s)
-        if lease.tiers:
+        if lease.to_load is not None:
             self.links.leave(lease, now_s)
         return True
 
@@ -299,7 +321,7 @@ class Member:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
             lease.recount(max(0, uncached))  # an engine may say anything
         speeds = self.speeds
-        if lease.tiers:
+        if lease.to_load is not None:
             learn_load(self.links, speeds.loads, lease, cached)
         elif (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:

@@ -21,11 +21,13 @@ from router.core.fleet.member import Member
 from router.core.learned.reuse import ReuseMemory
 from router.core.placement.evictions import Evictions
 from router.core.placement.match import PromptMatch, Size
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import BLOCK_BYTES
 
 FEW = 16  # up to so many replicas, each is priced for every request
 # Of more replicas, so many with least to do are priced, and so many that hold most of the prompt.
 CALMEST, HOLDERS = 6, 6
+ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 _ESTIMATED = Grade.ESTIMATED  # looking up an enum's member costs as much as a call
 
 
@@ -130,7 +132,9 @@ class Pricer:
                 if id_ in depths:
                     estimate = self._estimated_tokens(member, size, depths[id_])
                 cached = self._cached_tokens(member, size, estimate, said)
-            holder, uncached, tiers, tier_tokens = holders[id_], prompt_tokens - cached, None, 0
+            holder, uncached, tiers, tier_tokens = holders[id_], prompt_tokens, None, 0
+            if cached:  # without, the number is the same object for all that hold nothing: 28 bytes each less
+                uncached -= cached
             if said is not None and said.tiers:
                 tiers = to_load(said, cached)
                 tier_tokens = sum(tiers.values())
@@ -272,6 +276,15 @@ def reload_ms(member: Member, tokens: float) -> float:
     tier = next((tier for tier, _ in member.links.items()), CPU)
     model = member.speeds.loads.model(tier, member.links.of(tier).fit)
     return model.per_token_ms * tokens + model.floor_ms * tokens / max(1.0, member.speeds.mean_prompt_tokens)
+
+
+def long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
+    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
+    model = wanted.model
+    if model is None:
+        return members
+    needed = prompt_tokens * (1.0 if wanted.tokens else ESTIMATE_SLACK)
+    return [m for m in members if m.context_tokens_max(model) >= needed] or members
 
 
 def _grade(said: StoredPrefix) -> Grade:

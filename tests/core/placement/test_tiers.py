@@ -88,7 +88,8 @@ def test_a_hit_in_a_tier_costs_its_load() -> None:
     assert _candidates(lease)["a"] == (TOKENS, TOKENS - 3_200, pytest.approx(GUESS.ms(TOKENS - 3_200)))
     assert _candidates(lease)["b"] == (0, 0, 0.0)
     assert (lease.receipt.predicted_cached_tokens, lease.receipt.predicted_tier_tokens) == (TOKENS, TOKENS - 3_200)
-    assert lease.tiers == {CPU: TOKENS - 3_200}
+    assert lease.to_load is not None
+    assert lease.to_load.tokens == {CPU: TOKENS - 3_200}
 
 
 def test_a_hit_on_the_gpu_is_better_than_one_in_a_tier() -> None:
@@ -205,4 +206,4 @@ def test_tiers_off_cost_and_credit_nothing() -> None:
     fleet.evicts("a")
     lease = fleet.place()
     assert set(_candidates(lease).values()) == {(0, 0, 0.0)}
-    assert lease.tiers is None
+    assert lease.to_load is None

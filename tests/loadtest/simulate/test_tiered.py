@@ -62,7 +62,7 @@ def test_what_is_predicted_is_what_the_engine_finds() -> None:
     leases = [(each.lease, each.cached_tokens) for each in sent if each.lease is not None]
     equal = sum(lease.cached_tokens == cached for lease, cached in leases)
     assert equal >= 0.97 * len(leases)
-    assert any(lease.tiers for lease, _ in leases)
+    assert any(lease.to_load for lease, _ in leases)
     router = world.placers[0].router
     for name, replica in world.replicas.items():
         ledger = router.knowledge.engine_blocks(name)
