@@ -31,7 +31,7 @@ from loadtest.common.report import Row, progress_bar, report_console, table, wri
 from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
-from loadtest.simulate.results import baseline, ladder, sweep
+from loadtest.simulate.results import baseline, ladder, sweep, tiers
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         earlier = [row for file in options.rows for row in read_rows(file)]
         if options.several is not None:
             return _several(options, earlier, "simulate " + " ".join(arguments))
+        if options.tiers is not None:
+            return _tiers(options, earlier, "simulate " + " ".join(arguments))
         jobs = [] if options.no_run else jobs_of(options)
         rows = _raced(jobs, options, "simulate " + " ".join(arguments), earlier)
         return _report(rows, options, "simulate " + " ".join(arguments))
@@ -275,6 +277,39 @@ def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) 
         write_json(options.json, command, rows)
     print_several(report_console(WIDTH), rows)
     return 1 if options.check and any("; not " in line for line in verdicts(rows)) else 0
+
+
+# Prices of a load from a tier
+
+
+def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
+    """Prices of a load beside each other. Raises SimulateError."""
+    if options.trace is not None or options.race or options.sweep or options.scenario:
+        raise SimulateError("--tiers does not go with --trace, --race, --sweep or --scenario")
+    _known("price of a load", options.policy, tiers.PRICES)
+    fresh, sizes = list[Row](), [options.replicas] if options.replicas else tiers.SIZES
+    prices, requests = tuple(options.policy or tiers.PRICES), options.requests or tiers.REQUESTS
+    jobs = [
+        tiers.TierJob(link, replicas, load, seed, prices, requests)
+        for seed in options.seed or [1]
+        for replicas in sizes
+        for load in options.load or tiers.SHARES
+        for link in options.tiers or tiers.LINKS
+    ]
+    with progress_bar(Console(stderr=True), "workloads", len(jobs)) as progress:
+        finished = count(1)
+
+        def done(rows: Sequence[Row]) -> None:
+            fresh.extend(rows)
+            progress(next(finished))
+            if options.json:
+                write_json(options.json, command, [*earlier, *fresh])
+
+        rows = [*earlier, *([] if options.no_run else race(jobs, options.jobs, done, tiers.run_tiers))]
+    if options.json:
+        write_json(options.json, command, rows)
+    tiers.print_tiers(report_console(WIDTH), rows)
+    return 0
 
 
 def _list() -> None:

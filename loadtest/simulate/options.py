@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from loadtest.common import flags
 from loadtest.simulate.results.baseline import SHIPPED
 from loadtest.simulate.results.several import VARIANTS
+from loadtest.simulate.results.tiers import LINKS
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.table import CLAIM_SEEDS, LOADS, TUNE_SEEDS
 from loadtest.simulate.world.setting import REPLICAS_MAX, Fault
@@ -41,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
     add("--ladder", nargs="*", type=_stage, metavar="QPS", help=stages)
     labels = "several routers that share, beside one; all of " + ", ".join(f"{label!r}" for label in VARIANTS)
     add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
+    links = "prices of a load from a tier, on links of several speeds; all of " + ", ".join(LINKS)
+    add("--tiers", nargs="*", choices=LINKS, metavar="LINK", help=f"{links}, or some")
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")

@@ -117,6 +117,7 @@ class EngineBlocks:
         self.aside = 0  # blocks in events set aside
         self._gpu_copies = 0  # GPU copies of all blocks held, with a key or without, in all groups
         self._kept = 0  # blocks of use on the GPU that a tier has as well
+        self._behind = 0  # blocks of use in a tier that are not on the GPU
         self._held: dict[int, int | None] = {}  # hash -> key, None while it has none
         self._copies: dict[int, int] = {}  # hash -> counts, where they are not _usual
         self._few: dict[int, int] = {}  # counts -> the same: blocks that are alike share one number
@@ -129,8 +130,8 @@ class EngineBlocks:
 
     @property
     def blocks(self) -> int:
-        """Blocks of use on the GPU: with a key, and a copy in every group."""
-        return self._credit.blocks
+        """Blocks held and of use: with a key, and a copy in every group, on the GPU or in a tier that is counted."""
+        return self._credit.blocks + self._behind
 
     @property
     def kept_share(self) -> float:
@@ -475,6 +476,7 @@ class EngineBlocks:
                 else:
                     blocks.take(key)
         self._kept += (now and now_in) - (was and was_in)
+        self._behind += (now_in and not now) - (was_in and not was)
 
     def _whole(self, counts: int) -> bool:
         if counts == self._usual:

@@ -273,7 +273,7 @@ class Events(Collector):
         knowledge = self._router.knowledge
         ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
-        yield gauge("replica_held_blocks", "Blocks held by the replica's GPU, by its KV events.", ("replica",), held)
+        yield gauge("replica_held_blocks", "Blocks held by the replica, by its KV events.", ("replica",), held)
         tiers = [((id_, tier), count) for id_, ledger in ledgers.items() for tier, count in ledger.tier_blocks()]
         text = "Blocks held behind the replica's GPU, by its KV events and tier; `shared` is the whole store."
         yield gauge("replica_tier_blocks", text, ("replica", "tier"), tiers)

@@ -279,8 +279,8 @@ class Machine(RuleBasedStateMachine):
             keys = _keys(letters)
             assert self.engine.depth(letters) == next((n for n, key in enumerate(keys) if key not in truth), len(keys))
         ledger = self.engine.ledger
-        assert ledger.blocks == len(self._useful_blocks())
         in_tier = self._useful_blocks("CPU")
+        assert ledger.blocks == len(in_tier | self._useful_blocks())
         assert self._loadable() == {_key(letters) for _, letters in in_tier}
         assert ledger._kept == len(in_tier & self._useful_blocks())
         on_gpu = sum(copies for (place, _), copies in self.copies.items() if place[0] == "GPU")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.cache.engine_blocks import TIER_PART
 from router.core.cache.masks import STRIDE_KEYS, Masks
 from router.core.cache.tiers import BlockStore, TierBlocks, TierWalk
+from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
 from router.core.facts.tiers import tier_of
 from router.core.kv_events.decoding import Cleared, Removed, Stored
+from router.core.kv_events.states import UnreadableState
 from tests.core.cache.known import BLOCK, World, prompt_of
 from tests.core.cache.reporting import _Engine, _gone, _keys, _stored
 
@@ -284,3 +287,43 @@ def test_a_ledger_without_tiers_has_nothing_of_theirs(engine: _Engine) -> None:
     assert not engine.ledger.tiers
     assert not engine.ledger._copies
     assert list(engine.masks.of) == _keys("ab")
+
+
+def _restored(world: World, *, tiers: bool = True) -> World:
+    """A router that goes on from what another one knew of replica `a`."""
+    other, shape = World(tiers=tiers), world.knowledge.shape("a")
+    assert shape is not None
+    other.knowledge.untokened("a", "")
+    other.knowledge.begin("a", shape)
+    for page in world.knowledge.pages("a"):
+        other.knowledge.take_in("a", page)
+    other.knowledge.grade("a", Grade.EXACT, "gone on", 0.0)
+    return other
+
+
+def test_a_restored_replica_is_credited_with_the_medium_that_has_a_block() -> None:
+    """What only the CPU's memory has is loaded, as before: it is not on the GPU, and not lost until more is said of it.
+    What files are believed to have is left out, as nobody says what went meanwhile."""
+    world = World()
+    world.join()
+    _says(world, "a", "GPU")
+    _says(world, "a", "CPU", range(6))
+    _says(world, "a", "STORAGE")
+    _evicts(world, "a")
+    assert _loads(world, "a") == {"cpu": 96, "storage": 64}
+    other = _restored(world)
+    assert (other.held(prompt_of(160)), _loads(other, "a")) == ({"a": 96}, {"cpu": 96})
+    _says(other, "a", "GPU", range(2))
+    assert (other.held(prompt_of(160)), _loads(other, "a")) == ({"a": 96}, {"cpu": 64})
+    _evicts(other, "a", "CPU")
+    assert _loads(other, "a") is None
+
+
+def test_a_router_without_tiers_takes_no_copies_of_them_over() -> None:
+    """It would not hear when they go."""
+    world = World()
+    world.join()
+    _says(world, "a", "GPU")
+    _says(world, "a", "CPU")
+    with pytest.raises(UnreadableState, match=r"tiers\.enabled"):
+        _restored(world, tiers=False)

@@ -135,8 +135,10 @@ def test_a_second_request_for_what_is_being_loaded_loads_nothing() -> None:
     fleet = _Fleet()
     fleet.says("a", "GPU", "CPU")
     fleet.evicts("a")
-    assert fleet.place(only="a").tiers == {CPU: TOKENS}
-    assert fleet.place(only="a").tiers is None
+    first, second = fleet.place(only="a"), fleet.place(only="a")
+    assert first.to_load is not None
+    assert first.to_load.tokens == {CPU: TOKENS}
+    assert second.to_load is None
 
 
 def test_what_a_tier_keeps_is_cheap_to_evict() -> None:
