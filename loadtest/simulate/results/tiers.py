@@ -31,8 +31,8 @@ KV_TOKENS = 153_600
 WARM_UP, REQUESTS = 75, 150  # requests for each replica
 FLOOR_S = 2e-3
 PREFILL_TOKEN_S = 60e-6  # prefill of a token of a prompt of 12,000: a load of a token is given in parts of it
-LINKS = {"1/50": 1 / 50, "1/13": 1 / 13, "1/4": 1 / 4, "1": 1.0}
-"""A link's name -> what a token on it takes, in parts of its prefill: CPU memory as measured, and a disk or store."""
+LINKS = {"1/50": 1 / 50, "1/13": 1 / 13, "1/4": 1 / 4, "1": 1.0, "2": 2.0}
+"""A link's name -> what a token on it takes, in parts of its prefill: CPU memory as measured, disks, and a store."""
 SIZES = (4, 8)
 SHARES = ("below", "at", "above")
 UNTOLD = "no tiers"

@@ -10,6 +10,7 @@ from router.core.facts.placements import Ending, Grade, Outcome, Usage
 from router.core.facts.replicas import Load
 from router.core.facts.requests import Ask, Prompt
 from router.core.facts.tiers import CPU
+from router.core.fleet import stuck
 from router.core.fleet.lease import Lease
 from router.core.kv_events.decoding import Removed, Stored
 from router.core.learned.loads import LoadModel
@@ -182,6 +183,24 @@ def test_loads_are_learned_from_first_tokens() -> None:
     model = member.speeds.loads.model(CPU, member.links.of(CPU).fit)
     assert model.ms(TOKENS) == pytest.approx(truth.ms(TOKENS), rel=0.1)
     assert member.fit.observations == 0  # a load says nothing of prefill
+
+
+def test_a_replica_that_loads_is_not_late() -> None:
+    """Nothing comes from a slow disk for a while: silence means something only after three times what the load, and the
+    loads before it, are believed to take."""
+    fleet = _Fleet()
+    member = fleet.router.fleet.members["a"]
+    member.speeds.prefill.observations, link = 100, member.links.of(CPU)
+    link.fit.model, link.fit.observations = LoadModel(0.0, 0.5), 100
+    leases = []
+    for seed in range(3):
+        fleet.says("a", "GPU", "CPU", seed=seed)
+        fleet.evicts("a", seed=seed)
+        leases.append(fleet.place(seed=seed, only="a"))
+    waits_s = [lease.to_load.modelled_ms / 1e3 for lease in leases if lease.to_load is not None]
+    assert waits_s == pytest.approx([8.0, 16.0, 24.0])
+    assert not stuck.is_late(member, leases[-1], fleet.now_s + 70, 3.0)
+    assert stuck.is_late(member, leases[-1], fleet.now_s + 90, 3.0)
 
 
 def test_a_load_that_did_not_come_teaches_nothing() -> None:
