@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from loadtest.common.report import Row
+from loadtest.pages.markdown import PageError
+from loadtest.pages.tiers import tiers_block
 from loadtest.simulate.command import main
 from loadtest.simulate.results import tiers
 from loadtest.simulate.rules.tier_credit import TierCredit
@@ -42,6 +45,18 @@ def test_the_table_has_means_over_the_seeds_that_all_ran() -> None:
     rows += [_row("price", 3, 99.0), _row("0.4", 1, 2.0), _row("0.4", 2, 2.0)]
     first, *_ = tiers.lines(rows)
     assert first == ("1/13", "4", "at", "TTFT mean", "2.00", "**1.90**", "-", "-", "2.00", "-")
+
+
+def test_the_page_names_the_commands_of_its_rows() -> None:
+    """Links that ran at the same loads, sizes and seeds share one; a file of something else is an error."""
+    machine = {"cpu": "a CPU", "cores": 2, "memory_gb": 8.0, "python": "3.11"}
+    rows = [asdict(_row(price, seed, 1.0)) for price in ("price", "free") for seed in (1, 2)]
+    document = {"date": "2026-11-26T00:00:00", "machine": machine, "rows": rows}
+    block = tiers_block(document)
+    assert "- `python -m loadtest simulate --tiers 1/13 --replicas 4 --load at --seed 1-2`" in block.splitlines()
+    assert "| 1/13 | 4 | at | TTFT mean | 1.00 | 1.00 | - | - | - | - |" in block.splitlines()
+    with pytest.raises(PageError):
+        tiers_block({**document, "rows": []})
 
 
 def test_all_prices_run_the_same_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
