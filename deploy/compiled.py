@@ -35,12 +35,13 @@ REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
     "admin/history": "intervals",
     "core/admission": "deadlines queue rates windows",
-    "core/cache": "estimate knowledge masks recency reported selfcheck unproven",
+    "core/cache": "estimate knowledge masks recency reported selfcheck tiered tiers unproven",
     "core/facts": "placements replicas requests",
     "core/fleet": (
-        "breaker fitness fleet health kv_room lease member models observations others prefill_queue roster unlearned"
+        "breaker fitness fleet health kv_room lease loads member models observations others prefill_queue roster"
+        " unlearned"
     ),
-    "core/learned": "answer_tokens answers first_tokens means prefill reuse speeds steps token_ratio",
+    "core/learned": "answer_tokens answers first_tokens loads means prefill reuse speeds steps token_ratio",
     "core/observatory": "explain generations",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",

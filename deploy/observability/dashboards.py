@@ -102,6 +102,7 @@ WENT = (
     ("policy", YELLOW),
     ("retry", RED),
 )
+FOUND = f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # prompt tokens of each model, a second
 MISSED = (
     ("diverged", RED),
     ("evicted", "orange"),
@@ -284,6 +285,17 @@ OVERVIEW = Board(
                     " a hit rate that is made of those says nothing of real traffic.",
                     [(rate("warmroute_hit_tokens_total", "kind", MODEL), "{{kind}}")],
                     TOKENS, stack=True, fixed=(("genuine", GREEN), ("replay", "purple")),
+                ),
+                Panel(
+                    "On the GPU, loaded, computed",
+                    "Prompt tokens a second by where their KV came from: found on the GPU, loaded from memory or files"
+                    " behind it (tiers), or computed.",
+                    [
+                        (f"{FOUND} - {rate('warmroute_loaded_tokens_total', 'model', MODEL)}", "GPU {{model}}"),
+                        (rate("warmroute_loaded_tokens_total", "model", MODEL), "loaded {{model}}"),
+                        (rate("warmroute_miss_tokens_total", "model", MODEL), "computed {{model}}"),
+                    ],
+                    TOKENS, stack=True,
                 ),
                 Panel(
                     "Prompts that are no replays",

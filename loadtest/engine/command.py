@@ -19,6 +19,7 @@ from aiohttp import web
 
 from loadtest.common import flags
 from loadtest.engine.calibration import CALIBRATIONS, Calibration
+from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.http import Surface
 from loadtest.engine.model import EngineModel
 from loadtest.engine.replica import SimulatedReplica
@@ -54,6 +55,8 @@ class EngineSettings:
     kv_tokens: int | None = None
     """KV tokens of a replica. None: the calibration's."""
     limits: Limits = field(default_factory=Limits)
+    tier: TierLimits | None = None
+    """CPU memory behind each replica's GPU. None: there is none."""
     time_scale: float = 1.0
     tick_s: float = 0.005
     kv_events: KvEventsSettings | None = None
@@ -97,6 +100,7 @@ class Engines:
             settings.kv_tokens or settings.calibration.kv_tokens,
             settings.limits,
             record_events=publisher is not None,
+            tier=settings.tier,
         )
         replica = SimulatedReplica(
             model,
@@ -162,6 +166,12 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default=defaults.model, help="served model name")
     add("--calibration", choices=sorted(CALIBRATIONS), default="qwen3-32b-2xh100", help="how long steps take")
     add("--kv-tokens", type=whole, default=argparse.SUPPRESS, help="what a KV cache holds; else the calibration's")
+    tier = TierLimits(0)
+    text = "tokens in CPU memory behind each replica's KV cache; else none (vLLM's OffloadingConnector)"
+    add("--cpu-tier-tokens", type=whole, default=argparse.SUPPRESS, help=text)
+    text = "time to load a token from there, in microseconds"
+    add("--load-us-per-token", type=flags.positive(), default=tier.token_s * 1e6, help=text)
+    add("--load-floor-ms", type=flags.number(), default=tier.floor_s * 1e3, help="time of the shortest such load")
     add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
     longest, text = flags.whole(2, COUNT_MAX), "longest prompt + answer; else the calibration's"
     add("--max-model-len", type=longest, default=argparse.SUPPRESS, help=text)
@@ -192,10 +202,16 @@ def settings(argv: Sequence[str]) -> EngineSettings:
         **{name: getattr(args, name) for name in ("replicas", "host", "port", "model", "time_scale", "tell_ttft")},
         calibration=calibration,
         kv_tokens=getattr(args, "kv_tokens", None),
+        tier=_tier(args),
         limits=limits,
         tick_s=args.tick_ms / 1e3,
         kv_events=events if args.kv_events else None,
     )
+
+
+def _tier(args: argparse.Namespace) -> TierLimits | None:
+    tokens = getattr(args, "cpu_tier_tokens", 0)
+    return TierLimits(tokens, args.load_floor_ms / 1e3, args.load_us_per_token / 1e6) if tokens else None
 
 
 async def serve(chosen: EngineSettings) -> int:

@@ -22,7 +22,7 @@ class Running:
     """A request inside the engine."""
 
     __slots__ = (
-        "blocks", "cached", "computed", "ends", "generated", "joined", "live", "number", "request", "stored"
+        "blocks", "cached", "computed", "ends", "generated", "joined", "live", "loading", "number", "request", "stored"
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest) -> None:
@@ -34,6 +34,7 @@ class Running:
         self.computed = self.generated = 0
         self.joined = self.ends = -1  # times on the clock of Decoding; -1 while the sequence does not decode
         self.stored = 0  # full blocks that are known to the cache
+        self.loading = 0  # blocks behind these that are being loaded from the tier
         self.live = True
 
     @property

@@ -27,6 +27,7 @@ class BlockStored:
     first_block: int
     keys: Sequence[int]
     parent: int | None
+    medium: str = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class BlocksRemoved:
     """One copy of each of these blocks was evicted, in this order."""
 
     keys: Sequence[int]
+    medium: str = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,11 @@ class KvPool:
         if self._record:
             self._events.append(AllBlocksCleared())
         return True
+
+    def tell(self, event: KvEvent) -> None:
+        """Something happened to blocks behind the GPU."""
+        if self._record:
+            self._events.append(event)
 
     def drain_events(self) -> list[KvEvent]:
         """What happened since the last call, in order."""

@@ -24,6 +24,7 @@ from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
 BUFFER_BATCHES = 10_000
 HWM = 100_000
 QUEUE_MAX = 100_000
+GPU = "GPU"
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -104,9 +105,23 @@ class KvPublisher:
     def _encoded(self, event: KvEvent) -> list[dict[str, Any]]:
         """Field order is vLLM's, and so is an event for each block removed."""
         if isinstance(event, BlocksRemoved):
-            common = {"medium": "GPU", "group_idx": 0}
+            common = {"medium": event.medium, "group_idx": 0}
+            if event.medium != GPU:  # the offloading manager's come together
+                return [{"type": "BlockRemoved", "block_hashes": list(event.keys), **common}]
             return [{"type": "BlockRemoved", "block_hashes": [key], **common} for key in event.keys]
-        return [self._stored(event) if isinstance(event, BlockStored) else {"type": "AllBlocksCleared"}]
+        if not isinstance(event, BlockStored):
+            return [{"type": "AllBlocksCleared"}]
+        return [self._stored(event)] if event.medium == GPU else self._offloaded(event)
+
+    def _offloaded(self, event: BlockStored) -> list[dict[str, Any]]:
+        """An event for each block, which is a chunk of the offloading manager; without what sets a block apart
+        (offloading/events.py of vLLM 0.32, `self_describing_kv_events`)."""
+        told, parent = [], event.parent
+        for number, key in enumerate(event.keys):
+            one = BlockStored(event.tag, event.first_block + number, [key], parent, event.medium)
+            told.append(self._stored(one) | {"extra_keys": None})
+            parent = key
+        return told
 
     def _stored(self, event: BlockStored) -> dict[str, Any]:
         if not isinstance(event.tag, tokens.Text):
@@ -123,7 +138,7 @@ class KvPublisher:
             "token_ids": tokens.ids(event.tag.data[start : start + blocks_n * size]),
             "block_size": self._block_tokens,
             "lora_id": None,
-            "medium": "GPU",
+            "medium": event.medium,
             "lora_name": None,
             "extra_keys": extra_keys,
             "group_idx": 0,

@@ -28,6 +28,8 @@ _GAUGES = {
 _COUNTERS = {
     "prefix_cache_queries": "Prefix cache queries, in terms of number of queried tokens.",
     "prefix_cache_hits": "Prefix cache hits, in terms of number of cached tokens.",
+    "external_prefix_cache_queries": "External prefix cache queries, in terms of number of queried tokens.",
+    "external_prefix_cache_hits": "External prefix cache hits, in terms of number of cached tokens.",
     "num_preemptions": "Cumulative number of preemption from the engine.",
     "prompt_tokens": "Number of prefill tokens processed.",
     "prompt_tokens_cached": "Number of cached prompt tokens (local + external).",
@@ -72,6 +74,8 @@ def render(
         "kv_cache_usage_perc": model.kv_usage,
         "prefix_cache_queries": counters.queried_tokens,
         "prefix_cache_hits": counters.hit_tokens,
+        "external_prefix_cache_queries": counters.tier_queried_tokens,
+        "external_prefix_cache_hits": counters.tier_hit_tokens,
         "num_preemptions": counters.preemptions,
         "prompt_tokens": counters.prompt_tokens,
         "prompt_tokens_cached": counters.prompt_cached_tokens,

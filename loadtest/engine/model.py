@@ -10,7 +10,11 @@ recompute).
 While nobody prefills and nobody can be admitted, nothing but lengths changes, so one planned step may stand
 for many decode iterations: until the next finish, or as far as blocks or the caller's horizon reach. An
 arrival in the middle calls `truncate`, which ends it at the next iteration, where a real engine would notice
-the arrival."""
+the arrival.
+
+With a tier (host_tier.py) blocks that the cache lacks and the tier has are loaded: such a request has its blocks
+from then on, but is not in the batch before the load is over, and whoever comes behind it passes it by. What happens
+to it until then is in loading.py."""
 
 from __future__ import annotations
 
@@ -19,7 +23,9 @@ from collections import deque
 
 from loadtest.engine.calibration import StepTimes
 from loadtest.engine.decoding import Decoding, Running
+from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.kv_pool import KvPool
+from loadtest.engine.loading import Loading
 from loadtest.engine.request import EngineRequest, RequestRefused
 from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step
 
@@ -36,6 +42,7 @@ class EngineModel:
         *,
         record_events: bool = False,
         record_tokens: bool = True,
+        tier: TierLimits | None = None,
     ) -> None:
         self.limits = limits
         self.counters = Counters()
@@ -53,6 +60,7 @@ class EngineModel:
         self._by_id: dict[int, Running] = {}
         self._admitted = 0
         self._blocked = False  # the head of the queue cannot be admitted until something is freed
+        self.loading = None if tier is None else Loading(self.pool, tier, limits.block_tokens)
 
     @property
     def running_n(self) -> int:
@@ -61,8 +69,8 @@ class EngineModel:
 
     @property
     def waiting_n(self) -> int:
-        """Requests queued, preempted ones too."""
-        return len(self._waiting)
+        """Requests queued, preempted ones and those that are being loaded too."""
+        return len(self._waiting) + (len(self.loading) if self.loading is not None else 0)
 
     @property
     def kv_usage(self) -> float:
@@ -115,7 +123,8 @@ class EngineModel:
         sequence.live = False
         if sequence.ends >= 0:
             self._decoding.leave(sequence)
-        (self._running if sequence in self._running else self._waiting).remove(sequence)
+        if self.loading is None or not self.loading.cancel(sequence):
+            (self._running if sequence in self._running else self._waiting).remove(sequence)
         self._drop_blocks(sequence)
         self.counters.cancelled += 1
         return True
@@ -125,19 +134,26 @@ class EngineModel:
         the next step, as measured on vLLM 0.32."""
         return self.pool.clear()
 
-    def begin(self, horizon_s: float = math.inf) -> Step | None:
+    def begin(self, horizon_s: float = math.inf, now_s: float = 0.0) -> Step | None:
         """Plan the next step, or None when there is nothing to do. Several iterations only within the
-        horizon."""
-        if not self._running and not self._waiting:
+        horizon. `now_s` is the time of a model with a tier."""
+        loading = self.loading
+        if loading is not None:
+            self._waiting.extendleft(reversed(loading.due(now_s)))
+            horizon_s = min(horizon_s, loading.until_due_s(now_s))
+        if not self._running and not self._waiting and not (loading is not None and len(loading)):
             return None
-        if self._running and (self._blocked or not self._waiting):
+        if self._running and (self._blocked or not self._waiting) and not (loading is not None and loading.ready):
             step = self._plan_decode(horizon_s)
             if step is not None:
                 return step
-        return self._plan_mixed()
+        return self._plan_mixed(now_s)
 
     def truncate(self, step: Step, elapsed_s: float) -> None:
         """Something arrived `elapsed_s` into this step: end it at the next iteration boundary."""
+        if step.idle:
+            step.duration_s = min(step.duration_s, elapsed_s)
+            return
         if step.iterations == 1 or elapsed_s >= step.duration_s:
             return
         low, high = 1, step.iterations
@@ -165,6 +181,8 @@ class EngineModel:
                 self._sampled(sequence, outcome)
         if outcome.finished:
             self._running = [sequence for sequence in self._running if sequence.live]
+        if self.loading is not None:
+            self.loading.offload()
         outcome.events = self.pool.drain_events()
         return outcome
 
@@ -200,7 +218,7 @@ class EngineModel:
                 high = middle - 1
         return low
 
-    def _plan_mixed(self) -> Step:
+    def _plan_mixed(self, now_s: float) -> Step:
         """One iteration: the running first, in order of admission, then whoever can be admitted."""
         preemptions = self.counters.preemptions
         work: list[tuple[Running, int]] = []
@@ -217,7 +235,9 @@ class EngineModel:
             budget -= count
             index += 1
         if preemptions == self.counters.preemptions:
-            self._admit(work, budget)
+            self._admit(work, budget, now_s)
+        if self.loading is not None and not work and not decodes:
+            return Step(self.loading.until_due_s(now_s, self._times.mixed_s(0, 0, 0, 0)), 1, 0, 0, [], idle=True)
         prefill, pairs, ones, ones_context = 0, 0.0, 0, 0
         for sequence, count in work:
             if count == 1:
@@ -239,15 +259,20 @@ class EngineModel:
                 return
             self._store(sequence, computed)
 
-    def _admit(self, work: list[tuple[Running, int]], budget: int) -> None:
+    def _admit(self, work: list[tuple[Running, int]], budget: int, now_s: float) -> None:
         """First come, first served: whoever cannot be admitted holds up all behind."""
-        size = self.limits.block_tokens
+        size, loading = self.limits.block_tokens, self.loading
+        while loading is not None and loading.ready and budget and len(self._running) < self._sequences_max:
+            budget -= self._join(loading.ready.popleft(), work, budget)
         while self._waiting and budget:
             sequence = self._waiting[0]
             tokens = sequence.request.prompt_tokens + sequence.generated
             # The last token is computed in any case, its logits are needed (vLLM: num_tokens - 1).
             keys, blocks_max = sequence.request.keys, (tokens - 1) // size
             matched = self.pool.match(keys, blocks_max)
+            if loading is not None and loading.put_off(sequence, len(matched), blocks_max):
+                self._waiting.popleft()
+                continue
             missing = -(-tokens // size) - len(matched)
             if len(self._running) >= self._sequences_max or not self.pool.fits(matched, missing):
                 self._blocked = True
@@ -259,14 +284,23 @@ class EngineModel:
             sequence.blocks = matched + self.pool.take(missing)
             sequence.stored = len(matched)
             sequence.computed = self.pool.reach(keys, blocks_max, len(matched)) * size
+            to_load = 0 if loading is None else loading.begin(sequence, blocks_max, now_s) * size
             if sequence.cached < 0:
-                sequence.cached = sequence.computed
+                sequence.cached = sequence.computed + to_load
                 self.counters.queried_tokens += tokens
                 self.counters.hit_tokens += sequence.computed
-            self._running.append(sequence)
-            count = min(sequence.behind, budget)
-            self._schedule(work, sequence, count)
-            budget -= count
+                if loading is not None:
+                    self.counters.tier_queried_tokens += tokens - sequence.computed
+                    self.counters.tier_hit_tokens += to_load
+            if not to_load:
+                budget -= self._join(sequence, work, budget)
+
+    def _join(self, sequence: Running, work: list[tuple[Running, int]], budget: int) -> int:
+        """Take a sequence that has all its blocks into the batch; returns how much of the budget it takes."""
+        self._running.append(sequence)
+        count = min(sequence.behind, budget)
+        self._schedule(work, sequence, count)
+        return count
 
     def _schedule(self, work: list[tuple[Running, int]], sequence: Running, count: int) -> None:
         self._store(sequence, sequence.computed + count)
@@ -279,6 +313,8 @@ class EngineModel:
         full = min(computed // self.limits.block_tokens, len(keys))
         if full > sequence.stored:
             self.pool.store(sequence.request.tag, keys, sequence.blocks, sequence.stored, full)
+            if self.loading is not None:
+                self.loading.computed(sequence, full)
             sequence.stored = full
 
     def _grow(self, sequence: Running, tokens: int) -> bool:

@@ -105,7 +105,7 @@ class SimulatedReplica:
         if self._step is None:
             self._began_s = now_s
             self._begin()
-        elif self._step.iterations > 1:
+        elif self._step.iterations > 1 or self._step.idle:
             self.model.truncate(self._step, (now_s - self._began_s) * self._scale)
             self._arm(self._step)
 
@@ -121,7 +121,7 @@ class SimulatedReplica:
             self._timer = None
 
     def _begin(self) -> None:
-        self._step = self.model.begin(self._tick_s * self._scale)
+        self._step = self.model.begin(self._tick_s * self._scale, self._began_s * self._scale)
         if self._step is not None:
             self._arm(self._step)
 

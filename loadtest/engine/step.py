@@ -27,6 +27,9 @@ class Counters:
     prompt_cached_tokens: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
+    """Found on the GPU."""
+    tier_queried_tokens: int = 0
+    tier_hit_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
@@ -59,6 +62,8 @@ class Step:
     """Context tokens of the decodes in the first iteration."""
     work: list[tuple[Running, int]] | None = None
     """The other sequences, and the prompt tokens that each computes. None: pure decode."""
+    idle: bool = False
+    """Nothing is computed: all that there is waits for blocks from the tier. An arrival ends it at once."""
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ from loadtest.pages.settings import settings_table
 from loadtest.pages.sharing import cost_block, several_block
 from loadtest.pages.sizing import memory_block, sizing_block
 from loadtest.pages.story import story_block
+from loadtest.pages.tiers import tiers_block
 from loadtest.replay.demo import verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,7 @@ BLOCKS = {
     "http": "docs/evidence/http.md",
     "sharing": "docs/evidence/routers.md",
     "several": "docs/evidence/routers.md",
+    "tiers": "docs/evidence/tiers.md",
     "sizing": "docs/guide/sizing.md",
     "memory": "docs/guide/sizing.md",
     "story": "docs/guide/misses.md",
@@ -97,6 +99,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "faults": ("faults", {"faults": faults_block}),
     "sharing": ("cost --sharing", {"sharing": cost_block}),
     "several": ("simulate --several", {"several": several_block}),
+    "tiers": ("simulate --tiers", {"tiers": tiers_block}),
     "sizing": ("sizing", {"sizing": sizing_block}),
     "memory": ("cost --memory", {"memory": memory_block}),
     "race": ("simulate --race", {"race": race_block, "cells": cells_block}),

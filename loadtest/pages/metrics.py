@@ -8,6 +8,8 @@ from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Grade, Reason, Receipt, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Priority
+from router.core.facts.tiers import CPU, GPU
+from router.core.kv_events.decoding import Stored
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -36,6 +38,10 @@ def _exercised_metrics() -> Metrics:
     router.observe_models(id_, [ServedModel("m", owned_by="vllm")])
     router.observe_load(id_, Load(1, 0, 0.5, 4_096, 16, 100.0, 10.0, 100.0, 50.0, prefix_caching=True))
     router.knowledge.grade(id_, Grade.CATCHING_UP, "joined late", 0.0)
+    for medium in (GPU, "CPU"):
+        event = Stored([1], None, bytes(64), 16, "", b"", None, medium, 0, prefix=True)
+        router.knowledge.apply(id_, event, 0.0)
+    router.fleet.members[id_].links.of(CPU)
     held = StoredPrefix(16, 16, Grade.CATCHING_UP, epoch=0)
     router.knowledge.answered(id_, held, 16, 16, 100)
     ledger = Ledger(templates_max=1, groups_max=2, steps_max=1, excerpts=False, tenant=str, now_s=0.0)

@@ -33,7 +33,7 @@ from loadtest.common.report import Row, progress_bar, report_console, table, wri
 from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
-from loadtest.simulate.results import baseline, ladder, sweep
+from loadtest.simulate.results import baseline, ladder, sweep, tiers
 from loadtest.simulate.results import deadlines as of_deadlines
 from loadtest.simulate.results import predictions as of_predictions
 from loadtest.simulate.results.charts import write_charts
@@ -52,13 +52,13 @@ from loadtest.simulate.results.tables import print_grids, print_standings, verdi
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
-from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
+from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
 SAVED_EVERY_S = 60.0
 CHANGED = (
     *("replicas", "kv_tokens", "routers", "share_delay_s", "share_loss", "share_partition"),
-    *("grade", "unseen", "event_delay_s", "event_loss", "probe_interval_s"),
+    *("grade", "unseen", "tier_told", "event_delay_s", "event_loss", "probe_interval_s"),
 )
 """Flags that are fields of the cluster's setting."""
 WIDTH = 160  # width of tables where there is no terminal
@@ -86,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         earlier = [row for file in options.rows for row in read_rows(file)]
         if options.several is not None:
             return _several(options, earlier, "simulate " + " ".join(arguments))
+        if options.tiers is not None:
+            return _tiers(options, earlier, "simulate " + " ".join(arguments))
         jobs = [] if options.no_run else jobs_of(options)
         rows = _raced(jobs, options, "simulate " + " ".join(arguments), earlier)
         return _report(rows, options, "simulate " + " ".join(arguments))
@@ -127,7 +129,7 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
         if named:
             raise SimulateError("--trace and --scenario: only one of them")
         return [options.trace.name.split(".")[0]]
-    _known("scenario", named, [*SCENARIOS, *LADDERS])
+    _known("scenario", named, [*SCENARIOS, *APART])
     if not (named or options.race or options.sweep or options.several is not None):
         raise SimulateError("--scenario, --trace, --race or --sweep: say what to run; --list says what there is")
     return named or list(SCENARIOS)
@@ -346,8 +348,41 @@ def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) 
     return 1 if options.check and any("; not " in line for line in verdicts(rows)) else 0
 
 
+# Prices of a load from a tier
+
+
+def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
+    """Prices of a load beside each other. Raises SimulateError."""
+    if options.trace is not None or options.race or options.sweep or options.scenario:
+        raise SimulateError("--tiers does not go with --trace, --race, --sweep or --scenario")
+    _known("price of a load", options.policy, tiers.PRICES)
+    fresh, sizes = list[Row](), [options.replicas] if options.replicas else tiers.SIZES
+    prices, requests = tuple(options.policy or tiers.PRICES), options.requests or tiers.REQUESTS
+    jobs = [
+        tiers.TierJob(link, replicas, load, seed, prices, requests)
+        for seed in options.seed or [1]
+        for replicas in sizes
+        for load in options.load or tiers.SHARES
+        for link in options.tiers or tiers.LINKS
+    ]
+    with progress_bar(Console(stderr=True), "workloads", len(jobs)) as progress:
+        finished = count(1)
+
+        def done(rows: Sequence[Row]) -> None:
+            fresh.extend(rows)
+            progress(next(finished))
+            if options.json:
+                write_json(options.json, command, [*earlier, *fresh])
+
+        rows = [*earlier, *([] if options.no_run else race(jobs, options.jobs, done, tiers.run_tiers))]
+    if options.json:
+        write_json(options.json, command, rows)
+    tiers.print_tiers(report_console(WIDTH), rows)
+    return 0
+
+
 def _list() -> None:
-    print("scenarios:", *(f"  {name}" for name in [*SCENARIOS, *LADDERS]), sep="\n")
+    print("scenarios:", *(f"  {name}" for name in [*SCENARIOS, *APART]), sep="\n")
     print("loads:", *(f"  {name:10} {share:g}" for name, share in LOADS.items()), sep="\n")
     print("policies:", *(f"  {name:28} {row}" for name, row in ROWS.items()), sep="\n")
     print("calibrations:", *(f"  {name}" for name in CALIBRATIONS), sep="\n")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from loadtest.common import flags
 from loadtest.simulate.results.baseline import SHIPPED
 from loadtest.simulate.results.several import VARIANTS
+from loadtest.simulate.results.tiers import LINKS
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.table import CLAIM_SEEDS, LOADS, TUNE_SEEDS
 from loadtest.simulate.world.setting import REPLICAS_MAX, Fault
@@ -43,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
     add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
     add("--deadlines", action="store_true", help="classes of requests, with deadlines and without, beside first come")
     add("--predictions", action="store_true", help="first tokens against what receipts foretold")
+    links = "prices of a load from a tier, on links of several speeds; all of " + ", ".join(LINKS)
+    add("--tiers", nargs="*", choices=LINKS, metavar="LINK", help=f"{links}, or some")
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")
@@ -61,6 +64,8 @@ def parser() -> argparse.ArgumentParser:
     add("--share-partition", type=_partition, metavar="AT:LASTS", help=cut)
     add("--grade", choices=GRADES, help="what routers know of caches: by events, by what they sent, nothing")
     add("--unseen", action="store_const", const=True, help="answers go past the routers, as past a gateway's picker")
+    text = "routers take no note of what is behind the replicas' GPUs"
+    add("--no-tiers", dest="tier_told", action="store_const", const=False, help=text)
     add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
     add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
     add("--probe-interval-s", type=flags.positive(), metavar="S")

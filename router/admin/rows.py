@@ -55,6 +55,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "grade": receipt and receipt.grade,
         "prompt_tokens": receipt and receipt.prompt_tokens,
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
+        "predicted_tier_tokens": receipt.predicted_tier_tokens if receipt else 0,
         "spill": (receipt and receipt.spill) or None,
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
         "predicted_ttft_s": receipt and receipt.ttft_ms and round(receipt.ttft_ms / 1e3, 4),
@@ -74,6 +75,7 @@ def _explained(record: RequestRecord) -> Row:
     return {
         "miss": miss and miss.misses,
         "hit_tokens": miss and miss.hit,
+        "loaded_tokens": miss and miss.loaded,
         "verified": record.usage is not None and record.usage.verified,
         "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
         "saved_ms": miss and round(miss.saved_ms, 1),

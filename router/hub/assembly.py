@@ -22,7 +22,9 @@ from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
+from router.core.facts.tiers import CPU, EXTERNAL, SHARED, STORAGE
 from router.core.kv_events.stream import StreamLimits
+from router.core.learned.loads import FLOOR_MS, LoadModel, guess
 from router.core.observatory.explain import Explainer
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
@@ -41,7 +43,7 @@ from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
 from router.settings.networks import is_loopback
 from router.settings.pairs import event_endpoints, event_topics
-from router.settings.schema import Settings
+from router.settings.schema import Settings, TierSettings
 from router.sharing.checks import is_shared
 from router.telemetry.metrics import Figures, Metrics
 from router.tokens.encoder import Prompts
@@ -65,6 +67,8 @@ def router_of(hub: HubParts) -> Router:
         stored_blocks_max=s.events.blocks_max,
         stored_bytes_max=s.events.index_bytes_max,
         repeats=s.events.announce,
+        tiers=s.tiers.enabled,
+        load_guesses=load_guesses(s.tiers),
         graded=lambda id_, grade, why: hub.roster.graded(id_, grade, why),
         resync=lambda id_: hub.events.resync(id_) if hub.events else None,
         slow_start_s=s.upstream.slow_start_s,
@@ -74,6 +78,16 @@ def router_of(hub: HubParts) -> Router:
         suspect=lambda id_: hub.events.suspect(id_, "connection refused") if hub.events else None,
         explainer=Explainer(s.observatory.blocks_max, replay_window_s=window_s) if s.observatory.enabled else None,
     )
+
+
+def load_guesses(s: TierSettings) -> dict[str, LoadModel]:
+    """What loading from each tier takes, before anything is learned."""
+    gb_per_s = {
+        CPU: s.cpu_gb_per_s,
+        SHARED: s.shared_gb_per_s,
+        **dict.fromkeys((STORAGE, EXTERNAL), s.storage_gb_per_s),
+    }
+    return {tier: guess(FLOOR_MS[tier], s.kv_bytes_per_token, speed) for tier, speed in gb_per_s.items()}
 
 
 def metrics_of(hub: HubParts) -> Metrics:

@@ -73,6 +73,8 @@ FIXED = frozenset(
         "events.enabled", "events.endpoints", "events.bind", "events.topics", "events.poll_s",
         "events.replay_timeout_s", "events.suspend_s", "events.wait_s", "events.queue_bytes_max", "events.blocks_max",
         "events.index_bytes_max", "events.announce",
+        "tiers.enabled", "tiers.kv_bytes_per_token", "tiers.cpu_gb_per_s", "tiers.storage_gb_per_s",
+        "tiers.shared_gb_per_s",
         "tokens.sources", "tokens.template_kwargs", "tokens.ask_replicas", "tokens.verify",
         "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",

@@ -334,6 +334,24 @@ class EventSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TierSettings:
+    """What engines keep in memory and files behind their GPUs, by their KV events, and how soon it is loaded."""
+
+    enabled: bool = True
+    """Whether such blocks count as held, at the price of loading them. Off: only what GPUs hold counts."""
+    kv_bytes_per_token: Annotated[float, Meta(ge=1, le=1e9)] = 262_144.0
+    """KV bytes of a token that one replica's links move: 2 x layers x KV heads x head size x bytes of a number, divided
+    by the GPUs whose links work side by side. 256 KiB: Qwen3-32B in bf16. With the speeds below it makes the first
+    guess of a load's time, which a few answers correct."""
+    cpu_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 54.0
+    """Gigabytes (10^9 bytes) a second from CPU memory to the GPU, as a first guess: PCIe 5 as measured on an H20."""
+    storage_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 6.0
+    """Gigabytes a second from local files, and from what engines call EXTERNAL: one NVMe drive."""
+    shared_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 2.0
+    """Gigabytes a second from a remote store that replicas share: an object store, for each replica."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """How prompts become token ids, for replicas whose KV events are followed."""
 
@@ -606,6 +624,8 @@ class Settings:
     """How replicas are asked for health and load."""
     events: EventSettings = field(default_factory=EventSettings)
     """How replicas' KV events are followed."""
+    tiers: TierSettings = field(default_factory=TierSettings)
+    """What engines keep behind their GPUs."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How prompts become token ids."""
     shared: SharedSettings = field(default_factory=SharedSettings)

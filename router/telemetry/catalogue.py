@@ -122,6 +122,11 @@ FAMILIES = (  # families in the order of the metrics page
         "kind model",
     ),
     Family(
+        "loaded_tokens",
+        "Prompt tokens of those that hit the cache that were loaded from memory or files behind GPUs, by KV events.",
+        "model",
+    ),
+    Family(
         "counted_prompt_tokens",
         "Prompt tokens of answers without a cached-token count, on replicas whose own counters cover them.",
         "model",
@@ -177,6 +182,7 @@ BEGUN_BY_MODEL: dict[str, list[Labels]] = {
     "spilled_tokens": [(cause.value,) for cause in SpillCause],
     "miss_tokens": [(miss.value,) for miss in Miss],
     "hit_tokens": [("genuine",), ("replay",)],
+    "loaded_tokens": [()],
     "counted_prompt_tokens": [()],
     "counted_cached_tokens": [()],
     "ttft_predictions": [(within,) for within in WITHIN],

@@ -231,6 +231,7 @@ def _placed(receipt: Receipt) -> Attributes:
         "warmroute.grade": str(receipt.grade),
         "warmroute.prompt_tokens": receipt.prompt_tokens,
         "warmroute.predicted_cached_tokens": receipt.predicted_cached_tokens,
+        "warmroute.predicted_tier_tokens": receipt.predicted_tier_tokens,
     }
 
 

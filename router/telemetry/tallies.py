@@ -270,6 +270,8 @@ class Tallies:
                 else:
                     model.genuine = hits
             hits[0] += hit
+            if miss.loaded:
+                self._of("loaded_tokens", model.label)[0] += miss.loaded
         misses = model.misses
         for reason, of_reason in miss.misses.items():
             series = misses.get(reason)
@@ -383,4 +385,6 @@ def _unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
     if usage is not None and usage.verified:
         tokens, hit = usage.prompt_tokens, usage.cached_tokens or 0
     hit = min(hit, tokens)
-    return Breakdown(tokens, hit, {Miss.UNSUPPORTED: tokens - hit} if tokens > hit else {})
+    loaded = max(0, hit - receipt.predicted_cached_tokens + receipt.predicted_tier_tokens)
+    misses = {Miss.UNSUPPORTED: tokens - hit} if tokens > hit else {}
+    return Breakdown(tokens, hit, misses, loaded=min(loaded, receipt.predicted_tier_tokens))

@@ -130,7 +130,8 @@ def outcome_of(finish: messages.Finish) -> Outcome:
 def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
     """A lease that was opened as a message."""
     ttft_ms = (receipt.ttft_ms, receipt.ttft_p90_ms)
-    return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay, ttft_ms)
+    parts, tier_tokens = _receipt_parts(receipt), receipt.predicted_tier_tokens
+    return messages.LeaseOpened(id_, parts, receipt.miss, receipt.replay, ttft_ms, tier_tokens)
 
 
 def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
@@ -138,6 +139,7 @@ def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     median_ms, high_ms = placed.ttft_ms
     receipt = Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
     receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
+    receipt.predicted_tier_tokens = placed.tier_tokens
     return receipt
 
 

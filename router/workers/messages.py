@@ -240,6 +240,7 @@ class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
     miss: Breakdown | None = None
     replay: bool = False
     ttft_ms: tuple[float, float] = (0.0, 0.0)  # predicted time to first token: median, ninetieth percentile
+    tier_tokens: int = 0  # part of the predicted cached tokens that is to be loaded from tiers
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):

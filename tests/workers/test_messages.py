@@ -194,11 +194,11 @@ def test_a_receipt_tells_a_worker_why(miss: Breakdown | None, replay: bool) -> N
     """The breakdown of a placement is the same on the other side, reasons in the same order, and so are the predicted
     times."""
     receipt = Receipt("a", "warm", Reason.WARM, Grade.EXACT, 9, 5, miss=miss, replay=replay)
-    receipt.ttft_ms, receipt.ttft_p90_ms = 12.5, 40.25
+    receipt.ttft_ms, receipt.ttft_p90_ms, receipt.predicted_tier_tokens = 12.5, 40.25, 640
     (placed,) = messages.answers_of(messages.frame([codec.placed_of(1, receipt)])[4:])
     assert isinstance(placed, messages.LeaseOpened)
     assert (placed.miss, placed.replay) == (miss, replay)
     there = codec.receipt_of(placed, 1)
-    assert (there.ttft_ms, there.ttft_p90_ms) == (12.5, 40.25)
+    assert (there.ttft_ms, there.ttft_p90_ms, there.predicted_tier_tokens) == (12.5, 40.25, 640)
     if miss is not None and placed.miss is not None:
         assert list(placed.miss.misses) == list(miss.misses)

@@ -23,7 +23,7 @@ from loadtest.common.traces import REQUESTS_MAX
 from loadtest.simulate.results.figures import row_of
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.recorded import OUTPUT_TOKENS_MAX, trace_scenario
-from loadtest.simulate.scenarios.table import LADDERS, LOADS, SCENARIOS, Scenario
+from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, Scenario
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Workload
 from loadtest.simulate.world.world import World
@@ -80,7 +80,7 @@ class RaceJob:
                 requests_max=requests_max or REQUESTS_MAX,
                 input_tokens_max=max(1, room - OUTPUT_TOKENS_MAX),
             )
-        scenario = {**SCENARIOS, **LADDERS}[self.scenario](self.load, self.seed)
+        scenario = {**SCENARIOS, **APART}[self.scenario](self.load, self.seed)
         workload = scenario.workload if requests_max is None else shortened(scenario.workload, requests_max)
         return replace(scenario, workload=workload, setting=replace(scenario.setting, **changed))
 

@@ -5,10 +5,10 @@ To add one: a Make (see scenario.py) in `recorded`, `generated`, `crowded` or `e
 
 from __future__ import annotations
 
-from loadtest.simulate.scenarios import crowded, eventful, generated, recorded
+from loadtest.simulate.scenarios import crowded, eventful, generated, recorded, tiered
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Make, Scenario, in_half
 
-__all__ = ["CLAIM_SEEDS", "LOADS", "SCENARIOS", "TUNE_SEEDS", "Make", "Scenario", "in_half", "loads_of"]
+__all__ = ["APART", "CLAIM_SEEDS", "LOADS", "SCENARIOS", "TUNE_SEEDS", "Make", "Scenario", "in_half", "loads_of"]
 
 SCENARIOS: dict[str, Make] = {
     "mooncake": recorded.mooncake,
@@ -66,3 +66,6 @@ LADDERS: dict[str, Make] = {
 }
 """All stages of llm-d's ladder one after the other, 17,000 requests: to be set beside what was published. The load's
 name changes nothing."""
+
+APART: dict[str, Make] = {**LADDERS, "tier_churn": tiered.tier_churn}
+"""Scenarios on which no claims are made of all rules."""

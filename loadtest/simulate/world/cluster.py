@@ -48,6 +48,7 @@ class VirtualCluster:
                 clock.at,
                 self._stepped,
                 record_events=setting.grade == "exact",
+                tier=setting.tier,
             )
             if setting.grade == "exact":
                 self._publishers[name] = self._publisher(name, block_tokens)

@@ -183,14 +183,14 @@ class Follower:
 def _packed(event: KvEvent) -> KvEvent:
     """The event with its keys in arrays: a publisher keeps millions of keys for replays."""
     if isinstance(event, BlockStored):
-        return BlockStored(event.tag, event.first_block, array("Q", event.keys), event.parent)
-    return BlocksRemoved(array("Q", event.keys)) if isinstance(event, BlocksRemoved) else event
+        return BlockStored(event.tag, event.first_block, array("Q", event.keys), event.parent, event.medium)
+    return BlocksRemoved(array("Q", event.keys), event.medium) if isinstance(event, BlocksRemoved) else event
 
 
 def _told(event: KvEvent, block_tokens: int) -> Event:
     """The event as vLLM tells it: one event may name many removed blocks."""
     if isinstance(event, BlocksRemoved):
-        return Removed(list(event.keys), "GPU", 0)
+        return Removed(list(event.keys), event.medium, 0)
     if not isinstance(event, BlockStored):
         return Cleared()
     if not isinstance(event.tag, Turn):
@@ -200,7 +200,7 @@ def _told(event: KvEvent, block_tokens: int) -> Event:
     ids = _ids(event.tag)[first * width : (first + asked) * width]
     if asked < len(keys):
         ids += b"".join([key.to_bytes(KEY_BYTES, "little") * (width // KEY_BYTES) for key in keys[asked:]])
-    return Stored(keys, event.parent, ids, block_tokens, "", b"", None, "GPU", 0, prefix=True)
+    return Stored(keys, event.parent, ids, block_tokens, "", b"", None, event.medium, 0, prefix=True)
 
 
 @lru_cache(maxsize=256)  # some 15 MB: a prompt is told in chunks, and to several routers

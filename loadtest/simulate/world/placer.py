@@ -93,9 +93,11 @@ class Heard:
 class Placer:
     """One router with one policy. `make` is called once: a policy has state. Who is not `knowing` believes of every
     replica that it caches nothing; who `follow`s events believes those. Of `unseen` answers only a sample comes by, and
-    of the others no more than that they ended."""
+    of the others no more than that they ended. Without `tiers` only what GPUs hold counts."""
 
-    def __init__(self, make: Callable[[], Policy], *, knowing: bool = True, unseen: bool = False) -> None:
+    def __init__(
+        self, make: Callable[[], Policy], *, knowing: bool = True, unseen: bool = False, tiers: bool = True
+    ) -> None:
         self.policy = make()
         self._rule: Rule | None = self.policy if isinstance(self.policy, Rule) else None
         self._knowing, self._unseen = knowing, unseen
@@ -109,6 +111,7 @@ class Placer:
             memory_max=MEMORY_MAX,
             blocks_max_default=BLOCKS_MAX_DEFAULT,
             stored_blocks_max=STORED_BLOCKS_MAX,
+            tiers=tiers,
             resync=lambda name: self._followers[name].resync("distrusted"),
             suspect=self._suspect,
         )

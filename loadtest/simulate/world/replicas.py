@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.engine.calibration import Calibration, StepTimes
+from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.model import EngineModel
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Admitted, Limits, Outcome, Step
@@ -49,13 +50,14 @@ class VirtualReplica:
         deliver: Callable[[VirtualReplica, Outcome, float], None],
         *,
         record_events: bool = False,
+        tier: TierLimits | None = None,
     ) -> None:
         self.name, self.up, self.kv_tokens = name, True, kv_tokens
         self.down_until_s = self.slow_until_s = 0.0
         self.times = SlowedTimes(calibration.times)
         self._factor = 1.0  # slow-down of the steps to come
         self.calibration = calibration
-        self._limits, self._record = limits, record_events
+        self._limits, self._record, self._tier = limits, record_events, tier
         self._schedule, self._deliver = schedule, deliver
         self._step: Step | None = None
         self._began_s = 0.0
@@ -142,7 +144,14 @@ class VirtualReplica:
         self.model = self._fresh()
 
     def _fresh(self) -> EngineModel:
-        model = EngineModel(self.times, self.kv_tokens, self._limits, record_events=self._record, record_tokens=False)
+        model = EngineModel(
+            self.times,
+            self.kv_tokens,
+            self._limits,
+            record_events=self._record,
+            record_tokens=False,
+            tier=None if self._shared is not None else self._tier,  # what any replica computed need not be loaded
+        )
         if self._shared is not None:
             model.pool = SharedPool(model.pool.blocks_n, self._shared)
         return model
@@ -150,13 +159,13 @@ class VirtualReplica:
     def _cut(self, now_s: float) -> None:
         """End the step under way at its next iteration."""
         step = self._step
-        if step is not None and step.iterations > 1:
+        if step is not None and (step.iterations > 1 or step.idle):
             self.model.truncate(step, now_s - self._began_s)
             self._arm(step)
 
     def _begin(self) -> None:
         self.times.factor = self._factor
-        self._step = self.model.begin()
+        self._step = self.model.begin(now_s=self._began_s)
         if self._step is not None:
             self._arm(self._step)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtest.engine.calibration import CALIBRATIONS, Calibration
+from loadtest.engine.host_tier import TierLimits
 
 CALIBRATION = "qwen3-32b-2xh100"
 REPLICAS_MAX = 256
@@ -39,6 +40,10 @@ class Setting:
     """Calibrations of the first replicas, where they differ."""
     kv_tokens: int | None = None
     """KV tokens of a replica. None: the calibration's."""
+    tier: TierLimits | None = None
+    """CPU memory behind each replica's GPU. None: there is none."""
+    tier_told: bool = True
+    """Whether routers take note of what tiers hold (the setting `tiers.enabled`)."""
     routers: int = 1
     share_delay_s: float | None = None
     """Delay of what routers tell each other. None: they tell each other nothing."""

@@ -95,7 +95,8 @@ class World:
         self._left = self._budget = workload.request_count
         self._sessions = iter(workload.sessions)
         knowing, unseen = setting.grade != "none", setting.unseen
-        self.placers = [Placer(policy, knowing=knowing, unseen=unseen) for _ in range(setting.routers)]
+        tiers = setting.tier_told
+        self.placers = [Placer(policy, knowing=knowing, unseen=unseen, tiers=tiers) for _ in range(setting.routers)]
         self._cluster = VirtualCluster(setting, workload.block_tokens, self, self.placers, self._deliver, self._lost)
         self.replicas = self._cluster.replicas
         self.channel: Channel | None = None

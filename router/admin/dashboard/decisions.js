@@ -108,12 +108,12 @@ export class Decisions {
   }
 
   candidates(row) {
-    const ahead = (c) => Math.max(c.pending_ms, c.kv_wait_ms);
+    const ahead = (c) => Math.max(c.pending_ms, c.kv_wait_ms) + (c.loading_ms ?? 0);
     const columns = [
       { name: "Candidate", header: true, fill: (cell, c) => { text(cell, this.named(c.id)); set(cell, "class", c.id === row.replica ? "chosen" : null); } },
       { name: "Holds", numeric: true, title: "tokens of this prompt", value: (c) => whole(c.cached_tokens) },
       { name: "To compute", numeric: true, value: (c) => whole(c.uncached_tokens) },
-      { name: "Wait", numeric: true, title: "prefill ahead of it, or until the KV pool has room", value: (c) => millis(ahead(c)) },
+      { name: "Wait", numeric: true, title: "prefill ahead of it, or until the KV pool has room; and until what is not on the GPU is loaded", value: (c) => millis(ahead(c)) },
       { name: "Prefill", numeric: true, value: (c) => millis(c.uncached_ms) },
       { name: "First token", numeric: true, title: "wait and prefill", value: (c) => millis(ahead(c) + c.uncached_ms) },
       { name: "Evicts", numeric: true, title: "work that others would have to repeat", value: (c) => millis(c.evicted_ms + c.evicted_again_ms) },
@@ -173,7 +173,7 @@ function facts(row) {
     ["conversation is over", row.agent_final ? "yes" : null],
     ["step", row.step],
     ["policy", row.policy],
-    ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})`],
+    ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})${row.predicted_tier_tokens ? `, ${whole(row.predicted_tier_tokens)} of them to load` : ""}`],
     ["engine said", usage.cached_tokens === null || usage.cached_tokens === undefined ? "nothing" : `${whole(usage.cached_tokens)} cached`],
     ["answer", usage.completion_tokens ? `${whole(usage.completion_tokens)} tokens in ${seconds(row.duration_s)}` : seconds(row.duration_s)],
     ["between tokens", row.inter_token_s ? seconds(row.inter_token_s) : ""],

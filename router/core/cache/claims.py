@@ -189,15 +189,16 @@ class Credit:
                 del expected[key]
                 self._masks.unset(self._bit, key)
 
-    def close(self, held: dict[int, int | None]) -> None:
-        """No key has the bit, at once. The values of `held` are the keys of all held blocks; it is ours now."""
+    def close(self, held: dict[int, int | None], tiers: Sequence[str] = ()) -> None:
+        """No key has the bit, at once, nor the bits of the engine's `tiers`. The values of `held` are the keys of all
+        held blocks; it is ours now."""
         for run in list(self._runs):
             self._end(run)
-        self._masks.remove(self._name, self._expected, held)
+        self._masks.remove(self._name, self._expected, held, tiers)
 
-    def reopen(self, held: dict[int, int | None]) -> None:
+    def reopen(self, held: dict[int, int | None], tiers: Sequence[str] = ()) -> None:
         """`close`, and begin again with nothing."""
-        self.close(held)
+        self.close(held, tiers)
         self._open()
 
 

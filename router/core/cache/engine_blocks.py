@@ -7,6 +7,8 @@ and the key's bit in `Masks` is set while the engine holds the block:
     Stored(h7, child of h6, tokens)    key(h7) = xxh3(tokens, seed=key(h6))    held[h7] = key, bit set
     Removed(h7)                        one copy less; with the last the bit goes, and only the name h7 -> key is kept
 
+The bit is for the GPU; each tier behind it has a bit of its own (tiers.py).
+
 What is rare is kept beside, so that the common block costs one entry here and one in `Masks`:
 
 * Copies. An engine stores a block twice, in GPU and CPU memory, or for two groups of layers, and takes each copy back
@@ -35,6 +37,8 @@ from xxhash import xxh3_64_intdigest
 from router.core.cache.claims import Credit
 from router.core.cache.lateness import Tails
 from router.core.cache.masks import Masks
+from router.core.cache.tiers import BlockStore, TierBlocks
+from router.core.facts.tiers import GPU, SHARED, STORAGE, TIERS, UNTOLD, tier_of
 from router.core.kv_events.decoding import Event, Removed, Stored
 from router.core.kv_events.states import (
     COUNT_BYTES,
@@ -57,6 +61,8 @@ TRIM_KEYS = 1024  # names forgotten at a time: finding the oldest of a dict cost
 BLOCK_BYTES = 320  # one block held: two table slots, hash, key, mask
 NAME_BYTES = 192  # one name of a block no longer held
 ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
+COPY_BYTES = 160  # one block whose copies are not the usual ones: a table slot, and its hash once more
+TIER_PART = 0.75  # part of all blocks up to which those that only a tier has are taken: the GPU's come first
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
@@ -87,14 +93,21 @@ class EngineBlocks:
         self.forgotten = 0  # blocks not taken because `blocks_max` are held, or given up for others' room
         self.other_size = 0  # blocks not taken because they are not `block_tokens` long
         self.conflicts = 0  # hashes given to two different contents
+        self._masks, self._name = masks, name
         self._credit = Credit(masks, name, expected_max=blocks_max)
         self._names: dict[int, int] = {}  # hash -> key of blocks no longer held
+        self.shared: BlockStore | None = None  # the store behind this engine and others, once it spoke of one
+        self.apart = False  # whether it names blocks otherwise than that store does, and finds none there
+        self.store: BlockStore | None = None  # blocks in files of its own, once it spoke of any
         self._reset()
 
     def _reset(self) -> None:
         self.block_tokens: int | None = None  # the engine's block size, by the GPU's first event of a prefix group
         self._places: dict[tuple[str, int], int] = {}  # -> shift of its count
-        self._groups: dict[int, int] = {}  # group -> mask of the counts of its places
+        self._groups: dict[int, int] = {}  # group -> mask of the counts of its places on the GPU
+        self._gpu = 0  # mask of the counts of all places on the GPU
+        self._tier_groups: dict[str, dict[int, int]] = {}  # tier -> group -> mask of the counts of its places there
+        self.tiers: dict[str, TierBlocks] = {}  # tiers whose copies are counted
         self._others: set[int] = set()  # groups that do not answer for a whole prefix
         self._usual = 0  # copies of a block that has no entry in _copies
         self._empty()
@@ -103,8 +116,11 @@ class EngineBlocks:
         self.complete = True
         self.aside = 0  # blocks in events set aside
         self._gpu_copies = 0  # GPU copies of all blocks held, with a key or without, in all groups
+        self._kept = 0  # blocks of use on the GPU that a tier has as well
+        self._behind = 0  # blocks of use in a tier that are not on the GPU
         self._held: dict[int, int | None] = {}  # hash -> key, None while it has none
         self._copies: dict[int, int] = {}  # hash -> counts, where they are not _usual
+        self._few: dict[int, int] = {}  # counts -> the same: blocks that are alike share one number
         self._aside: OrderedDict[int, Stored] = OrderedDict()  # serial -> event
         self._aside_weight = 0
         self._waiting: dict[int, list[int]] = {}  # parent's hash -> serials
@@ -114,8 +130,28 @@ class EngineBlocks:
 
     @property
     def blocks(self) -> int:
-        """Blocks held and of use: with a key, and a copy in every group."""
-        return self._credit.blocks
+        """Blocks held and of use: with a key, and a copy in every group, on the GPU or in a tier that is counted."""
+        return self._credit.blocks + self._behind
+
+    @property
+    def kept_share(self) -> float:
+        """Part of the blocks on the GPU that are in a tier as well: evicted, they can be loaded again."""
+        return self._kept / self._credit.blocks if self._kept else 0.0
+
+    def tier_blocks(self) -> list[tuple[str, int]]:
+        """The tiers behind the GPU, and how many blocks each is known to have."""
+        found = [(tier, blocks.blocks) for tier, blocks in self.tiers.items()]
+        found += [(tier, len(store)) for tier, store in ((STORAGE, self.store), (SHARED, self.shared)) if store]
+        return found
+
+    def tier_bits(self) -> list[tuple[str, int]]:
+        """The tiers behind the GPU, the quickest first, and their bits."""
+        bits = [(tier, tier_blocks.bit) for tier, tier_blocks in self.tiers.items()]
+        if self.store is not None:
+            bits.append((STORAGE, self.store.bit))
+        if self.shared is not None:
+            bits.append((SHARED, self.shared.bit))
+        return sorted(bits, key=lambda tier: TIERS.index(tier[0])) if len(bits) > 1 else bits
 
     @property
     def gpu_blocks(self) -> int:
@@ -126,7 +162,9 @@ class EngineBlocks:
     @property
     def bytes_used(self) -> int:
         """Bytes that blocks, names and orphans may take, at most; expectations, which open leases bound, excepted."""
-        return len(self._held) * BLOCK_BYTES + len(self._names) * NAME_BYTES + self._aside_weight * ASIDE_BYTES
+        blocks, copies = len(self._held) * BLOCK_BYTES, len(self._copies) * COPY_BYTES
+        store = self.store.bytes_used if self.store is not None else 0
+        return blocks + copies + store + len(self._names) * NAME_BYTES + self._aside_weight * ASIDE_BYTES
 
     def shed(self, bytes_min: int) -> None:
         """Forget what takes at least `bytes_min` bytes, or everything: orphans first, then the newest blocks, which are
@@ -140,11 +178,14 @@ class EngineBlocks:
             given, key = self._held.popitem()
             counts = self._copies.pop(given, self._usual)
             self._gpu_copies -= self._on_gpu(counts)
-            if key is not None and self._whole(counts):
-                self._credit.take(key)
+            if key is not None:
+                self._credit_change(key, counts, 0)
             self.forgotten += 1
         if self.bytes_used > left:
             self._names.clear()
+        if self.bytes_used > left and self.store is not None:
+            self.store.close()
+            self.store = None
 
     # --- what another process goes on from
 
@@ -155,8 +196,8 @@ class EngineBlocks:
         return EngineShape(self.block_tokens, self.complete, hybrid, list(self._places), sorted(self._others))
 
     def pages(self) -> Iterator[Page]:
-        """All blocks that have a key, names, and copies that are not the usual ones, a page at a time. Raises
-        RuntimeError where blocks come or go between two pages."""
+        """All blocks that have a key, names, and copies that are not the usual ones, a page at a time; not what files
+        are believed to hold. Raises RuntimeError where blocks come or go between two pages."""
         for held, blocks in ((True, self._held), (False, self._names)):
             items = iter(blocks.items())
             while page := list(islice(items, PAGE_BLOCKS)):
@@ -172,7 +213,8 @@ class EngineBlocks:
         """Forget everything, and be as this one. Raises UnreadableState."""
         known = set[tuple[str, int]]()
         for place in shape.places:
-            if place in known or (place[0] != "GPU" and ("GPU", place[1]) not in known):
+            untold = tier_of(place[0]) in UNTOLD  # an older release counted copies in files, whose end nobody says
+            if place in known or untold or (place[0] != GPU and (GPU, place[1]) not in known):
                 raise UnreadableState(f"a place of copies that cannot be: {place}")
             known.add(place)
         self.clear()
@@ -204,19 +246,25 @@ class EngineBlocks:
         self._gpu_copies += (self.stored - stored) * self._on_gpu(self._usual)
 
     def holds(self, key: int) -> bool:
-        """Whether the block with this key is held or expected."""
-        return self._credit.holds(key)
+        """Whether the block with this key is held, wherever, or expected."""
+        held = self._masks.of.get(key, 0)
+        return self._credit.holds(key) or any(held & bit for _, bit in self.tier_bits())
 
     def clear(self) -> None:
-        """Nothing is held, at once, and no hash is known by name."""
-        self._credit.reopen(self._held)
-        self._names = {}
-        self._reset()
+        """Nothing is held, at once, and no hash is known by name. A store that others reach stays as it is."""
+        self._credit.reopen(self._held, [tier.name for tier in self.tiers.values()])
+        self._begin_anew()
 
     def close(self) -> None:
-        """The engine is gone; its bit goes back to `masks`."""
-        self._credit.close(self._held)
-        self._names = {}
+        """The engine is gone; its bits go back to `masks`."""
+        self._credit.close(self._held, [tier.name for tier in self.tiers.values()])
+        self._begin_anew()
+        self.shared = None
+
+    def _begin_anew(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        self._names, self.store = {}, None
         self._reset()
 
     def apply(self, event: Event) -> None:
@@ -252,6 +300,9 @@ class EngineBlocks:
             return
         if event.tokens and not self._fits(event):
             return
+        if event.medium != GPU and (tier := tier_of(event.medium)) in UNTOLD:
+            self._store_untold(event, tier)
+            return
         shift = self._place(event)
         if shift is None:
             return
@@ -265,6 +316,16 @@ class EngineBlocks:
             self._set_aside(event)
         if self._waiting:
             self._ripe.extend(given for given in event.hashes if given in self._waiting)
+
+    def _store_untold(self, event: Stored, tier: str) -> None:
+        """Files have these blocks, and nobody says when they are gone. Of several groups the first is believed."""
+        if event.group != min(self._groups, default=event.group):
+            return
+        if tier == STORAGE and self.store is None:
+            self.store = BlockStore(self._masks, f"{self._name} {STORAGE}", self._blocks_max)
+        store = self.store if tier == STORAGE else self.shared
+        if store is not None and not store.add(self._keys_of(event), event.hashes) and tier == SHARED:
+            self.shared, self.apart = None, True
 
     def _fits(self, event: Stored) -> bool:
         if self.block_tokens is None:
@@ -293,9 +354,16 @@ class EngineBlocks:
         return self._open_place(event.medium, event.group)
 
     def _open_place(self, medium: str, group: int) -> int:
-        shift = len(self._places) * _COUNT_BITS
+        shift, tier = len(self._places) * _COUNT_BITS, tier_of(medium)
         self._places[medium, group] = shift
-        self._groups[group] |= _COUNT << shift
+        if not tier:
+            self._groups[group] |= _COUNT << shift
+            self._gpu |= _COUNT << shift
+            return shift
+        if tier not in self.tiers:
+            self.tiers[tier] = TierBlocks(self._masks, f"{self._name} {tier}")
+        groups = self._tier_groups.setdefault(tier, {})
+        groups[group] = groups.get(group, 0) | _COUNT << shift
         return shift
 
     def _open_group(self, group: int) -> int:
@@ -303,8 +371,8 @@ class EngineBlocks:
         far."""
         for given, key in self._held.items():
             counts = self._copies.setdefault(given, self._usual)
-            if key is not None and self._whole(counts):
-                self._credit.take(key)
+            if key is not None:
+                self._credit_change(key, counts, 0)
         self._groups[group] = 0
         shift = self._open_place("GPU", group)
         self._usual |= 1 << shift
@@ -330,7 +398,8 @@ class EngineBlocks:
     def _take(self, hashes: Sequence[int], keys: Sequence[int | None], shift: int, again: bool) -> None:
         held, names = self._held, self._names
         one = 1 << shift
-        whole = one == self._usual or self._whole(one)
+        on_gpu = bool(one & self._gpu)
+        blocks_max = self._blocks_max if on_gpu else int(TIER_PART * self._blocks_max)
         if one == self._usual and self._take_new(hashes, keys):
             return
         for given, key in zip(hashes, keys, strict=True):
@@ -339,9 +408,9 @@ class EngineBlocks:
                     self._call(given, key)
                 self._copy(given, shift, again)
                 continue
-            if len(held) >= self._blocks_max:
+            if len(held) >= blocks_max:
                 self.forgotten += 1
-                self.complete = False
+                self.complete = self.complete and not on_gpu
                 if key is not None:
                     self._remember(given, key)
                 continue
@@ -350,8 +419,8 @@ class EngineBlocks:
                 names.pop(given, None)
             if one != self._usual:
                 self._copies[given] = one
-            if whole and key is not None:
-                self._credit.add(key)
+            if key is not None:
+                self._credit_change(key, 0, one)
             self.stored += 1
 
     def _take_new(self, hashes: Sequence[int], keys: Sequence[int | None]) -> bool:
@@ -382,16 +451,41 @@ class EngineBlocks:
         if after == self._usual:
             self._copies.pop(given, None)
         else:
-            self._copies[given] = after
-        key, was, now = self._held[given], self._whole(before), self._whole(after)
-        if key is not None and was != now:
+            self._copies[given] = self._few.setdefault(after, after)
+        key = self._held[given]
+        if key is not None:
+            self._credit_change(key, before, after)
+
+    def _credit_change(self, key: int, before: int, after: int) -> None:
+        """A block with this key had these copies, and has others now: credit the GPU and the tiers that have it."""
+        was, now = self._whole(before), self._whole(after)
+        if was != now:
             if now:
                 self._credit.add(key)
             else:
                 self._credit.take(key)
+        if not self.tiers:
+            return
+        was_in = now_in = False
+        for tier, blocks in self.tiers.items():
+            had, has = self._whole_in(tier, before), self._whole_in(tier, after)
+            was_in, now_in = was_in or had, now_in or has
+            if had != has:
+                if has:
+                    blocks.add(key)
+                else:
+                    blocks.take(key)
+        self._kept += (now and now_in) - (was and was_in)
+        self._behind += (now_in and not now) - (was_in and not was)
 
     def _whole(self, counts: int) -> bool:
+        if counts == self._usual:
+            return bool(counts)
         return all(counts & mask for mask in self._groups.values())
+
+    def _whole_in(self, tier: str, counts: int) -> bool:
+        masks = self._tier_groups[tier]
+        return all(counts & masks.get(group, 0) for group in self._groups)
 
     def _call(self, given: int, key: int) -> None:
         """A held block has this key, by an event that gives its tokens."""
@@ -408,10 +502,10 @@ class EngineBlocks:
                 return
             self.conflicts += 1
         self._held[given] = key
-        if self._whole(self._copies.get(given, self._usual)):
-            if known is not None:
-                self._credit.take(known)
-            self._credit.add(key)
+        counts = self._copies.get(given, self._usual)
+        if known is not None:
+            self._credit_change(known, counts, 0)
+        self._credit_change(key, 0, counts)
 
     # --- orphans
 
@@ -479,6 +573,11 @@ class EngineBlocks:
     # --- blocks go
 
     def _remove(self, event: Removed) -> None:
+        if event.medium != GPU and (tier := tier_of(event.medium)) in UNTOLD:
+            store = self.store if tier == STORAGE else self.shared
+            if store is not None:
+                self.removed += store.drop([self._known(given) for given in event.hashes])
+            return
         shift = self._places.get((event.medium, event.group))
         if shift is None:
             if event.group not in self._others:
@@ -495,7 +594,6 @@ class EngineBlocks:
     def _remove_copies(self, hashes: Sequence[int], shift: int) -> None:
         held, copies = self._held, self._copies
         one = 1 << shift
-        whole = one == self._usual or self._whole(one)
         for given in hashes:
             counts = copies.get(given, self._usual) if given in held else 0
             if not counts >> shift & _COUNT:
@@ -508,8 +606,7 @@ class EngineBlocks:
             copies.pop(given, None)
             key = held.pop(given)
             if key is not None:
-                if whole:
-                    self._credit.take(key)
+                self._credit_change(key, one, 0)
                 self._remember(given, key)
 
     def _remove_last(self, hashes: Sequence[int]) -> None:

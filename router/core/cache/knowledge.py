@@ -2,7 +2,7 @@
 
 Of each replica with an event stream, EngineBlocks (engine_blocks.py) has the blocks that it said it stored and did not
 remove, and Reported (reported.py) what was seen of its word. All replicas share one map of masks, so one walk over a
-prompt's token chain finds the longest stored prefix of every replica.
+prompt's token chain finds the longest stored prefix of every replica; what tiers add to it, tiered.py knows.
 
 The grade of a replica is the stream's own (core/kv_events/stream.py: continuous since batch 0 or a clear, or not),
 changed by what is seen of it:
@@ -30,10 +30,12 @@ from collections.abc import Callable, Iterator
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import SWEEP_KEYS, Masks
 from router.core.cache.reported import DISTRUST_S_MAX, NO_STREAM, Reported, StoredPrefix
+from router.core.cache.tiered import Tiered
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
-from router.core.kv_events.decoding import Event, Removed, Stored
-from router.core.kv_events.states import EngineShape, Page
+from router.core.facts.tiers import GPU
+from router.core.kv_events.decoding import Cleared, Event, Removed, Stored
+from router.core.kv_events.states import EngineShape, Page, UnreadableState
 from router.core.kv_events.stream import RESTARTED
 from router.core.prompts.blocks import token_root
 from router.core.prompts.token_keys import TokenPrompt
@@ -52,7 +54,7 @@ class Knowledge:
 
     One replica's blocks are at most `blocks_max`, and its side tables are sized by that. All replicas' blocks together
     take at most `bytes_max` bytes: beyond that the largest replica gives up blocks, and with them its grade. `repeats`:
-    engines may be asked to repeat events (EngineBlocks).
+    engines may be asked to repeat events (EngineBlocks). Without `tiers` only what GPUs hold counts.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class Knowledge:
         restarted: Callable[[str], None],
         bytes_max: int = BYTES_MAX,
         repeats: bool = False,
+        tiers: bool = True,
     ) -> None:
         self.masks = Masks(STRIDES_MAX)
+        self.tiered = Tiered(self.masks)
         self._limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
-        self._bytes_max, self._repeats = bytes_max, repeats
+        self._bytes_max, self._repeats, self._gpu_only = bytes_max, repeats, not tiers
         self.bytes_used = 0  # bytes of all replicas, an upper bound: bytes given back are seen with the next store
         self._graded = graded
         self._resync = resync
@@ -85,6 +89,8 @@ class Knowledge:
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
         """One event of one replica's stream."""
+        if self._gpu_only and not isinstance(event, Cleared) and event.medium != GPU:
+            return
         known = self._of(replica)
         if isinstance(event, Removed):  # half of all events: no grade and no size hangs on it
             known.engine.apply(event)
@@ -98,6 +104,8 @@ class Knowledge:
     def _take_in(self, known: Reported, event: Event) -> None:
         engine = known.engine
         complete, size, hybrid = engine.complete, engine.block_tokens, known.hybrid
+        if isinstance(event, Stored) and event.medium != GPU:
+            self.tiered.heard(known, event)
         engine.apply(event)
         if isinstance(event, Stored):
             known.hybrid |= not event.prefix
@@ -176,9 +184,13 @@ class Knowledge:
     def begin(self, replica: str, shape: EngineShape) -> None:
         """Forget what the replica said, and begin with what another process knew of it, which `take_in` brings. None of
         it is credited before the stream says its grade. Raises UnreadableState."""
+        if self._gpu_only and any(medium != GPU for medium, _ in shape.places):
+            raise UnreadableState("it counts what is behind the GPU, which does not count here (tiers.enabled)")
         known = self._of(replica)
         self._empty_engine(known)
         known.engine.begin(shape)
+        if known.engine.tiers:
+            self.tiered.replicas[replica] = known
         if known.suspended:  # its blocks began anew, and would be seen again
             self.masks.hide(replica)
         known.hybrid = shape.hybrid
@@ -199,6 +211,7 @@ class Knowledge:
 
     def forget(self, replica: str) -> None:
         """Forget a replica that left the fleet."""
+        self.tiered.forget(replica)
         known = self._known.pop(replica, None)
         if known is not None:
             known.engine.close()
@@ -251,10 +264,13 @@ class Knowledge:
         is not known exactly at the moment. `empty` tells of all others."""
         found: dict[str, StoredPrefix] = {}
         for size, keys in prompt.keys.items():
-            for name, depth in self.masks.match(keys).items():
+            depths = self.masks.match(keys)
+            for name, depth in depths.items():
                 none = self.empty(name)
                 if none is not None and none.block_tokens == size:
                     found[name] = none.but(depth * size)
+            if self.tiered.replicas:
+                self.tiered.add(size, keys, depths, found)
         unsure = self._continued(prompt, now_s) if self._late else []
         for size, followed in self._by_size().items():
             if size not in prompt.keys:  # the replicas had another block, or an unknown one, when the prompt was hashed
@@ -292,12 +308,12 @@ class Knowledge:
         return found
 
     def expect(self, replica: str, lease: int, prompt: TokenPrompt, stored: StoredPrefix) -> None:
-        """The prompt's blocks behind the stored ones are about to be computed there."""
+        """The prompt's blocks behind those that its GPU stores are about to be computed there, or loaded."""
         known = self._known.get(replica)
         if known is None or not stored.block_tokens:
             return
         keys, size = prompt.keys.get(stored.block_tokens, []), stored.block_tokens
-        first = stored.tokens // size
+        first = stored.gpu_tokens // size
         if new := keys[first:]:
             known.engine.expect(lease, new, first)
         last = keys[-1] if keys else token_root(prompt.adapter, prompt.salt, size)
@@ -365,9 +381,13 @@ class Knowledge:
         if known is None:
             return
         current = stored is not None and stored.epoch == known.epoch and not stored.suspended
-        known.counters.finished(predicted if current else None, prompt_tokens, silent=actual is None)
+        # Counters of what was found cached leave out what was loaded.
+        counts = current and (stored is None or not stored.tiers)
+        known.counters.finished(predicted if counts else None, prompt_tokens, silent=actual is None)
         if stored is None or actual is None or not current or stored.behind:
             return
+        if stored.tiers and stored.gpu_tokens <= actual < predicted:
+            return  # a tier lost it meanwhile, or was too busy: the stream said nothing wrong
         known.answers.observe(predicted, actual, stored.block_tokens)
         known.earned = known.answers.agrees
         if known.earned:

@@ -66,7 +66,7 @@ class Masks:
         self._names: dict[int, str] = {}  # bit -> holder
         self._bits: dict[str, int] = {}
         self._seen = 0  # bits that the walk looks at
-        self._dying: deque[tuple[int, Store]] = deque()
+        self._dying: deque[tuple[int, Store]] = deque()  # bits of a holder and its tiers, and their keys
         self._ahead: dict[int, list[KeyRun]] = {}  # first key -> runs of holders that do not have it
 
     def __len__(self) -> int:
@@ -75,8 +75,9 @@ class Masks:
     def __contains__(self, name: str) -> bool:
         return name in self._bits
 
-    def add(self, name: str) -> int:
-        """A bit for a new holder: the lowest that is free, so that masks stay short."""
+    def add(self, name: str, *, seen: bool = True) -> int:
+        """A bit for a new holder: the lowest that is free, so that masks stay short. One that is not `seen` is a tier
+        behind a holder (tiers.py), which the walk passes over."""
         used = 0
         for bit in self._names:
             used |= bit
@@ -85,18 +86,28 @@ class Masks:
         bit = ~used & (used + 1)
         self._names[bit] = name
         self._bits[name] = bit
-        self._seen |= bit
+        if seen:
+            self._seen |= bit
         return bit
 
-    def remove(self, name: str, keys: Iterable[int], more: dict[int, int | None] | None = None) -> None:
-        """The holder is gone at once; `keys`, all it held, are purged a few at a time by `sweep`. So are the values
-        of `more`, which is ours from now on: a million are given away without a copy. They may hold None, keys twice,
-        and keys the holder does not have."""
-        bit = self._bits.pop(name)
-        del self._names[bit]
-        self._seen &= ~bit
+    def remove(
+        self,
+        name: str,
+        keys: Iterable[int],
+        more: dict[int, int | None] | None = None,
+        tiers: Sequence[str] = (),
+    ) -> None:
+        """The holder is gone at once, and so are its `tiers`; `keys`, all it held, are purged a few at a time by
+        `sweep`. So are the values of `more`, which is ours from now on: a million are given away without a copy. They
+        may hold None, keys twice, and keys the holder does not have."""
+        bits = 0
+        for each in (name, *tiers):
+            bit = self._bits.pop(each)
+            del self._names[bit]
+            bits |= bit
+        self._seen &= ~bits
         stores: tuple[Store, ...] = (list(keys), more or {})
-        self._dying.extend((bit, store) for store in stores if store)
+        self._dying.extend((bits, store) for store in stores if store)
         self._whole, self._strides, self._stride_of = {}, {}, {}  # the bit will be another holder's
 
     def hide(self, name: str) -> None:
@@ -291,11 +302,12 @@ class Masks:
     def sweep(self, keys_max: int) -> int:
         """Purge at most `keys_max` keys of departed holders; returns how many keys are left to purge."""
         while self._dying and keys_max > 0:
-            bit, keys = self._dying[0]
+            bits, keys = self._dying[0]
             for _ in range(min(keys_max, len(keys))):
                 key = keys.pop() if isinstance(keys, list) else keys.popitem()[1]
-                if key is not None and self.of.get(key, 0) & bit:
-                    self.unset(bit, key)
+                if key is not None and (had := self.of.get(key, 0) & bits):
+                    self.unset(had, key)
+                    self.held -= had.bit_count() - 1
                 keys_max -= 1
             if not keys:
                 self._dying.popleft()

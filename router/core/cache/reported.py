@@ -23,7 +23,7 @@ HYBRID = "its sliding-window or state layers are not followed"
 class StoredPrefix:
     """What events say of one replica and one prompt."""
 
-    tokens: int  # longest stored prefix, whole blocks, not yet capped
+    tokens: int  # longest stored prefix, on the GPU and in tiers behind that, whole blocks, not yet capped
     block_tokens: int
     grade: Grade
     epoch: int  # Reported.epoch when this was said
@@ -31,12 +31,21 @@ class StoredPrefix:
     doubted: bool = False  # our own estimate may not be credited either
     free_tokens: int | None = None  # room in its KV pool, where its capacity and all that its GPU stores are known
     behind: bool = False  # the prompt goes on behind an answer whose events are still to come
+    tiers: dict[str, int] | None = None  # tokens of `tokens` that are to be loaded, by tier; None where none is
+    kept_share: float = 0.0  # part of what its GPU stores that tiers have as well
+
+    @property
+    def gpu_tokens(self) -> int:
+        """Tokens of the stored prefix that its GPU has."""
+        return self.tokens - sum(self.tiers.values()) if self.tiers else self.tokens
 
     def but(self, tokens: int) -> StoredPrefix:
         """The same for a prompt of which so many tokens are stored."""
-        return StoredPrefix(
+        said = StoredPrefix(
             tokens, self.block_tokens, self.grade, self.epoch, self.suspended, self.doubted, self.free_tokens
         )
+        said.kept_share = self.kept_share
+        return said
 
 
 @dataclass(slots=True)
@@ -94,7 +103,9 @@ class Reported:
         engine, size, suspended, free = self.engine, self.block_tokens, bool(self.suspended), None
         if self.kv_tokens_max and size and engine.complete:
             free = self.kv_tokens_max - engine.gpu_blocks * size
-        return StoredPrefix(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
+        said = StoredPrefix(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
+        said.kept_share = engine.kept_share
+        return said
 
     def begin(self) -> None:
         """What was predicted before says nothing of what will be predicted."""

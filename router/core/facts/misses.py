@@ -101,7 +101,8 @@ class Template(Struct):
 
 
 class Breakdown(Struct, array_like=True, gc=False):
-    """A prompt's tokens: those that were found, and why the others were not. `misses` are those that are not nought.
+    """A prompt's tokens: those that were found, on the GPU or behind it, and why the others were not. `misses` are
+    those that are not nought.
 
     hit + sum(misses) = prompt_tokens, always.
     """
@@ -110,6 +111,7 @@ class Breakdown(Struct, array_like=True, gc=False):
     hit: int
     misses: dict[Miss, int]
     saved_ms: float = 0.0  # how much longer the first token would have taken where the spilled tokens are held
+    loaded: int = 0  # part of `hit` that was not on the GPU, and came from memory or files behind it
 
     def header(self, *, isolated: bool = False) -> str:
         """The value of `x-warmroute-miss`. An `isolated` tenant is not told that the prompt is held for another

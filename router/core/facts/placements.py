@@ -66,6 +66,8 @@ class Candidate(Struct, gc=False):
     slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
     stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there
     price_ms: float = 0.0  # price that the policy makes of all these terms; 0 where it compares none
+    tier_tokens: int = 0  # part of `cached_tokens` that is to be loaded from tiers behind the GPU
+    loading_ms: float = 0.0  # time of that load, and of the loads before it
 
 
 class Market(Struct, gc=False):
@@ -157,3 +159,4 @@ class Receipt(Struct, gc=False):
     ttft_ms: float = 0.0  # predicted time to first token from here on, as often longer as shorter; 0: not known
     ttft_p90_ms: float = 0.0  # one in ten takes longer
     weighed: int = 0  # number of candidates that were weighed
+    predicted_tier_tokens: int = 0  # part of `predicted_cached_tokens` that is to be loaded from tiers

@@ -22,6 +22,15 @@ class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/fact
     others_tokens: int = 0  # computed tokens of prompts of other routers in the same batch
 
 
+class ToLoad(Struct, gc=False, eq=False):
+    """What a lease's replica brings to its GPU before it computes the rest of the prompt."""
+
+    tokens: dict[str, int]  # by tier
+    modelled_ms: float  # with the loads before it
+    alone: bool  # no long prefill was there when it was placed, and its load need not wait for room
+    took_ms: float | None = None  # time that it took; None where that is not known
+
+
 class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
     """A promise that a replica is working on a request, from placement to the end of the answer.
 
@@ -62,6 +71,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     final: bool = False  # nothing of that conversation will be asked for again
     others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
+    to_load: ToLoad | None = None  # part of its cached tokens that is behind the GPU; None where none is
     turn_s: float = 0.0  # since when it waits behind another router's prompt with the same beginning; 0: never
 
     @property

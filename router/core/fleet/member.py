@@ -16,6 +16,7 @@ from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
 from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
+from router.core.fleet.loads import TierLinks, learn_load
 from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
@@ -58,6 +59,7 @@ class Member:
     queue: PrefillQueue = field(init=False)
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
     others: Others = field(default_factory=Others)  # what other routers say that they have open there
+    links: TierLinks = field(default_factory=TierLinks)  # loads from its tiers
     decoding: int = 0  # open leases whose prefill is over, as far as that was seen
     placed_sum_s: float = 0.0  # sum of the open leases' times of placement
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
@@ -70,6 +72,7 @@ class Member:
     in_flight_probed: int = 0  # open leases when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
+    long_s: float = -inf  # time of the last first token of a long prefill
     _batch: PrefillBatch | None = None  # batch of the last first token
     _batches: deque[PrefillBatch] = field(default_factory=lambda: deque(maxlen=BATCHES_MAX))  # while there are others
     _others_tokens: int = 0  # tokens that other routers had computed, as heard at the last first token
@@ -118,6 +121,7 @@ class Member:
     def take_speeds(self, speeds: Speeds) -> None:
         """Share the speeds of other models from now on: what was learned of its own speed is of no use any more."""
         self.speeds, self.fit, self.steps, self.longest_tokens = speeds, PrefillFit(), StepFit(), 0
+        self.links.forget_speed()
 
     def pending_ms(self, now_s: float) -> float:
         """Modelled time until everything that we sent there is prefilled."""
@@ -201,6 +205,8 @@ class Member:
         self.context_tokens += lease.prompt_tokens
         self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
         lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
+        if lease.to_load is not None:
+            self.links.begin(lease, self.speeds.loads, now_s)
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -214,12 +220,18 @@ class Member:
                 self._batches.append(lease.batch)
             self._share(lease.batch)
         self._batch = lease.batch
+        is_long = lease.uncached_tokens >= LEARN_TOKENS_MIN
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
         self._others_tokens = self.others.computed_tokens
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
+        if (load := lease.to_load) is not None:
+            alone = load.alone and not queue.computing and self.long_s < lease.placed_s and not is_long
+            self.links.loaded(lease, load, now_s, alone=alone)
+        if is_long:
+            self.long_s = now_s
 
     def _join(self, lease: Lease, since_s: float, now_s: float) -> PrefillBatch:
         """The batch of the last first token, if this first token came with it; a new batch otherwise."""
@@ -238,14 +250,17 @@ class Member:
         took_ms = (now_s - since_s) * 1e3
         if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
             took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
-        if took_ms > ON_TIME_FACTOR * lease.prefill_ms:  # late, unless it waited for work whose end is not seen
+        expected_ms, load = lease.prefill_ms, lease.to_load
+        if load is not None:
+            expected_ms += load.modelled_ms
+        if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
                 return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        if not lease.queued or took_ms > BATCH_MS:
+        if load is None and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
             lease.own_ms = max(0.0, took_ms)
-        if took_ms > ON_TIME_FACTOR * lease.prefill_ms + ON_TIME_MS:
+        if took_ms > ON_TIME_FACTOR * expected_ms + ON_TIME_MS:
             self.late_s = now_s
         elif now_s - self.late_s > LATE_S:
             self.on_time_s = now_s
@@ -286,6 +301,8 @@ class Member:
         self.live.close(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s = self.placed_sum_s - lease.placed_s if self.leases else 0.0
         self.queue.leave(lease, now_s)
+        if lease.to_load is not None:
+            self.links.leave(lease, now_s)
         return True
 
     def left(self, lease: Lease, *, late: bool) -> None:
@@ -304,7 +321,9 @@ class Member:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
             lease.recount(max(0, uncached))  # an engine may say anything
         speeds = self.speeds
-        if (service_ms := lease.service_ms) is not None:
+        if lease.to_load is not None:
+            learn_load(self.links, speeds.loads, lease, cached)
+        elif (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:
                 speeds.was_short(service_ms)
             elif uncached > self.longest_tokens:

@@ -31,6 +31,7 @@ class Observations:
         stored_blocks_max: int,
         stored_bytes_max: int,
         repeats: bool,
+        tiers: bool,
         graded: Callable[[str, Grade, str], None],
         resync: Callable[[str], None],
         suspect: Callable[[str], None],
@@ -52,6 +53,7 @@ class Observations:
             restarted=self._cleared,
             bytes_max=stored_bytes_max,
             repeats=repeats,
+            tiers=tiers,
         )
         self.models = Models(self.fleet, self.knowledge)
 
@@ -76,6 +78,7 @@ class Observations:
         if member and self.fleet.observe_models(member, models):
             self.models.changed()
             self.models.names.observe(id_, member.models.values())
+            self.knowledge.tiered.serves(id_, " ".join(sorted(m.name for m in member.models.values() if not m.parent)))
             self.models.judge(member)
 
     def observe_load(self, id_: str, load: Load, now_s: float | None = None) -> None:

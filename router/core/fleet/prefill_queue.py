@@ -11,12 +11,13 @@ from collections.abc import Callable
 from itertools import islice
 
 from router.core.fleet.lease import Lease
+from router.core.learned.prefill import LEARN_TOKENS_MIN
 
 
 class PrefillQueue:
     """Open leases whose prefill is not over, as far as that can be seen."""
 
-    __slots__ = ("_head_since_s", "_left", "_waiting", "_waiting_ms", "head", "peak")
+    __slots__ = ("_head_since_s", "_left", "_waiting", "_waiting_ms", "computing", "head", "peak")
 
     def __init__(self, left: Callable[[Lease, float], None]) -> None:
         """`left(lease, now_s)` hears of each lease that leaves the queue."""
@@ -25,6 +26,7 @@ class PrefillQueue:
         self._waiting_ms = 0.0  # modelled prefill of all of them
         self._head_since_s = 0.0  # time at which the prefill of the head began
         self.head: Lease | None = None
+        self.computing = 0  # leases whose prefill is long enough to learn a speed from: they keep others waiting
         self.peak = 0  # most leases at once since `restart_peak`
 
     def pending_ms(self, now_s: float) -> float:
@@ -57,6 +59,8 @@ class PrefillQueue:
             self.head, self._head_since_s, lease.queued = lease, now_s, False
         self._waiting[lease.id] = lease
         self._waiting_ms += lease.prefill_ms
+        if lease.uncached_tokens >= LEARN_TOKENS_MIN:
+            self.computing += 1
         if len(self._waiting) > self.peak:
             self.peak = len(self._waiting)
 
@@ -66,6 +70,8 @@ class PrefillQueue:
             return
         self._left(lease, now_s)
         self._waiting_ms -= lease.prefill_ms
+        if lease.uncached_tokens >= LEARN_TOKENS_MIN:
+            self.computing -= 1
         if lease is self.head:
             self.head, self._head_since_s = next(iter(self._waiting.values()), None), now_s
             if self.head is None:

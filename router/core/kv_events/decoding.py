@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from router.core.facts.tiers import REMOTE
+
 BATCH_BYTES_MAX = 32 << 20  # a prompt of a million tokens, announced once for each of four groups, is 22 MB
 EVENTS_MAX = 1 << 18  # vLLM removes one block per event, at most a pool's worth in a batch
 BLOCKS_MAX = 1 << 20  # blocks of one event
@@ -62,7 +64,7 @@ class Stored(msgspec.Struct, frozen=True):  # a frozen dataclass takes 1.2 µs t
     adapter: str  # "" is the base model
     salt: bytes  # salt of a root block; b"" for all other blocks
     extras: tuple[bytes | None, ...] | None  # per block, whatever else is in its hash; None: nothing at all
-    medium: str
+    medium: str  # in capitals; of a store that several replicas reach it ends in REMOTE (facts/tiers.py)
     group: int
     prefix: bool  # whether this group of layers answers for a whole prefix
     again: bool | None = False  # whether the engine only repeats what it stored before; None: it does not say
@@ -154,13 +156,12 @@ def _events(listed: list[Any]) -> tuple[list[Event], int]:
         except (ValueError, TypeError, LookupError, OverflowError, AttributeError, RecursionError):
             skipped += 1
         else:
-            if event is not None:
-                events.append(event)
+            events.append(event)
     return events, skipped
 
 
-def _event(said: dict[str, Any] | list[Any]) -> Event | None:
-    """None where it says nothing of this engine's own memory; any of the errors above where it cannot be read."""
+def _event(said: dict[str, Any] | list[Any]) -> Event:
+    """Any of the errors above where it cannot be read."""
     if isinstance(said, dict):
         tag, fields = said["type"], said
     else:
@@ -170,11 +171,11 @@ def _event(said: dict[str, Any] | list[Any]) -> Event | None:
         return Cleared()
     if tag != "BlockStored" and tag != "BlockRemoved":
         raise ValueError("an event of a type we do not know")
-    if fields.get("locality") == "REMOTE":
-        return None
     medium = fields.get("medium")
     if medium != "GPU":
         medium = "GPU" if medium is None else _name(medium).upper()  # vLLM's Mooncake store writes "cpu"
+    if fields.get("locality") == "REMOTE":
+        medium += REMOTE
     group = fields.get("group_idx") or 0
     if type(group) is not int or group < 0:
         raise ValueError("a group is a number from 0")

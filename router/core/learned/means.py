@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from router.core.learned.loads import GUESSES, LoadFits, LoadModel
 from router.core.learned.speeds import WORK_FADE, Speeds
 
 GUESS_RIGHT = 0.9  # first belief in guesses (FleetMeans.elsewhere)
@@ -23,6 +24,7 @@ class FleetMeans:
 
     def __init__(self) -> None:
         self.speeds: dict[Kind, Speeds] = {}
+        self.load_guesses: dict[str, LoadModel] = dict(GUESSES)  # before anything is learned; changed in place
         # Part of the guesses that were right: the replica held what nobody was known to hold.
         self.guess_right = GUESS_RIGHT
 
@@ -33,7 +35,7 @@ class FleetMeans:
             if len(self.speeds) >= SPEEDS_MAX:
                 used = {id(each) for each in in_use}
                 self.speeds = {key: each for key, each in self.speeds.items() if id(each) in used}
-            speeds = self.speeds[kind] = Speeds()
+            speeds = self.speeds[kind] = Speeds(loads=LoadFits(self.load_guesses))
         return speeds
 
     @property

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from router.core.learned.answer_tokens import AnswerTokens
 from router.core.learned.first_tokens import FirstTokens
+from router.core.learned.loads import LoadFits
 from router.core.learned.prefill import PrefillFit, PrefillModel
 from router.core.learned.steps import StepFit
 
@@ -40,6 +41,7 @@ class Speeds:
     longest_tokens: float = 0.0  # most prompt tokens computed of late for one request
     short_ms: float = 0.0  # mean time of prefills that are too short to learn a speed from
     shorts: int = 0  # prefills in `short_ms`
+    loads: LoadFits = field(default_factory=LoadFits)  # times of loads from tiers
     _units_of: PrefillModel | None = None
     _tie_ms: float = 0.0
     _unit_ms: float = 0.0

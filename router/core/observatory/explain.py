@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec.structs import replace
 
 from router.core.facts.misses import Breakdown, Miss, Sighting
-from router.core.facts.placements import Grade, Receipt, Usage
+from router.core.facts.placements import Candidate, Grade, Receipt, Usage
 from router.core.observatory.generations import CHAIN_MAX, Generations
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
 
@@ -81,6 +81,7 @@ class Explainer:
         if chain is None or not prompt_tokens:
             left = prompt_tokens - hit
             receipt.miss = Breakdown(prompt_tokens, hit, {_UNSUPPORTED: left} if left else {})
+            receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
             return
         keys, blocks = chain.keys, self._blocks
         if sighting is None:
@@ -104,6 +105,7 @@ class Explainer:
         receipt.miss = self._breakdown(
             receipt, sighting, keys, known_blocks, bytes_per_token, hit, spilled, block_tokens, lives
         )
+        receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
         if len(keys) > young or len(keys) > depth:
             blocks.put_chain(keys, young, depth, life)
 
@@ -239,9 +241,13 @@ def _saved_ms(receipt: Receipt) -> float:
     if chosen is None:
         return 0.0
     most = chosen.cached_tokens + receipt.spilled_tokens
-    there_ms = [c.pending_ms + c.kv_wait_ms + c.uncached_ms for c in receipt.candidates if c.cached_tokens == most]
-    here_ms = chosen.pending_ms + chosen.kv_wait_ms + chosen.uncached_ms
+    there_ms = [_first_token_ms(c) for c in receipt.candidates if c.cached_tokens == most]
+    here_ms = _first_token_ms(chosen)
     return max(0.0, min(there_ms) - here_ms) if there_ms else 0.0
+
+
+def _first_token_ms(c: Candidate) -> float:
+    return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
 def settled(miss: Breakdown, usage: Usage | None) -> Breakdown:
@@ -278,4 +284,7 @@ def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
         sorted_ = False
     if not sorted_:
         misses = {reason: misses[reason] for reason in _AVOIDABLE_FIRST if reason in misses}
-    return Breakdown(total, hit, misses, miss.saved_ms if _SPILLED in misses else 0.0)
+    # What is loaded lies behind what the GPU has: what the engine did not find is missing from that first.
+    on_gpu = miss.hit - miss.loaded
+    loaded = max(0, min(miss.loaded, hit - on_gpu))
+    return Breakdown(total, hit, misses, miss.saved_ms if _SPILLED in misses else 0.0, loaded)

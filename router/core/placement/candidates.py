@@ -15,6 +15,7 @@ from router.core.cache.estimate import Holder, PrefixIndex
 from router.core.cache.knowledge import Knowledge
 from router.core.cache.reported import StoredPrefix
 from router.core.facts.placements import Candidate, Grade
+from router.core.facts.tiers import CPU
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.learned.reuse import ReuseMemory
@@ -131,16 +132,24 @@ class Pricer:
                 if id_ in depths:
                     estimate = self._estimated_tokens(member, size, depths[id_])
                 cached = self._cached_tokens(member, size, estimate, said)
-            holder, uncached = holders[id_], prompt_tokens - cached
+            holder, uncached, tiers, tier_tokens = holders[id_], prompt_tokens, None, 0
+            if cached:  # without, the number is the same object for all that hold nothing: 28 bytes each less
+                uncached -= cached
+            if said is not None and said.tiers:
+                tiers = to_load(said, cached)
+                tier_tokens = sum(tiers.values())
             footprint, free = len(holder.owner), said.free_tokens if said is not None else None
             known = alone or free is not None
             if free is None:
                 free = int((holder.blocks_max - footprint) * BLOCK_BYTES / ratio)
-            evicted, evicted_ms, again_ms, kv_wait_ms = uncached - free if free > 0 else uncached, 0.0, 0.0, 0.0
+            evicted, evicted_ms, again_ms, kv_wait_ms = uncached + tier_tokens, 0.0, 0.0, 0.0
+            if free > 0:
+                evicted -= free
             # Where another router sends too and no events tell what is held, what is evicted is not ours to know.
             # Pricing it by our share of the replica's prompts was raced: better below saturation, worse at and above.
             if evicted > 0 and known:
-                evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, now_s)
+                kept_share = said.kept_share if said is not None else 0.0
+                evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
             if member.load.kv_tokens_max:
                 kv_wait_ms = self._kv_wait_ms(member, match)
             prefill, step, others = member.prefill_model, member.step_model, member.others
@@ -170,6 +179,9 @@ class Pricer:
                     streams * (uncached_ms - prefill.floor_ms) if uncached_ms > prefill.floor_ms else 0.0,
                 )
             )
+            if tiers:
+                candidates[-1].tier_tokens = tier_tokens
+                candidates[-1].loading_ms = loading_ms(member, tiers, now_s)
         return candidates
 
     def elsewhere(self, asked: list[Member], match: PromptMatch) -> dict[str, int]:
@@ -206,15 +218,18 @@ class Pricer:
         return capped(tokens, size.prompt_tokens, member.load.block_tokens or 1)
 
     def _evicted_ms(
-        self, member: Member, holder: Holder, tokens: float, bytes_per_token: float, now_s: float
+        self, member: Member, holder: Holder, tokens: float, bytes_per_token: float, kept_share: float, now_s: float
     ) -> tuple[float, float]:
         """(work that others repeat because so many tokens are evicted, work that this evicts in its turn), in
-        milliseconds. Prefill is priced at the middle of a mean prompt, as attention makes late tokens dear."""
+        milliseconds. Prefill is priced at the middle of a mean prompt, as attention makes late tokens dear. Of what is
+        evicted, tiers keep a part: that is loaded again, not computed."""
         sums = self._evictions.sums(member.id, member.life, holder, self._reuse.odds(now_s), now_s)
         if sums is None:
             return 0.0, 0.0
         model = member.prefill_model
         all_ms = tokens * (model.per_token_ms + model.per_token_context_ms * member.speeds.mean_prompt_tokens / 2)
+        if kept_share:
+            all_ms += kept_share * (min(all_ms, reload_ms(member, tokens)) - all_ms)
         asked, turns = sums.of(tokens * bytes_per_token / BLOCK_BYTES)
         return asked * all_ms, turns * all_ms
 
@@ -235,6 +250,32 @@ class Pricer:
             return 0.0
         over = used + size.prompt_tokens - live.shared(match.keys) * BLOCK_BYTES / ratio - capacity
         return over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms) if over > 0 else 0.0
+
+
+def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:
+    """Tokens to load from each tier where so many tokens of a prompt count as cached (`capped`): what is cut off is
+    cut off its end, which the slowest tiers are believed to hold."""
+    tiers, left = dict(said.tiers or {}), max(0, cached_tokens - said.gpu_tokens)
+    for tier, tokens in tiers.items():
+        tiers[tier] = min(tokens, left)
+        left -= tiers[tier]
+    return {tier: tokens for tier, tokens in tiers.items() if tokens}
+
+
+def loading_ms(member: Member, tiers: dict[str, int], now_s: float) -> float:
+    """Modelled time until so many tokens are loaded from each tier, behind the loads under way from there."""
+    links, fits = member.links, member.speeds.loads
+    took_ms = 0.0
+    for tier, tokens in tiers.items():
+        took_ms += links.pending_ms(tier, now_s) + fits.model(tier, links.of(tier).fit).ms(tokens)
+    return took_ms
+
+
+def reload_ms(member: Member, tokens: float) -> float:
+    """Modelled time to load so many tokens again from the first tier that the member has, a mean prompt at a time."""
+    tier = next((tier for tier, _ in member.links.items()), CPU)
+    model = member.speeds.loads.model(tier, member.links.of(tier).fit)
+    return model.per_token_ms * tokens + model.floor_ms * tokens / max(1.0, member.speeds.mean_prompt_tokens)
 
 
 def long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:

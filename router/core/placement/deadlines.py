@@ -18,7 +18,7 @@ UNREACHABLE = "slo_unreachable"  # code of a refusal: no replica can be in time
 
 def expected_ms(candidate: Candidate) -> float:
     """Milliseconds from a placement to its first token, by the terms of its price."""
-    return max(candidate.pending_ms, candidate.kv_wait_ms) + candidate.uncached_ms
+    return max(candidate.pending_ms, candidate.kv_wait_ms) + candidate.loading_ms + candidate.uncached_ms
 
 
 def predicted_ms(candidate: Candidate, members: Mapping[str, Member]) -> float:

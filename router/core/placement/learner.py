@@ -81,6 +81,8 @@ class Learner:
         if stored is not None:
             predicted = capped(stored.tokens, lease.prompt_tokens, stored.block_tokens)
             self._knowledge.answered(lease.replica, stored, predicted, actual, lease.prompt_tokens)
+            if stored.tiers and actual is not None and actual < predicted and lease.tokens is not None:
+                self._knowledge.tiered.missed(lease.replica, stored, lease.tokens, actual)
             more = actual if actual and actual >= predicted + stored.block_tokens else 0
             if more and stored.grade is Grade.CATCHING_UP and lease.tokens:
                 self.unannounced.append(Unannounced(lease.replica, lease.model, lease.tokens, more))

@@ -62,4 +62,4 @@ def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...
 
 def _first_token_ms(c: Candidate) -> float:
     """Modelled time until the request's first token on this replica."""
-    return c.pending_ms + c.kv_wait_ms + c.uncached_ms
+    return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms

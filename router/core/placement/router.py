@@ -12,7 +12,7 @@ Synchronous and single-threaded by contract: a method runs to its end before the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
@@ -23,13 +23,14 @@ from router.core.fleet import stuck
 from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.kv_room import behind_marks
-from router.core.fleet.lease import Lease
+from router.core.fleet.lease import Lease, ToLoad
 from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
 from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
+from router.core.learned.loads import LoadModel
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
-from router.core.placement.candidates import FEW, Pricer, long_enough
+from router.core.placement.candidates import FEW, Pricer, long_enough, to_load
 from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
@@ -67,6 +68,8 @@ class Router:
         stored_blocks_max: int = STORED_BLOCKS_MAX,
         stored_bytes_max: int = STORED_BYTES_MAX,
         repeats: bool = False,
+        tiers: bool = True,
+        load_guesses: Mapping[str, LoadModel] | None = None,
         graded: Callable[[str, Grade, str], None] = lambda *_: None,
         resync: Callable[[str], None] = lambda _: None,
         suspect: Callable[[str], None] = lambda _: None,
@@ -81,7 +84,8 @@ class Router:
         `breaker_changed(replica, state, why)` hears when a replica's breaker opens or closes, `cleared(replica)` when
         its cache is gone. With a `slow_start_s` of 0 no replica starts slowly. With an `explainer` receipts say why
         tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
-        `repeats`: engines may be asked to repeat events (cache/engine_blocks.py)."""
+        `repeats`: engines may be asked to repeat events (cache/engine_blocks.py). With `tiers` what engines hold behind
+        their GPUs counts, at the price of loading it; `load_guesses` are by tier, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         self.explainer = explainer
@@ -94,12 +98,14 @@ class Router:
             stored_blocks_max=stored_blocks_max,
             stored_bytes_max=stored_bytes_max,
             repeats=repeats,
+            tiers=tiers,
             graded=graded,
             resync=resync,
             suspect=suspect,
             cleared=cleared,
         )
         self.fleet, self.knowledge, self.models = observations.fleet, observations.knowledge, observations.models
+        self.fleet.means.load_guesses.update(load_guesses or {})
         self.fitness = Fitness(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
@@ -198,6 +204,7 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
+        receipt.predicted_tier_tokens = chosen.tier_tokens
         lasts_ms = expected_ms(chosen)
         receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
@@ -216,7 +223,9 @@ class Router:
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         _, candidates = self._price(members, match, wanted.ring_key, "", now_s)
         fleet = self.fleet.members
-        return min(predicted_ms(each, fleet) for each in candidates), min(each.uncached_ms for each in candidates)
+        return min(predicted_ms(each, fleet) for each in candidates), min(
+            each.loading_ms + each.uncached_ms for each in candidates
+        )
 
     def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
         """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
@@ -373,6 +382,9 @@ class Router:
             max(0.0, chosen.uncached_ms - member.prefill_model.floor_ms),
         )
         lease.opaque_bytes = size.opaque_bytes
+        if chosen.tier_tokens and lease.stored is not None:
+            alone = not (member.queue.computing or chosen.kv_wait_ms)
+            lease.to_load = ToLoad(to_load(lease.stored, chosen.cached_tokens), chosen.loading_ms, alone)
         self._next_lease += 1
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen

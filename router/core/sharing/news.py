@@ -169,9 +169,9 @@ def _claim(lease: Lease) -> SharedClaim | None:
     stored = lease.stored
     if stored is None or lease.tokens is None or not stored.block_tokens:
         return None
-    if lease.prompt_tokens - stored.tokens < CLAIM_TOKENS_MIN:
+    if lease.prompt_tokens - stored.gpu_tokens < CLAIM_TOKENS_MIN:
         return None
-    depth = stored.tokens // stored.block_tokens
+    depth = stored.gpu_tokens // stored.block_tokens
     keys = lease.tokens.keys.get(stored.block_tokens, [])[depth:]
     return SharedClaim(stored.block_tokens, depth, packed(keys)) if keys else None
 

@@ -274,6 +274,16 @@ class Events(Collector):
         ledgers = {id_: ledger for id_ in streams if (ledger := knowledge.engine_blocks(id_)) is not None}
         held = [((id_,), ledger.blocks) for id_, ledger in ledgers.items()]
         yield gauge("replica_held_blocks", "Blocks held by the replica, by its KV events.", ("replica",), held)
+        tiers = [((id_, tier), count) for id_, ledger in ledgers.items() for tier, count in ledger.tier_blocks()]
+        text = "Blocks held behind the replica's GPU, by its KV events and tier; `shared` is the whole store."
+        yield gauge("replica_tier_blocks", text, ("replica", "tier"), tiers)
+        loads = [
+            ((member.id, tier), member.speeds.loads.model(tier, link.fit).per_token_ms / 1e3)
+            for member in self._router.members
+            for tier, link in member.links.items()
+        ]
+        text = "Learned time to load one token from a tier of the replica."
+        yield gauge("replica_load_seconds_per_token", text, ("replica", "tier"), loads)
         shares = [((id_,), same / n) for id_ in ledgers for same, n in [knowledge.checks(id_)] if n]
         text = "Part of the replica's last 200 answers whose cached tokens were predicted exactly."
         equal = gauge("replica_predictions_equal_ratio", text, ("replica",), shares)

@@ -20,6 +20,7 @@ class World:
     """A Knowledge whose callbacks are remembered."""
 
     bytes_max: int = 1 << 30
+    tiers: bool = True
     grades: list[tuple[str, Grade, str]] = field(default_factory=list)
     resyncs: list[str] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)
@@ -30,6 +31,7 @@ class World:
             aside_max=100,
             names_max=100,
             bytes_max=self.bytes_max,
+            tiers=self.tiers,
             graded=lambda *news: self.grades.append(news),
             resync=self.resyncs.append,
             restarted=self.restarts.append,

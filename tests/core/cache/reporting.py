@@ -7,6 +7,7 @@ from typing import Any
 
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
+from router.core.cache.tiers import TierWalk
 from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.prompts.blocks import token_chain, token_root
 
@@ -61,5 +62,11 @@ class _Engine:
             self.ledger.apply(event)
 
     def depth(self, letters: str, **identity: Any) -> int:
-        """Blocks of this prompt that the engine is believed to hold."""
+        """Blocks of this prompt that the engine is believed to hold on its GPU."""
         return self.masks.match(_keys(letters, **identity)).get("r", 0)
+
+    def loads(self, letters: str, **identity: Any) -> dict[str, int]:
+        """Blocks of this prompt that the engine is believed to load behind that, by tier."""
+        keys, tiers = _keys(letters, **identity), self.ledger.tier_bits()
+        counts = TierWalk(self.masks, keys).behind(self.depth(letters, **identity), [bit for _, bit in tiers])
+        return {tier: count for (tier, _), count in zip(tiers, counts, strict=True) if count}

@@ -61,42 +61,43 @@ def test_two_hashes_of_one_key(engine: _Engine) -> None:
 
 
 def test_tiers_hold_on_their_own(engine: _Engine) -> None:
-    """A block moved to the CPU's memory is held until it is gone from there as well."""
-    engine.hears(_stored([1, 2], "ab"), _stored([1, 2], medium="CPU"), _gone(1, 2), _gone(2, medium="DISK"))
-    assert engine.depth("ab") == 2
+    """A block moved to the CPU's memory can be loaded until it is gone from there as well."""
+    engine.hears(_stored([1, 2], "ab"), _stored([1, 2], medium="CPU"), _gone(1, 2), _gone(2, medium="EXTERNAL"))
+    assert (engine.depth("ab"), engine.loads("ab")) == (0, {"cpu": 2})
     assert engine.ledger.unknown_removals == 1
     engine.hears(_gone(2, medium="CPU"))
-    assert engine.depth("ab") == 1
+    assert (engine.depth("ab"), engine.loads("ab")) == (0, {"cpu": 1})
 
 
 def test_a_tier_may_speak_after_the_copy_is_gone(engine: _Engine) -> None:
     """The name of a removed block is kept, so a tier's event without tokens still finds its key."""
     engine.hears(_stored([1, 2], "ab"), _gone(1, 2), _stored([1, 2], medium="CPU"))
-    assert engine.depth("ab") == 2
+    assert engine.loads("ab") == {"cpu": 2}
 
 
 def test_a_tier_that_speaks_first_is_named_later(engine: _Engine) -> None:
     """Hashes without tokens count from the moment that their tokens are known, and copies taken meanwhile are gone."""
     engine.hears(_stored([9], "z"), _stored([1, 2], medium="CPU"))
-    assert engine.depth("ab") == 0
+    assert engine.loads("ab") == {}
     engine.hears(_gone(2, medium="CPU"), _stored([1, 2], "ab"), _gone(1, 2))
-    assert engine.depth("ab") == 1
+    assert engine.loads("ab") == {"cpu": 1}
 
 
 def test_a_tier_makes_no_root(engine: _Engine) -> None:
     """vLLM's offloading leaves out the salt, so a salted root must not become a plain one."""
     engine.hears(_stored([1], "a", salt=b"s"), _stored([1], "a", medium="CPU"), _stored([2], "b", medium="CPU"))
     assert engine.depth("a") == engine.depth("b") == 0
+    assert engine.loads("a") == engine.loads("b") == {}
     engine.hears(_gone(1))
-    assert engine.depth("a", salt=b"s") == 1
+    assert engine.loads("a", salt=b"s") == {"cpu": 1}
     assert engine.ledger.conflicts == 0
 
 
 def test_a_tier_renames_nothing(engine: _Engine) -> None:
     """A tier's event that leaves out what set the block apart does not make it a plain one."""
     engine.hears(_stored([1, 2], "ab", extras=(None, b"image")), _gone(2), _stored([2], "b", 1, medium="CPU"))
-    assert engine.ledger.blocks == 2
-    assert engine.depth("ab") == 1
+    assert (engine.ledger.blocks, engine.ledger.tiers["cpu"].blocks) == (2, 1)
+    assert (engine.depth("ab"), engine.loads("ab")) == (1, {})
 
 
 def test_one_hash_of_two_contents_is_credited_to_neither(engine: _Engine) -> None:
@@ -303,9 +304,9 @@ def test_repetitions_are_no_copies() -> None:
     engine.hears(_gone(2))
     assert engine.depth("ab") == 1
     engine.hears(_gone(1))
-    assert engine.depth("ab") == 1
+    assert (engine.depth("ab"), engine.loads("ab")) == (0, {"cpu": 1})
     engine.hears(_gone(1, medium="CPU"))
-    assert engine.depth("ab") == 0
+    assert engine.loads("ab") == {}
 
 
 @pytest.mark.parametrize(("repeats", "again", "copies"), [(True, False, 2), (False, True, 1), (False, None, 2)])
@@ -331,6 +332,7 @@ def test_only_copies_on_the_gpu_take_room_there(engine: _Engine) -> None:
     assert (engine.ledger.blocks, engine.ledger.gpu_blocks) == (3, 2)
     engine.hears(_gone(3, 8), _gone(1, medium="CPU"))
     assert (engine.ledger.blocks, engine.ledger.gpu_blocks) == (2, 0)
+    assert engine.ledger.tiers["cpu"].blocks == 2
 
 
 def test_a_block_of_two_groups_takes_room_once(engine: _Engine) -> None:

@@ -194,15 +194,11 @@ class Machine(RuleBasedStateMachine):
     def _useful(self) -> set[str]:
         return {letters for _, letters in self._useful_blocks()}
 
-    def _useful_blocks(self) -> set[Block]:
+    def _useful_blocks(self, medium: str = "GPU") -> set[Block]:
         return {
-            (space, letters)
-            for space, letters in self.named
-            if self.opened
-            and all(
-                any(self.copies[(medium, group), (space, letters)] for medium in ("GPU", "CPU"))
-                for group in self.opened
-            )
+            block
+            for block in self.named
+            if self.opened and all(self.copies[(medium, group), block] for group in self.opened)
         }
 
     @rule(block=BLOCKS, count=st.integers(1, 4), again=AGAIN)
@@ -264,8 +260,14 @@ class Machine(RuleBasedStateMachine):
             self.engine.masks.sweep(7)
         masks, runs = self.engine.masks, self.engine.ledger._credit._runs
         assert sorted(map(id, runs)) == sorted(id(run) for found in masks._ahead.values() for run in found)
+        bit = self.engine.ledger._credit._bit
         assert not any(masks.of.get(run.keys[0], 0) & run.bit for run in runs)
-        return set(masks.of).union(*[run.keys for run in runs])
+        return {key for key, mask in masks.of.items() if mask & bit}.union(*[run.keys for run in runs])
+
+    def _loadable(self) -> set[int]:
+        """Keys with the bit of the tier."""
+        masks, tier = self.engine.masks, self.engine.ledger.tiers.get("cpu")
+        return {key for key, mask in masks.of.items() if tier is not None and mask & tier.bit}
 
     @invariant()
     def _agrees(self) -> None:
@@ -277,7 +279,10 @@ class Machine(RuleBasedStateMachine):
             keys = _keys(letters)
             assert self.engine.depth(letters) == next((n for n, key in enumerate(keys) if key not in truth), len(keys))
         ledger = self.engine.ledger
-        assert ledger.blocks == len(self._useful_blocks())
+        in_tier = self._useful_blocks("CPU")
+        assert ledger.blocks == len(in_tier | self._useful_blocks())
+        assert self._loadable() == {_key(letters) for _, letters in in_tier}
+        assert ledger._kept == len(in_tier & self._useful_blocks())
         on_gpu = sum(copies for (place, _), copies in self.copies.items() if place[0] == "GPU")
         assert ledger.gpu_blocks == -(-on_gpu // max(1, len(self.opened)))
         # The overlays hold what is rare, and nothing else.
@@ -305,6 +310,7 @@ class Bounded(Machine):
             return
         possible = {_key(letters) for letters in self._useful() | set(self.expected)}
         assert self._believed() <= possible
+        assert self._loadable() <= {_key(letters) for _, letters in self._useful_blocks("CPU")}
         ledger = self.engine.ledger
         assert len(ledger._held) <= 5
         counts = [ledger._copies.get(given, ledger._usual) for given in ledger._held]

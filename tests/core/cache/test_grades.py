@@ -128,21 +128,23 @@ def test_a_prompt_behind_a_late_answer_is_known_to_be_unsure() -> None:
 
 def test_a_tier_takes_no_room_on_the_gpu() -> None:
     """Of a pool of 4,000 blocks 800 are in use, whatever a tier holds besides; what is left is free. A prompt that only
-    the tier has counts as held."""
+    the tier has counts as held, all of it to be loaded. Half of what the GPU has is in the tier as well."""
     world = World()
     world.join()
     prompts = [array("I", [seed, *range(1, 200 * BLOCK)]).tobytes() for seed in range(40)]
     for seed, ids in enumerate(prompts):
         hashes = list(range(1_000 * seed + 1, 1_000 * seed + 201))
         for medium in ("GPU", "CPU"):
-            world.knowledge.apply("a", Stored(hashes, None, ids, BLOCK, "", b"", None, medium, 0, True), 0.0)
+            if medium == "GPU" or seed < 38:
+                world.knowledge.apply("a", Stored(hashes, None, ids, BLOCK, "", b"", None, medium, 0, True), 0.0)
         if seed < 36:
             world.knowledge.apply("a", Removed(hashes, "GPU", 0), 0.0)
     world.knowledge.checked("a", Load(kv_tokens_max=4_000 * BLOCK, block_tokens=BLOCK), 1.0)
     keys = token_chain(prompts[0], BLOCK, token_root("", b"", BLOCK))
     held = world.said(TokenPrompt(prompts[0], "", b"", {BLOCK: keys}))["a"]
     assert held.free_tokens == 3_200 * BLOCK
-    assert held.tokens == 200 * BLOCK
+    assert (held.tokens, held.gpu_tokens, held.tiers) == (200 * BLOCK, 0, {"cpu": 200 * BLOCK})
+    assert held.kept_share == 0.5
 
 
 def test_a_hybrid_model_is_exact_only_by_its_answers() -> None:

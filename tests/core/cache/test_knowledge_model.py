@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from router.core.cache.engine_blocks import BLOCK_BYTES
 from router.core.cache.knowledge import Knowledge
-from router.core.cache.reported import HYBRID, StoredPrefix
+from router.core.cache.reported import HYBRID, Reported, StoredPrefix
 from router.core.cache.selfcheck import CHECKS
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
@@ -144,8 +144,21 @@ class Machine(RuleBasedStateMachine):
                     behind = ledger.blocks > 0 if keys is None else ledger.tails.continued(keys, root, self.now_s)
                 suspended = bool(known.suspended)
                 doubted = suspended and known.doubted
-                found[name] = StoredPrefix(tokens, size, grade, known.epoch, suspended, doubted, free, behind)
+                said = StoredPrefix(tokens, size, grade, known.epoch, suspended, doubted, free, behind)
+                loads = self._loads(known, keys or [], tokens // size) if tokens or size else 0
+                if loads and not suspended:
+                    said.tokens, said.tiers = tokens + loads * size, {"cpu": loads * size}
+                said.kept_share = ledger.kept_share
+                found[name] = said
         return found
+
+    def _loads(self, known: Reported, keys: list[int], depth: int) -> int:
+        """Blocks in a row that the tier has behind so many."""
+        tier, of = known.engine.tiers.get("cpu"), self.knowledge.masks.of
+        end = depth
+        while tier is not None and end < len(keys) and of.get(keys[end], 0) & tier.bit:
+            end += 1
+        return end - depth
 
     @invariant()
     def _says_what_ledgers_say(self) -> None:

@@ -228,10 +228,12 @@ def test_removals_and_clears() -> None:
     assert _only(["AllBlocksCleared", "kvcr"]) == Cleared()
 
 
-def test_what_another_machine_holds_is_no_event() -> None:
-    """REMOTE blocks are not this engine's: neither stored nor removed, and nothing was unreadable."""
+def test_what_a_remote_store_holds_has_a_medium_of_its_own() -> None:
+    """REMOTE blocks are in a place that is not the engine's own, whatever its medium; LOCAL ones are as if unsaid."""
     gone = {"type": "BlockRemoved", "block_hashes": [5], "medium": "STORAGE", "locality": "REMOTE"}
-    assert _batch_of(_a_map(locality="REMOTE"), gone, _a_map()) == EventBatch(1.5, 0, [PLAIN], 0)
+    found = _batch_of(_a_map(medium="STORAGE", locality="REMOTE"), gone, _a_map(medium="STORAGE", locality="LOCAL"))
+    assert [event.medium for event in found.events] == ["STORAGE/REMOTE", "STORAGE/REMOTE", "STORAGE"]
+    assert found.skipped == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
-    price(q, r) = wait(r)
+    price(q, r) = wait(r) + loading(q, r)
                   + uncached(q, r) + load(r) x min(uncached(q, r), unit)
                   + evicted(q, r)
                   + evicted_again(q, r) / (1 + backlog)^2
@@ -202,9 +202,9 @@ def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 def wait_ms(candidate: Candidate) -> float:
     """Time until a prefill would begin: until the prefills before it are done and the KV pool has room, whichever is
-    later."""
-    pending_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
-    return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - takes half as long as max()
+    later, and what is to be loaded is loaded."""
+    pending_ms, kv_wait_ms, loading_ms = candidate.pending_ms, candidate.kv_wait_ms, candidate.loading_ms
+    return loading_ms + (pending_ms if pending_ms > kv_wait_ms else kv_wait_ms)  # noqa: FURB136 - half of max()'s time
 
 
 def thrashes(candidate: Candidate, market: Market) -> bool:
@@ -244,6 +244,7 @@ def price(candidate: Candidate, weights: Weights) -> float:
     delay_ms = uncached_ms if uncached_ms < weights.unit_ms else weights.unit_ms  # noqa: FURB136 - as in wait_ms()
     return (
         waited_ms
+        + candidate.loading_ms
         + uncached_ms
         + load * delay_ms
         + candidate.evicted_ms

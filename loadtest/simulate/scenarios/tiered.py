@@ -1,0 +1,44 @@
+"""Workloads on replicas that have CPU memory behind their GPUs, whose events the routers hear.
+
+The policies are not raced on them: other rules are told nothing of tiers.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from loadtest.engine.host_tier import TierLimits
+from loadtest.simulate.scenarios.generated import BLOCK_TOKENS, PIECE_TOKENS, Pieces, poisson, turns_of
+from loadtest.simulate.scenarios.scenario import LOADS, Scenario
+from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.turns import open_workload
+
+CHURN, TIER = 3, 2
+"""What is asked for again and again, and what a tier holds, in sizes of the GPUs' caches."""
+PREFIX_PIECES = 30
+WARM_UP, REQUESTS = 900, 1_500
+
+
+def tier_churn(load: str, seed: int) -> Scenario:
+    """Prefixes of 12,000 tokens asked for uniformly, three times as many as the GPUs' caches hold and half as many
+    again as the tiers do, with a question of 400 tokens each. Four replicas, so that each prefix is asked for some
+    eight times."""
+    setting = Setting(replicas=4, seed=seed, grade="exact")
+    tier = TierLimits(TIER * setting.kv_tokens_of(setting.calibration))
+    return churn(load, replace(setting, tier=tier), warm_up=WARM_UP, requests=REQUESTS)
+
+
+def churn(load: str, setting: Setting, *, warm_up: int, requests: int) -> Scenario:
+    """Such a workload on any cluster. Loads are shares of what it sustains without tiers."""
+    groups = CHURN * fleet_kv_tokens(setting) // (PREFIX_PIECES * PIECE_TOKENS)
+    name, count = f"tier_churn:{setting.seed}", warm_up + requests
+    rng = random.Random(name)
+    parts = [Pieces(rng.randrange(groups), PREFIX_PIECES, n, 1, rng.randint(50, 350)) for n in range(count)]
+    turns = turns_of(name, parts, poisson(rng, count, 1.0))
+    rate = LOADS[load] * capacity_rps(turns, setting, BLOCK_TOKENS)
+    for turn in turns:
+        turn.at_s /= rate
+    workload = open_workload("tier_churn", turns, BLOCK_TOKENS, warm_up=warm_up)
+    return Scenario(workload, setting, rate, "requests/s")

@@ -1,0 +1,93 @@
+"""Which replicas keep blocks in tiers behind their GPUs, and which reach a store together.
+
+Replicas of the same models that speak of a remote store reach the same one: what one of them wrote, each can load, and
+a replica that leaves takes nothing of it along. A replica whose engine hashes with another seed shows itself by the
+first block that both name; it is credited with nothing of the store from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.core.cache.masks import Masks
+from router.core.cache.reported import Reported, StoredPrefix
+from router.core.cache.tiers import BlockStore, TierWalk
+from router.core.facts.placements import Grade
+from router.core.facts.tiers import SHARED, STORAGE, tier_of
+from router.core.kv_events.decoding import Stored
+from router.core.prompts.token_keys import TokenPrompt
+
+STORES_MAX = 4  # shared stores remembered, of up to 512 Ki blocks each
+_ESTIMATED = Grade.ESTIMATED
+
+
+class Tiered:
+    """The replicas that have tiers. Of a fleet that has none, `replicas` is empty and nothing here is called."""
+
+    def __init__(self, masks: Masks) -> None:
+        self._masks = masks
+        self.replicas: dict[str, Reported] = {}
+        self._groups: dict[str, str] = {}  # replica -> what it serves
+        self._stores: dict[tuple[str, int], BlockStore] = {}  # (what is served, tokens of a block) -> store
+
+    def serves(self, replica: str, group: str) -> None:
+        """Replicas of one `group` serve the same models."""
+        if self._groups.get(replica) != group:
+            self._groups[replica] = group
+            if known := self.replicas.get(replica):
+                known.engine.shared = None  # speaking of the store makes it known again
+
+    def heard(self, known: Reported, event: Stored) -> None:
+        """The replica is about to take note of a block in a tier."""
+        self.replicas[known.name] = known
+        engine = known.engine
+        if engine.shared is None and not engine.apart and known.block_tokens and tier_of(event.medium) == SHARED:
+            engine.shared = self._store_of(self._groups.get(known.name, ""), known.block_tokens)
+
+    def forget(self, replica: str) -> None:
+        """The replica left the fleet."""
+        self.replicas.pop(replica, None)
+        self._groups.pop(replica, None)
+
+    def add(self, size: int, keys: Sequence[int], depths: dict[str, int], found: dict[str, StoredPrefix]) -> None:
+        """Add to what replicas are `found` to store of a prompt what they can load behind it. `keys` are those of its
+        blocks of `size` tokens, of which replicas have `depths` on the GPU."""
+        walk = TierWalk(self._masks, keys)
+        for name, known in self.replicas.items():
+            if known.suspended or known.block_tokens != size or known.shown[0] is _ESTIMATED:
+                continue
+            bits = known.engine.tier_bits()
+            counts = walk.behind(depths.get(name, 0), [bit for _, bit in bits])
+            tiers = {tier: count * size for (tier, _), count in zip(bits, counts, strict=True) if count}
+            if tiers:
+                said = found.get(name) or known.empty()
+                said.tokens, said.tiers = said.tokens + sum(tiers.values()), tiers
+                found[name] = said
+
+    def missed(self, replica: str, stored: StoredPrefix, prompt: TokenPrompt, actual_tokens: int) -> None:
+        """The replica found fewer tokens of a prompt than it was believed to have: what files were believed to have
+        behind these is not there. What other tiers lose, they say."""
+        known, size = self.replicas.get(replica), stored.block_tokens
+        if known is None or not stored.tiers or not size or actual_tokens < stored.gpu_tokens:
+            return
+        gone = prompt.keys.get(size, [])[actual_tokens // size : stored.tokens // size]
+        engine = known.engine
+        if SHARED in stored.tiers and engine.shared is not None:
+            engine.shared.drop(gone)
+        if STORAGE in stored.tiers and engine.store is not None:
+            engine.store.drop(gone)
+
+    def _store_of(self, group: str, size: int) -> BlockStore:
+        store = self._stores.get((group, size))
+        if store is None:
+            if len(self._stores) >= STORES_MAX:
+                self._drop_oldest()
+            store = self._stores[group, size] = BlockStore(self._masks, f"{SHARED} {size} {group}")
+        return store
+
+    def _drop_oldest(self) -> None:
+        store = self._stores.pop(next(iter(self._stores)))
+        for known in self.replicas.values():
+            if known.engine.shared is store:
+                known.engine.shared = None
+        store.close()

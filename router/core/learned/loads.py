@@ -1,0 +1,102 @@
+"""How long an engine takes to load blocks from a tier into its GPU: two parameters, learned per replica and tier.
+
+    load_ms(n) = floor + a x n
+
+n is the number of tokens. The first guess follows from the bytes of a token and the speed of the link, both of which
+are settings. Half a token's bytes is half the time, whatever the model computes, so unlike prefill it does not grow
+with the context: at 256 KiB a token and 54 GB/s, PCIe's speed as measured on an H20, 5 us a token where computing it
+takes 60. What all replicas of the same models show is the prior of each.
+
+An observation is what an answer's first token took beyond waiting and prefill, as far as the load before it on the same
+link had ended (core/fleet/loads.py). Loads are short beside an engine's steps, at whose ends they are noticed: the
+floor learns what that costs on average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.core.facts.tiers import CPU, EXTERNAL, SHARED, STORAGE
+from router.core.learned.least_squares import Sums, squares
+
+LEARN_TOKENS_MIN = 512  # least tokens to learn from: a shorter load is lost in the engine's steps
+FORGET = 0.98  # weight of an observation fades to a third after about 50 more
+PRIOR_WEIGHT = 3.0  # observations that the prior counts for
+GUESS_WEIGHT = 0.3  # observations that the first guess counts for in what all replicas show
+OUTLIER = 4.0  # an observation further than this factor from the model is clipped: a pause, not a load
+CLIPPED_FROM = 8  # observations after which the model is known well enough to call anything a pause
+PSEUDO_TOKENS = (1_000, 16_000)  # tokens at which a fit agrees with its prior
+SUPPORTS = ((0, 1), (1,))  # coefficients in use: a load without a price per token is no model
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """Coefficients in milliseconds."""
+
+    floor_ms: float
+    per_token_ms: float
+
+    def ms(self, tokens: float) -> float:
+        """Time to load so many tokens, once the link is free."""
+        return self.floor_ms + self.per_token_ms * tokens
+
+
+def guess(floor_ms: float, kv_bytes_per_token: float, gb_per_s: float) -> LoadModel:
+    """The model of a link that moves so many gigabytes (10^9 bytes) a second."""
+    return LoadModel(floor_ms, kv_bytes_per_token / gb_per_s / 1e6)
+
+
+KV_BYTES_PER_TOKEN = 262_144.0  # Qwen3-32B in bf16
+FLOOR_MS = {CPU: 10.0, STORAGE: 20.0, EXTERNAL: 20.0, SHARED: 30.0}
+GB_PER_S = {CPU: 54.0, STORAGE: 6.0, EXTERNAL: 6.0, SHARED: 2.0}  # PCIe 5 as measured, an NVMe drive, an object store
+GUESSES = {tier: guess(FLOOR_MS[tier], KV_BYTES_PER_TOKEN, GB_PER_S[tier]) for tier in GB_PER_S}
+
+
+@dataclass(slots=True)
+class LoadFit:
+    """Learns a LoadModel from (tokens, milliseconds)."""
+
+    model: LoadModel = GUESSES[CPU]  # says something once there are observations
+    observations: int = 0
+    _sums: Sums = field(default_factory=Sums)
+
+    def observe(self, tokens: int, took_ms: float, prior: LoadModel, weight: float) -> None:
+        """Take one observation; `prior` counts for `weight` observations."""
+        if tokens < LEARN_TOKENS_MIN:
+            return
+        took_ms = max(0.0, took_ms)
+        if self.observations >= CLIPPED_FROM:
+            took_ms = min(took_ms, OUTLIER * self.model.ms(tokens))
+        x = (1.0, tokens / 1e3, 0.0)
+        self._sums.observe(x, took_ms, 1 / x[1], FORGET)
+        self.observations += 1
+        pseudo = []
+        for each in PSEUDO_TOKENS:
+            at = (1.0, each / 1e3, 0.0)
+            xx, xy = squares(at, weight / len(PSEUDO_TOKENS) / at[1])
+            pseudo.append((xx, xy, prior.ms(each)))
+        best = self._sums.solve(pseudo, SUPPORTS)
+        self.model = prior if best is None else LoadModel(best[0], best[1] / 1e3)
+
+
+class LoadFits:
+    """What all replicas of the same models have shown of each tier, and the guesses before that."""
+
+    def __init__(self, guesses: dict[str, LoadModel] | None = None) -> None:
+        self.guesses = GUESSES if guesses is None else guesses
+        self._fits: dict[str, LoadFit] = {}
+
+    def model(self, tier: str, own: LoadFit) -> LoadModel:
+        """The model of one replica: its own, or that of all such replicas until it has one, or the guess."""
+        if own.observations:
+            return own.model
+        fit = self._fits.get(tier)
+        return fit.model if fit is not None else self.guesses[tier]
+
+    def observe(self, tier: str, own: LoadFit, tokens: int, took_ms: float) -> None:
+        """A load of so many tokens took so long at the replica whose fit is `own`."""
+        fit = self._fits.get(tier)
+        if fit is None:
+            fit = self._fits[tier] = LoadFit()
+        fit.observe(tokens, took_ms, self.guesses[tier], GUESS_WEIGHT)
+        own.observe(tokens, took_ms, fit.model, PRIOR_WEIGHT)

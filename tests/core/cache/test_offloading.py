@@ -1,0 +1,70 @@
+"""What vLLM's offloading says of its CPU memory, replayed: the events of its own classes against its own state."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.core.cache.engine_blocks import EngineBlocks
+from router.core.cache.masks import Masks
+from router.core.kv_events.decoding import Removed, Stored, decode
+from tests.core.kv_events.kv_data import FOLDER
+
+RECORDED = msgspec.json.decode(gzip.decompress((FOLDER / "vllm_offloading.json.gz").read_bytes()))
+
+
+def _replayed(recorded: dict[str, Any]) -> tuple[Masks, EngineBlocks]:
+    masks = Masks()
+    ledger = EngineBlocks(masks, "r", blocks_max=1_000, aside_max=100, names_max=100)
+    for batch in recorded["batches"]:
+        for event in decode(base64.b64decode(batch)).events:
+            ledger.apply(event)
+    return masks, ledger
+
+
+def _hashes(masks: Masks, ledger: EngineBlocks, bit: int) -> list[int]:
+    """The engine's names of the blocks whose keys have the bit."""
+    return sorted(given for given, key in ledger._held.items() if key is not None and masks.of.get(key, 0) & bit)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: str(recorded["name"]))
+def test_a_recording_replays_to_the_engines_own_state(recorded: dict[str, Any]) -> None:
+    """Chunks of one and of several blocks that share blocks and are evicted, with their tokens and as placeholders:
+    what is believed to be in the tier is what vLLM's manager has there, and no removal was of something unknown."""
+    masks, ledger = _replayed(recorded)
+    assert _hashes(masks, ledger, ledger.tiers["cpu"].bit) == recorded["in_tier"]
+    assert _hashes(masks, ledger, ledger._credit._bit) == recorded["on_gpu"]
+    assert ledger.unknown_removals == ledger.conflicts == 0
+    assert ledger.gpu_blocks == len(recorded["on_gpu"])
+    assert ledger.complete
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: str(recorded["name"]))
+def test_who_joins_late_believes_too_little(recorded: dict[str, Any]) -> None:
+    """Without the first batches placeholders have no key and removals are of unknown blocks: none of that is credited,
+    and none of it harms what is known."""
+    masks = Masks()
+    ledger = EngineBlocks(masks, "r", blocks_max=1_000, aside_max=100, names_max=100)
+    for batch in recorded["batches"][4:]:
+        for event in decode(base64.b64decode(batch)).events:
+            ledger.apply(event)
+    tier = ledger.tiers.get("cpu")
+    assert tier is None or set(_hashes(masks, ledger, tier.bit)) <= set(recorded["in_tier"])
+    assert set(_hashes(masks, ledger, ledger._credit._bit)) <= set(recorded["on_gpu"])
+
+
+def test_the_recordings_have_what_is_hard() -> None:
+    """Placeholders, blocks announced again by another chunk, and evictions are all in them."""
+    events = [
+        event for each in RECORDED for batch in each["batches"] for event in decode(base64.b64decode(batch)).events
+    ]
+    in_tier = [event for event in events if isinstance(event, Stored) and event.medium == "CPU"]
+    assert any(not event.tokens for event in in_tier)
+    assert any(len(event.hashes) > 1 for event in in_tier)
+    assert any(isinstance(event, Removed) and event.medium == "CPU" for event in events)
+    told = [given for event in in_tier for given in event.hashes]
+    assert len(told) > len(set(told))
