@@ -77,6 +77,7 @@ def note(question: Question, record: RequestRecord) -> None:
     wanted = question.wanted
     record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
     record.repairs, record.warning = question.repairs, question.warning
+    record.not_continued = question.not_continued
     name = question.request.fields.get(b"x-session-id")
     if not name and wanted.ask.session:
         name = wanted.ask.session.encode(errors="surrogatepass")
@@ -126,6 +127,7 @@ def final_receipt(
             "cached_tokens": usage.cached_tokens if usage is not None else None,
             "completion_tokens": usage.completion_tokens if usage is not None else None,
             "miss": miss.header(isolated=isolated) if miss is not None else None,
+            **({"continued": record.continued[0]} if record.continued[0] else {}),
         }
         return b": warmroute %b\n\n" % msgspec.json.encode(told)
 

@@ -21,6 +21,7 @@ from router.reading.observer import Observer
 from router.reading.reader import Reader, ReadingRules
 from router.settings import secrets, tls
 from router.settings.keys import Keys, files_of_settings, keys_of
+from router.settings.pairs import continued_models
 from router.settings.schema import Settings
 from router.telemetry import logs
 from router.telemetry.process_counts import PROMPTS, SPANS_DROPPED, UNEXPLAINED
@@ -152,4 +153,6 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         append_only=observatory.append_only,
         step_header=observatory.step_header,
         step_field=observatory.step_field,
+        continue_streams=settings.upstream.continue_streams,
+        continue_models=continued_models(settings.upstream.continue_models),
     )

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
@@ -35,6 +36,7 @@ from router.reading import answering
 from router.reading.answering import HISTORY_CHANGED, none_ready
 from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.reading.charge import charge
+from router.reading.continuing import CONTINUE, Planned, planned, wished
 from router.reading.observer import Observer
 from router.reading.question import STORED, Question
 from router.reading.turns import ReadingTurns
@@ -52,7 +54,7 @@ CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
 FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
 
-_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT}
+_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, CONTINUE}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
@@ -70,6 +72,8 @@ class ReadingRules:
     append_only: str = OFF
     step_header: str = ""
     step_field: str = ""
+    continue_streams: str = "asked"
+    continue_models: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -82,6 +86,7 @@ class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     warning: str
     body: bytes
     repairs: tuple[str, ...]
+    planned: Planned
 
 
 class Reader:
@@ -180,7 +185,13 @@ class Reader:
         if tenant is not None:
             self._check_isolation(request.path, model, tenant)
             body = await how.run(owned, request, ask, tenant, id_)
-        return _Read(ask, chain, model, sighting, warning, body, repairs)
+        plan: Planned = (None, "")
+        if ask.stream and model is not None and how.relayed and how.dialect is not None:
+            rules = self._rules
+            mode = wished(request, tenant, model, rules.continue_models, rules.continue_streams)
+            if mode != OFF:
+                plan = await how.run(planned, request.path, body, ask, frozenset(self._placer.engines(model)), mode)
+        return _Read(ask, chain, model, sighting, warning, body, repairs, plan)
 
     async def _asked(
         self, request: Request, id_: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
@@ -195,6 +206,7 @@ class Reader:
         wanted = _wanted(request, body, ask, read.chain, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
         question = self._question(request, id_, body, how, wanted)
+        question.take_plan(*read.planned)
         question.repairs, question.warning, ask.stream_options = read.repairs, read.warning, None
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough

@@ -8,8 +8,8 @@ Only the SHA-256 of a key is kept. A key is 256 random bits, so that nobody can 
 hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest:
 timing reveals something of the digest only, which nobody can steer towards another without breaking SHA-256.
 
-Rates, isolation, receipts, repairs and `append_only` apply to the tenant, whichever key says so; keys that contradict
-each other are refused. Models and priority apply to the key.
+Rates, isolation, receipts, repairs, `append_only` and `continue_streams` apply to the tenant, whichever key says so;
+keys that contradict each other are refused. Models and priority apply to the key.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ FILE_BYTES_MAX = 64 << 20
 OTHER, NONE = "other", "none"  # label values that no tenant may be named
 OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conversations whose history has changed
 
+CONTINUE = ("off", "asked", "exact", "approximate")  # treatment of streams that break
+_OF_TENANT = (
+    "requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only", "continue_streams",
+)  # fmt: skip
+
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"[0-9A-Fa-f]{{64}}|{PREFIX}[\w-]{{40}}")  # a digest, or a key of `make_key`
@@ -70,6 +75,7 @@ class Tenant:
     receipts: bool = False
     repairs: tuple[str, ...] = ()  # repairs that are made to its requests
     append_only: str = OFF
+    continue_streams: str = ""  # one of CONTINUE; "": as the model or the settings say
 
     def allows(self, model: str) -> bool:
         """Whether the tenant may use this model."""
@@ -100,12 +106,15 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     receipts: bool | None = None
     repairs: tuple[str, ...] | None = None
     append_only: str | Literal[False] | None = None  # YAML reads `off` as false
+    continue_streams: str | Literal[False] | None = None
 
     def __post_init__(self) -> None:
         if self.repairs is not None and not set(self.repairs) - set(REPAIRS):
             self.repairs = in_order(self.repairs)
         if self.append_only is False:
             self.append_only = OFF
+        if self.continue_streams is False:
+            self.continue_streams = OFF
 
 
 class Keys:
@@ -152,6 +161,7 @@ class Keys:
                 receipts=said.get("receipts", receipts),
                 repairs=said.get("repairs", repairs),
                 append_only=said.get("append_only", append_only),
+                continue_streams=said.get("continue_streams", ""),
             )
             by_digest[entry.sha256] = made
             tenants.setdefault(entry.tenant, made)
@@ -220,6 +230,8 @@ def _wrong(entry: _Entry) -> list[str]:
     wrong += [f"'repairs': there is no '{_shown(name)}'{nearest(name, REPAIRS)}" for name in odd]
     if entry.append_only not in (None, *APPEND_ONLY):
         wrong.append(f"'append_only' must be one of {', '.join(APPEND_ONLY)}")
+    if entry.continue_streams not in (None, *CONTINUE):
+        wrong.append(f"'continue_streams' must be one of {', '.join(CONTINUE)}")
     return wrong
 
 
@@ -228,7 +240,7 @@ def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, A
     tenants: dict[str, dict[str, Any]] = {}
     for entry in entries:
         said = tenants.setdefault(entry.tenant, {})
-        for field in ("requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only"):
+        for field in _OF_TENANT:
             value = getattr(entry, field)
             if value is not None and said.setdefault(field, value) != value:
                 problems.append(f"key '{entry.name}': its {field} contradicts another key of tenant '{entry.tenant}'")

@@ -39,6 +39,10 @@ class RequestRecord(Struct):
     repairs: tuple[str, ...] = ()  # repairs that the body needed
     warning: str = ""  # the warning header that the client got
     session: str = ""  # `session_key` of the name that the client gave its session; "" for none
+    # Of a stream that went on on another replica: exactness ("exact", "approximate"), kind of the break, and the
+    # replica that broke; "" of any other.
+    continued: tuple[str, str, str] = ("", "", "")
+    not_continued: str = ""  # reason for which a stream was not continued, or could not have been
     number: int = 0  # given by the hub at the end: unique, rising, microseconds of Unix time where the clock is steady
 
 

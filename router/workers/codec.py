@@ -173,6 +173,8 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         record.trace_id,
         record.warning,
         record.session,
+        record.continued,
+        record.not_continued,
     )
 
 
@@ -208,6 +210,8 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         trace_id=report.trace_id,
         warning=report.warning,
         session=report.session,
+        continued=report.continued,
+        not_continued=report.not_continued,
     )
 
 

@@ -126,6 +126,8 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     trace_id: str = ""
     warning: str = ""
     session: str = ""
+    continued: tuple[str, str, str] = ("", "", "")
+    not_continued: str = ""
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):

@@ -1,0 +1,286 @@
+"""A stream that may be continued: its events are read on the way, and when it breaks, another replica goes on with it.
+
+    body       the engine's bytes, event by event: what is said is noted, ids are taken out, the rest goes to the Relay
+    go on      a break, or a hand-over: place elsewhere, send what was said so far as a prompt, relay what follows
+
+A stream is continued once. It is tried on another replica only while no event of the second one has come, within the
+budget of retries, and for no longer than a stream may be silent. A hand-over (`hand_over`) breaks it on purpose, if it
+can be continued and another replica is ready, so that a replica that is about to leave need not be waited for.
+
+Streams that nobody wants continued never come here: their relay reads none of their events (exchange.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from router.core.dialects import OPENAI, sse
+from router.core.dialects.continuing import (
+    APPROXIMATE,
+    EXACT,
+    ContinuationPlan,
+    NotContinued,
+    ResumedStream,
+    SaidToEnd,
+    StreamDiffers,
+    carried_of,
+    resumed_of,
+)
+from router.core.dialects.continuing.carried import PROMPT_BYTES_MAX
+from router.core.dialects.ranks import for_rank
+from router.core.dialects.sse import EventSplitter
+from router.core.facts.placements import Ending, Outcome
+from router.core.facts.replicas import Replica
+from router.edge.attempts import Call
+from router.edge.relay import Relay
+from router.edge.retry_budget import RetryBudget
+from router.http.engine_failed import EngineFailed
+from router.http.exchange import EngineAnswer
+from router.http.failures import (
+    BrokeMidway,
+    ConnectFailed,
+    Diverged,
+    EngineShed,
+    Failure,
+    HandedOver,
+    Stale,
+    Unfinished,
+)
+from router.http.request import Refusal
+from router.http.upstream import Upstream
+from router.placer import LEFT, Placed, Placer
+from router.reading.placing import UNSENT_MAX, placed
+from router.reading.question import Question
+from router.telemetry.record import RequestRecord
+
+EVENT_BYTES_MAX = PROMPT_BYTES_MAX + (1 << 20)  # the first event has the ids of the prompt
+
+
+class Carrying:
+    """The sink of the answers of one stream: hands its Relay what the client is to get."""
+
+    mark = b""  # nothing takes the shortcut
+
+    def __init__(self, plan: ContinuationPlan, question: Question, relay: Relay, answer: EngineAnswer) -> None:
+        request = question.request  # it keeps its body where the plan needs that
+        self.carried = carried_of(plan, lambda: request.body)
+        self.answer = answer
+        self.resumed: ResumedStream | None = None  # None before another replica goes on
+        self.begun = False  # an event of the present answer has come
+        self.differs = False
+        self._relay = relay
+        self._splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
+        self._told: Callable[[], None] | None = None
+
+    def body(self, data: bytes) -> None:
+        """Take any bytes of the body."""
+        if self._relay.paused:
+            self.answer.pause()
+        self._pass(self._splitter.feed(data))
+
+    def shortcut(self) -> Callable[[bytes], None] | None:
+        """None: every event is looked at."""
+        return None
+
+    def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
+        """Do nothing: nothing takes the shortcut."""
+
+    def _pass(self, events: list[bytes]) -> None:
+        if self.differs or not events:
+            return
+        if not self.begun:
+            self.begun = True
+            if self._told is not None:
+                self._told()
+        stream = self.resumed or self.carried
+        try:
+            made = b"".join([stream.take(event) for event in events])
+        except StreamDiffers as error:
+            self.differs = True
+            self.answer.fail(Diverged(str(error)))
+            return
+        if made:
+            self._relay.body(made)
+
+    def end(self) -> None:
+        """The body has ended. Raises BrokeMidway if it did not say that it was whole."""
+        rest = self._splitter.close().rstrip()
+        if rest and (sse.payload(rest) == b"[DONE]" or sse.begins_well(rest + b"\n\n")):
+            self._pass([rest + b"\n\n"])
+        if self.differs:
+            raise Diverged("what was said was not said again")
+        if (self.resumed or self.carried).broken:
+            raise Unfinished("the engine said that it failed, or ended the stream early")
+        self._relay.end()
+
+    def resume(self, answer: EngineAnswer, told: Callable[[], None]) -> None:
+        """Another replica goes on with this answer; `told` is called at its first event."""
+        self._splitter.close()
+        self.answer, self.begun, self._told = answer, False, told
+        self.resumed = resumed_of(self.carried)
+        self._relay.adopt(answer)
+
+    def say_end(self, events: bytes) -> bool:
+        """All was said; these events end the stream. Returns whether it is whole with them."""
+        if events:
+            self._relay.body(events)
+        try:
+            self._relay.end()
+        except Unfinished:
+            return False
+        return True
+
+
+class Continuations:
+    """Relays streams that may be continued, and continues them. `silence_s_max`, which may be replaced: the time for
+    which a client may wait for the next event."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        upstream: Upstream,
+        *,
+        clock: Callable[[], float],
+        budget: RetryBudget,
+        silence_s_max: float,
+    ) -> None:
+        self.silence_s_max = silence_s_max
+        self._placer = placer
+        self._upstream = upstream
+        self._clock = clock
+        self._budget = budget
+        self._open: set[Carrying] = set()
+
+    async def relay(self, call: Call, carrying: Carrying, record: RequestRecord) -> BrokeMidway | None:
+        """Relay a stream, on two replicas if need be. `call` is then that of the second one. Returns what broke the
+        stream for good; None: all of it has come."""
+        self._open.add(carrying)
+        try:
+            broke = await _heard(carrying)
+            if broke is None or not await self._go_on(call, carrying, broke, record):
+                return broke
+            if carrying.resumed is None:
+                return None  # all was said
+            broke = await _heard(carrying)
+            if carrying.carried.approximate:  # it may be known from the second answer only
+                record.continued = (APPROXIMATE, *record.continued[1:])
+            if broke is not None:
+                record.not_continued = "differs" if isinstance(broke, Diverged) else "again"
+                if isinstance(broke, Diverged):
+                    self._placer.finish(call.lease, LEFT, self._clock())  # nobody's fault
+            return broke
+        finally:
+            self._open.discard(carrying)
+
+    def hand_over(self, replica: str) -> int:
+        """Have every stream of a replica continued elsewhere that can be, if another replica is ready. Returns how
+        many."""
+        if not self._placer.others_ready(frozenset((replica,))):
+            return 0
+        moved = [
+            each
+            for each in self._open
+            if each.answer.replica == replica and each.resumed is None and each.begun and each.carried.can_go_on
+        ]
+        for carrying in moved:
+            carrying.answer.fail(HandedOver("its replica is about to leave"))
+        return len(moved)
+
+    async def _go_on(self, call: Call, carrying: Carrying, broke: BrokeMidway, record: RequestRecord) -> bool:
+        """Whether the stream goes on, or was said to its end."""
+        cause, replica = broke.kind, call.lease.replica
+        try:
+            body = carrying.carried.next_body()
+        except SaidToEnd as said:
+            if not carrying.say_end(said.events):
+                return False
+            record.continued = (EXACT, cause, replica)
+            return True
+        except NotContinued as why:
+            record.not_continued = why.reason
+            return False
+        planned = isinstance(broke, HandedOver)
+        if not planned and not self._budget.covers(self._clock()):
+            record.not_continued = "budget"
+            return False
+        if call.question.trace is not None:
+            call.question.trace.failed(cause, 0, self._clock())
+        self._placer.finish(call.lease, LEFT if planned else Outcome(Ending.FAILED), self._clock())
+        self._upstream.done(call.answer)
+        found = await self._in_time(call.question, replica, carrying.carried.next_path, body)
+        if isinstance(found, str):
+            record.not_continued = found
+            return False
+        if not planned:
+            self._placer.failed(replica, cause)
+            self._budget.withdraw(self._clock())
+        call.lease, call.answer = found
+        lease, placer, clock = call.lease, self._placer, self._clock
+        carrying.resume(call.answer, lambda: placer.first_token(lease, clock()))
+        record.continued = (EXACT, cause, replica)
+        return True
+
+    async def _in_time(
+        self, question: Question, replica: str, path: str, body: bytes
+    ) -> tuple[Placed, EngineAnswer] | str:
+        """An answer that goes on, and its lease; or why there is none."""
+        try:
+            async with asyncio.timeout(self.silence_s_max):
+                return await self._elsewhere(question, replica, path, body)
+        except TimeoutError:
+            return "late"
+
+    async def _elsewhere(
+        self, question: Question, replica: str, path: str, body: bytes
+    ) -> tuple[Placed, EngineAnswer] | str:
+        tried = frozenset((replica,))
+        for _ in range(UNSENT_MAX):
+            try:
+                lease = await placed(self._placer, question.wanted, tried, self._clock)
+            except Refusal:
+                return "replica"
+            try:
+                answer = await self._called(question, lease, path, body)
+            except BaseException:
+                self._placer.finish(lease, LEFT, self._clock())
+                raise
+            if not isinstance(answer, Failure):
+                return lease, answer
+            self._placer.finish(lease, Outcome(answer.ending), self._clock())
+            self._placer.failed(lease.replica, answer.kind)
+            if not isinstance(answer, ConnectFailed | Stale | EngineShed):
+                return "failed"  # some GPU time may be spent
+            tried |= {lease.replica}
+        return "failed"
+
+    async def _called(self, question: Question, lease: Placed, path: str, body: bytes) -> EngineAnswer | Failure:
+        """A stream that has begun well; a failure is returned."""
+        lines, trace, replica = question.lines, question.trace, lease.replica
+        if trace is not None:
+            lines = [*lines, trace.called(lease.receipt, self._clock())]
+        if "#" in replica and (rank := Replica(replica).rank) is not None:
+            lines, body = for_rank(rank, path, lines, body)
+        try:
+            answer = await self._upstream.call(replica, "POST", path, lines, body, whole=False)
+        except EngineFailed as failure:
+            self._upstream.done(failure.answer)
+            return failure
+        except Failure as failure:
+            return failure
+        if trace is not None:
+            trace.answered(answer.status, self._clock(), whole=answer.whole)
+        if answer.status == 200 and answer.streams and OPENAI.event_error(answer.head) is None:
+            return answer
+        self._upstream.done(answer)
+        return EngineFailed(answer)
+
+
+async def _heard(carrying: Carrying) -> BrokeMidway | None:
+    """Relay the present answer to its end. Returns what broke it."""
+    try:
+        await carrying.answer.relay(carrying)
+        carrying.end()
+    except BrokeMidway as error:
+        return error
+    return None
