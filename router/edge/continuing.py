@@ -21,6 +21,7 @@ from router.core.dialects.continuing import (
     EXACT,
     ContinuationPlan,
     NotContinued,
+    ResumedMessages,
     ResumedStream,
     SaidToEnd,
     StreamDiffers,
@@ -66,7 +67,7 @@ class Carrying:
         request = question.request  # it keeps its body where the plan needs that
         self.carried = carried_of(plan, lambda: request.body)
         self.answer = answer
-        self.resumed: ResumedStream | None = None  # None before another replica goes on
+        self.resumed: ResumedStream | ResumedMessages | None = None  # None before another replica goes on
         self.begun = False  # an event of the present answer has come
         self.differs = False
         self._relay = relay

@@ -27,7 +27,7 @@ from router.edge.attempts import Attempts, Call, judge_of
 from router.edge.continuing import Carrying, Continuations
 from router.edge.relay import Relay
 from router.http.client_connection import ClientLeft
-from router.http.failures import BrokeMidway, Stalled
+from router.http.failures import BrokeMidway, NobodysBreak, Stalled
 from router.http.request import ADDRESS_HEADERS, Refusal, Request
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placer
@@ -47,7 +47,6 @@ from router.reading.question import Question
 from router.reading.reader import FINAL_RECEIPT, Reader
 from router.reading.used import believed, tokens_in, tokens_of
 from router.settings.keys import ANYBODY, Caller
-from router.telemetry.catalogue import KINDS
 from router.telemetry.record import RequestRecord
 from router.telemetry.spans import Moments
 from router.telemetry.tracing import Tracer
@@ -262,7 +261,7 @@ class Proxy:
         if relay.broke(_stalled if isinstance(broke, Stalled) else _broken):
             return True
         record.error = f"{broke.kind}: {broke}"
-        if broke.kind in KINDS:  # other breaks are nobody's fault
+        if not isinstance(broke, NobodysBreak):
             self._placer.failed(call.lease.replica, broke.kind)
         call.outcome = Outcome(Ending.FAILED)
         return False

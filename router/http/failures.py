@@ -69,13 +69,17 @@ class Unfinished(BrokeMidway):
     kind = "unfinished"
 
 
-class HandedOver(BrokeMidway):
+class NobodysBreak(BrokeMidway):
+    """The stream broke through no fault of its replica's."""
+
+
+class HandedOver(NobodysBreak):
     """The stream was ended by us, to be continued on another replica: its own is about to leave."""
 
     kind = "drain"
 
 
-class Diverged(BrokeMidway):
+class Diverged(NobodysBreak):
     """The replica that was to continue a stream said something else than was said."""
 
     kind = "differs"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from aiohttp import ClientSession
@@ -142,6 +143,40 @@ async def test_official_client(client: ClientSession) -> None:
             stream = await official.chat.completions.create(**body, extra_headers=EXACT)
             chunks = [chunk.model_dump(exclude_unset=True) async for chunk in stream]
         assert said_in(chunks) == said_in(whole(CHAT, body))
+
+
+async def test_messages(client: ClientSession) -> None:
+    """Anthropic's own client sees one message of one text block, wherever its stream broke: what was said stands, and
+    the counts are of the whole. It is approximate, so it must be asked for."""
+    said: list[Any] = [{"role": "user", "content": "hi"}]
+    body = {"model": "m", "max_tokens": 40, "messages": said}
+    whole_ones = 0
+    async with pair() as (one, two, app):
+        app.edge._budget.tokens = app.edge._budget.floor_per_s = 1e6
+        async with anthropic.AsyncAnthropic(base_url=app.url, api_key="x", max_retries=0) as official:
+            script(one, two, Speaking())
+            unbroken = await _final(official, body, {})
+            assert isinstance(unbroken.content[0], anthropic.types.TextBlock)
+            for after in (1, 2, 3, 9, 20):
+                script(one, two, Speaking(after=after))
+                with pytest.raises((anthropic.APIError, AssertionError)):
+                    await _final(official, body, EXACT)
+                script(one, two, Speaking(after=after))
+                final = await _final(official, body, {"x-warmroute-continue": "approximate"})
+                assert len(final.content) == 1
+                assert isinstance(final.content[0], anthropic.types.TextBlock)
+                shown = max(0, after - 3)  # characters at least
+                assert final.content[0].text[:shown] == unbroken.content[0].text[:shown]
+                assert final.usage.input_tokens == unbroken.usage.input_tokens
+                assert final.stop_reason in ("end_turn", "max_tokens")
+                whole_ones += final == unbroken
+        assert await metric(app, 'warmroute_continued_streams_total{cause="broke_midway",how="approximate"}') == 5
+    assert whole_ones >= 2
+
+
+async def _final(official: anthropic.AsyncAnthropic, body: dict[str, Any], headers: dict[str, str]) -> Any:
+    async with official.messages.stream(**body, extra_headers=headers) as stream:
+        return await stream.get_final_message()
 
 
 async def test_not_asked(client: ClientSession) -> None:

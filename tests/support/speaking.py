@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 from xxhash import xxh3_64_intdigest
 
-from loadtest.common.answers import DONE, data_event
+from loadtest.common.answers import DONE, data_event, named_event
 from tests.support.fakes import FakeEngine, Reply
 
 END = 0
@@ -192,9 +192,29 @@ def events_of(asked: Asked, pieces: list[Piece], *, chat: bool, name: str) -> li
     return [*map(data_event, made), DONE]
 
 
+def message_events_of(asked: Asked, pieces: list[Piece]) -> list[bytes]:
+    """The events of a Messages stream, as vLLM 0.32 makes them of a chat's."""
+    usage = {"input_tokens": len(asked.prompt), "output_tokens": 0}
+    message = {"id": "chatcmpl-1", "type": "message", "role": "assistant", "content": [], "model": "m"}
+    message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
+    made = [named_event("message_start", message=message)]
+    texts = [piece.text for piece in pieces if piece.text]
+    if texts:
+        made.append(named_event("content_block_start", index=0, content_block={"type": "text", "text": ""}))
+    for text in texts:
+        made.append(named_event("content_block_delta", index=0, delta={"type": "text_delta", "text": text}))
+    if texts:
+        made.append(named_event("content_block_stop", index=0))
+    reason = "end_turn" if pieces[-1].finish == "stop" else "max_tokens"
+    count = sum(len(piece.ids) for piece in pieces)
+    delta = {"stop_reason": reason, "stop_sequence": None}
+    made.append(named_event("message_delta", delta=delta, usage=usage | {"output_tokens": count}))
+    return [*made, named_event("message_stop")]
+
+
 def asked_of(path: str, body: dict[str, Any]) -> Asked:
     """What a body asks of the speaker."""
-    chat = path == "/v1/chat/completions"
+    chat = path in ("/v1/chat/completions", "/v1/messages")
     if chat and body.get("continue_final_message"):
         *before, last = body["messages"]
         prompt: Any = [*ids_of(json.dumps(before)), *encoded(last["content"])]
@@ -230,6 +250,8 @@ class Speaking:
             asked = asked_of(request.path, engine.seen[-1].json)
             pieces = joined(list(spoken(asked)), random.Random(self.seed), self.together_max)
             chat = request.path == "/v1/chat/completions"
+            if request.path == "/v1/messages":
+                return await self._send(engine, request, message_events_of(asked, pieces))
             events = events_of(asked, pieces, chat=chat, name=f"{'chatcmpl' if chat else 'cmpl'}-{engine.port}")
             return await self._send(engine, request, events)
 

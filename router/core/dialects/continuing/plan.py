@@ -170,9 +170,8 @@ class ContinuationPlan(Struct):
         return _chat_body(body, text, fields)
 
 
-def plan_of(path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool) -> ContinuationPlan:
-    """The plan of a streaming request on a model of these kinds of engines. `mode` is EXACT or APPROXIMATE; `media`:
-    its prompt has parts that are no text, or is not understood. Raises NotContinued."""
+def openai_plan(path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool) -> ContinuationPlan:
+    """The plan of a streaming chat or completion (`plan_of`). Raises NotContinued."""
     if path not in (CHAT, COMPLETIONS):
         raise NotContinued("path")
     engine = next(iter(engines)) if len(engines) == 1 else ""
