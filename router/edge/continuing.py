@@ -3,9 +3,9 @@
     body       the engine's bytes, event by event: what is said is noted, ids are taken out, the rest goes to the Relay
     go on      a break, or a hand-over: place elsewhere, send what was said so far as a prompt, relay what follows
 
-A stream is continued once. It is tried on another replica only while no event of the second one has come, within the
-budget of retries, and for no longer than a stream may be silent. A hand-over (`hand_over`) breaks it on purpose, if it
-can be continued and another replica is ready, so that a replica that is about to leave need not be waited for.
+A stream that breaks is continued once, within the budget of retries, and after no more silence than any stream may
+keep. A hand-over (`hand_over`) breaks it on purpose, if it can be continued and another replica is ready, so that a
+replica that is about to leave need not be waited for; this may happen as often as replicas leave.
 
 Streams that nobody wants continued never come here: their relay reads none of their events (exchange.py).
 """
@@ -70,6 +70,7 @@ class Carrying:
         self.resumed: ResumedStream | ResumedMessages | None = None  # None before another replica goes on
         self.begun = False  # an event of the present answer has come
         self.differs = False
+        self.said = False  # all was said, and its end was told
         self._relay = relay
         self._splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
         self._told: Callable[[], None] | None = None
@@ -130,6 +131,7 @@ class Carrying:
             self._relay.end()
         except Unfinished:
             return False
+        self.said = True
         return True
 
 
@@ -159,17 +161,14 @@ class Continuations:
         self._open.add(carrying)
         try:
             broke = await _heard(carrying)
-            if broke is None or not await self._go_on(call, carrying, broke, record):
-                return broke
-            if carrying.resumed is None:
-                return None  # all was said
-            broke = await _heard(carrying)
-            if carrying.carried.approximate:  # it may be known from the second answer only
+            breaks = 0
+            while broke is not None:
+                breaks += not isinstance(broke, HandedOver)
+                if not await self._go_on(call, carrying, broke, record, again=breaks > 1):
+                    break
+                broke = None if carrying.said else await _heard(carrying)
+            if record.continued[0] and carrying.carried.approximate:  # only the last answer may have told
                 record.continued = (APPROXIMATE, *record.continued[1:])
-            if broke is not None:
-                record.not_continued = "differs" if isinstance(broke, Diverged) else "again"
-                if isinstance(broke, Diverged):
-                    self._placer.finish(call.lease, LEFT, self._clock())  # nobody's fault
             return broke
         finally:
             self._open.discard(carrying)
@@ -180,17 +179,21 @@ class Continuations:
         if not self._placer.others_ready(frozenset((replica,))):
             return 0
         moved = [
-            each
-            for each in self._open
-            if each.answer.replica == replica and each.resumed is None and each.begun and each.carried.can_go_on
+            each for each in self._open if each.answer.replica == replica and each.begun and each.carried.can_go_on
         ]
         for carrying in moved:
             carrying.answer.fail(HandedOver("its replica is about to leave"))
         return len(moved)
 
-    async def _go_on(self, call: Call, carrying: Carrying, broke: BrokeMidway, record: RequestRecord) -> bool:
-        """Whether the stream goes on, or was said to its end."""
+    async def _go_on(
+        self, call: Call, carrying: Carrying, broke: BrokeMidway, record: RequestRecord, *, again: bool
+    ) -> bool:
+        """Whether the stream goes on, or was said to its end. `again`: it was broken before, and may not be again."""
         cause, replica = broke.kind, call.lease.replica
+        if isinstance(broke, Diverged):
+            self._placer.finish(call.lease, LEFT, self._clock())  # nobody's fault
+            record.not_continued = "differs"
+            return False
         try:
             body = carrying.carried.next_body()
         except SaidToEnd as said:
@@ -202,6 +205,9 @@ class Continuations:
             record.not_continued = why.reason
             return False
         planned = isinstance(broke, HandedOver)
+        if again and not planned:
+            record.not_continued = "again"
+            return False
         if not planned and not self._budget.covers(self._clock()):
             record.not_continued = "budget"
             return False

@@ -312,6 +312,30 @@ async def test_hand_over(client: ClientSession) -> None:
         assert all(line.endswith(" 0.0") for line in failures)
 
 
+async def test_rollout(client: ClientSession) -> None:
+    """Two replicas are replaced one after the other while an answer is given: it is handed on twice, and whole."""
+    async with pair(upstream__hand_over_s=0.0) as (one, two, app):
+        body = body_of(CHAT)
+        queue = [Speaking(after=7, how="hang"), Speaking(after=6, how="hang"), Speaking()]
+
+        async def reply(engine: FakeEngine, request: Any) -> Any:
+            return await queue.pop(0).reply()(engine, request)
+
+        for engine in (one, two):
+            engine.script.extend([reply] * 3)
+        asking = asyncio.create_task(asked(client, app, CHAT, body))
+        for left in (2, 1):
+            async with asyncio.timeout(10):
+                while len(queue) > left or not (one.at_work.is_set() or two.at_work.is_set()):
+                    await asyncio.sleep(0.001)
+            busy = one if one.at_work.is_set() else two
+            busy.at_work.clear()
+            await asyncio.sleep(0.05)  # its events are on their way
+            app.edge.left(busy.url)
+        assert said_in(chunks_of(await asking)) == said_in(whole(CHAT, body))
+        assert not queue
+
+
 async def test_drain(client: ClientSession) -> None:
     """A replica that is told to drain gets nothing new and hands its streams on; told otherwise, it is as before. An
     unknown one is 404."""

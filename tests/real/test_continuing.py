@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,8 +34,8 @@ async def cut(replicas: list[Replica], folder: Path) -> AsyncIterator[tuple[list
         budget = ("--set", "upstream.retry_floor_per_s=1000")
         router = Router([cutter.url for cutter in cutters], folder, "router-continuing", budget)
         try:
-            router.wait_ready()
-            router.wait_replicas(len(cutters))
+            await asyncio.to_thread(router.wait_ready)  # the cutters are served by this loop
+            await asyncio.to_thread(router.wait_replicas, len(cutters))
             yield cutters, router
         finally:
             router.server.kill()

@@ -19,7 +19,9 @@ from router.core.dialects.continuing import (
     ResumedStream,
     SaidToEnd,
     StreamDiffers,
+    carried_of,
     plan_of,
+    resumed_of,
 )
 from router.core.dialects.sse import EventSplitter
 from tests.core.dialects.continued import CHAT, COMPLETIONS, TOOLS, VLLM, body_of, planned, streamed
@@ -78,6 +80,37 @@ def test_continued_is_unbroken(
     got = said_in(killed(path, body, after, together_max=together_max, seed=seed))
     expected = said_in(whole(path, body))
     assert got == expected
+
+
+def moved(path: str, body: dict[str, Any], rng: random.Random, together_max: int) -> tuple[list[dict[str, Any]], int]:
+    """The chunks of a stream that is moved from replica to replica behind a few events each time; how often."""
+    carried = carried_of(planned(path, body), lambda: json.dumps(body).encode())
+    asked_path, asked_body, take, got, moves = path, body, carried.take, b"", 0
+    least = 12 if body["stop"] else 1  # text that is held back is never said where replicas are left too soon
+    while True:
+        events = streamed(asked_path, asked_body, together_max=together_max, seed=moves)
+        got += b"".join([take(event) for event in events[: least + rng.randint(0, 11)]])
+        try:
+            asked_path, asked_body = COMPLETIONS, json.loads(carried.next_body())
+        except SaidToEnd as said:
+            return chunks_of(got + said.events), moves
+        take, moves = resumed_of(carried).take, moves + 1
+        assert moves < 200
+
+
+@pytest.mark.parametrize("stop", [[], ["STOP", " cat sat"]])
+@pytest.mark.parametrize("together_max", [1, 3])
+def test_moved_often(stop: list[str], together_max: int) -> None:
+    """However often a stream is moved, behind a few events each time, it is the unbroken one."""
+    moves = 0
+    for number in range(8):
+        path = (CHAT, COMPLETIONS)[number % 2]
+        body = body_of(path, max_tokens=60, stop=stop, stream_options={"include_usage": True})
+        body |= {"messages": [{"role": "user", "content": f"{number}"}]} if path == CHAT else {"prompt": f"{number}"}
+        got, often = moved(path, body, random.Random(number), together_max)
+        assert said_in(got) == said_in(whole(path, body))
+        moves += often
+    assert moves > (2 if stop else 20)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -12,7 +12,7 @@ for again as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -36,9 +36,20 @@ class CarriedChat(CarriedStream):
         self._body = body
         self._text: list[str] = []
 
-    def _say(self, text: str, *, sure: bool) -> None:
-        self._text.append(text)
-        super()._say(text, sure=sure)
+    def note(self, ids: Sequence[int], text: str, shown: str) -> None:
+        """Note tokens, the text that came with them, and that part of it which the client did not have."""
+        if shown:
+            self._text.append(shown)
+        super().note(ids, text, shown)
+
+    def go_on_from(self, tokens: int) -> None:
+        """Another replica goes on behind so many tokens of the answer, which make all that was said."""
+        self._behind = ""
+        super().go_on_from(tokens)
+
+    def calls(self) -> None:
+        """The answer calls a tool, or reasons: only the engine's parser can go on with that."""
+        self._why_not = "tool_call"
 
     @property
     def _against(self) -> str:
@@ -85,7 +96,8 @@ class ResumedChat(ResumedStream):
             self._begun = True
             exact = prompt is not None and self._chat.meets(prompt)
             self._tokens = self._chat.said_tokens
-            self._chat.approximate = not exact
+            self._chat.go_on_from(self._tokens)
+            self._chat.approximate = self._chat.approximate or not exact
             if not exact and not self._chat.plan.takes_approximate:
                 raise StreamDiffers("the text is cut into other tokens")
         return super()._rewritten(chunk)
@@ -98,7 +110,11 @@ class ResumedChat(ResumedStream):
         told = bool(delta.get("content") or delta.get("tool_calls") or delta.get("reasoning"))
         self._tokens += len(ids) if ids is not None else told
         finish = choice.get("finish_reason")
+        if delta.get("tool_calls") or delta.get("reasoning"):
+            self._chat.calls()
+        text = delta.get("content") or ""
+        self._chat.note(ids or (), text, text)
         if not told and not finish:
             return None
-        self._finished = self._finished or bool(finish)
+        self._chat.finished = self._chat.finished or bool(finish)
         return choice | {"delta": delta} | ({"token_ids": None} if self._carried.has_fields else {})

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -92,6 +93,7 @@ class CarriedStream:
         self.prompt_tokens = 0
         self.said_tokens = 0  # tokens that the next replica is given, once `next_body` was called
         self.said_chars = 0
+        self._made_chars = 0  # characters that the present replica has sent, and those before it
         self._prompt = b""  # JSON array of the prompt's ids
         self._ids = array("I")
         self._points = deque([(0, 0)])  # (ids, characters that they make); the first is where to continue from
@@ -99,7 +101,7 @@ class CarriedStream:
         self._why_not = ""  # the reason for which it cannot be continued
         self._names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
         self._fields = False  # choices have the field token_ids, as null
-        self._finished = self._told_usage = self._done = False
+        self.finished = self.told_usage = self.done = False  # its reason to finish, its usage, its end were told
         self._reasoned = False  # it has reasoned, and said nothing since
         self.approximate = plan.approximate
 
@@ -111,7 +113,7 @@ class CarriedStream:
             return b""
         data = sse.payload(event)
         if data == b"[DONE]":
-            self.broken, self._done = not self._finished, self._finished
+            self.broken, self.done = not self.finished, self.finished
             return b"" if self.broken else event
         if not data.startswith(b"{"):
             return event
@@ -124,10 +126,10 @@ class CarriedStream:
             return b""
         if not self._names:
             self._begin(chunk)
-        self._told_usage = self._told_usage or (bodies.given(chunk.usage) and not chunk.choices)
+        self.told_usage = self.told_usage or (bodies.given(chunk.usage) and not chunk.choices)
         for choice in chunk.choices:
             self._note(choice)
-        if self.plan.path == CHAT and b'"delta":{}' in event and not self._finished:
+        if self.plan.path == CHAT and b'"delta":{}' in event and not self.finished:
             return b""  # vLLM sends such an event only since ids were asked for
         return self._without_ids(event)
 
@@ -157,21 +159,24 @@ class CarriedStream:
                 self._behind, self._reasoned = "", True
         if text and not ids:
             self._why_not = self._why_not or "no_ids"
+        self.note(ids, text, text)
+        if choice.finish_reason:
+            self.finished = True
+
+    def note(self, ids: Sequence[int], text: str, shown: str) -> None:
+        """Note tokens, the text that came with them, and that part of it which the client did not have."""
         self._ids.extend(ids)
         if len(self._ids) > SAID_TOKENS_MAX:
             self._why_not, self._ids = "too_long", array("I")
-        if text:
-            self._say(text, sure=len(ids) == 1)
-        if choice.finish_reason:
-            self._finished = True
-
-    def _say(self, text: str, *, sure: bool) -> None:
-        self.said_chars += len(text)
-        points, held = self._points, self.plan.held_chars
+        if not text:
+            return
+        self._made_chars += len(text)
+        self.said_chars += len(shown)
+        points = self._points
         if points:
-            self._behind += text
-        if sure:  # no more of them stay than characters are held back
-            points.append((len(self._ids), self.said_chars + held))
+            self._behind += shown
+        if len(ids) == 1:  # no more of them stay than characters are held back
+            points.append((len(self._ids), self._made_chars + self.plan.held_chars))
         while len(points) > 1 and points[1][1] <= self._sure_chars:
             points.popleft()
         if points:
@@ -191,9 +196,15 @@ class CarriedStream:
 
     # -- in between ----------------------------------------------------------------------------------------------
 
+    def go_on_from(self, tokens: int) -> None:
+        """Another replica goes on behind so many tokens of the answer: those at which `next_body` ended."""
+        del self._ids[tokens:]
+        self._made_chars = self.said_chars - len(self._behind)
+        self._points = deque([(tokens, self._made_chars)])
+
     def next_body(self) -> bytes:
         """The request that goes to the next replica. Raises SaidToEnd where none is needed, and NotContinued."""
-        if self._finished:
+        if self.finished:
             raise SaidToEnd(self._end())
         if reason := self._against:
             raise NotContinued(reason)
@@ -208,7 +219,7 @@ class CarriedStream:
     @property
     def can_go_on(self) -> bool:
         """Whether more is to be said, which another replica can say."""
-        return not (self._finished or self._against)
+        return not (self.finished or self._against)
 
     @property
     def _against(self) -> str:
@@ -239,10 +250,10 @@ class CarriedStream:
 
     def _end(self) -> bytes:
         """What is missing of an answer that was said to its reason to finish."""
-        if self._done:
+        if self.done:
             return b""
         end = b"data: [DONE]\n\n"
-        if self._told_usage or not self.plan.wants_usage or self._why_not:
+        if self.told_usage or not self.plan.wants_usage or self._why_not:
             return end
         said = len(self._ids)
         usage = {

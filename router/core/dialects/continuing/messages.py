@@ -104,7 +104,7 @@ class CarriedMessages:
         self._text: list[str] = []
         self._body = body
         self._why_not = "answer"
-        self._finished = self._done = False
+        self.finished = self.done = False  # its reason to stop, and its end were told
 
     def take(self, event: bytes) -> bytes:
         """What the client gets of an event; b"" for one that it does not get."""
@@ -118,7 +118,7 @@ class CarriedMessages:
             self.broken = True
             return b""
         if told.type == "message_stop":
-            self.broken, self._done = not self._finished, self._finished
+            self.broken, self.done = not self.finished, self.finished
             return b"" if self.broken else event
         self._note(told)
         return event
@@ -128,20 +128,30 @@ class CarriedMessages:
             self.usage, self._why_not = told.message.usage or {}, ""
         elif told.type == "content_block_start" and told.content_block is not None:
             self.blocks, self.open = told.index + 1, True
-            if told.content_block.type != "text" or self._text:
-                self._why_not = "tool_call" if told.content_block.type == "tool_use" else "reasoning"
+            if told.content_block.type == "tool_use":
+                self.calls()
+            elif told.content_block.type != "text" or self._text:
+                self._why_not = "reasoning"
         elif told.type == "content_block_stop":
             self.open, self._why_not = False, self._why_not or "answer"  # why it ended comes next, and is not known
         elif told.type == "message_delta" and told.delta is not None and told.delta.stop_reason:
-            self._finished = True
+            self.finished = True
         elif told.delta is not None and told.delta.text:
-            self._text.append(told.delta.text)
-            self.said_tokens += 1
+            self.note(told.delta.text)
+
+    def note(self, text: str) -> None:
+        """Note a piece of text."""
+        self._text.append(text)
+        self.said_tokens += 1
+
+    def calls(self) -> None:
+        """The answer calls a tool: only the engine's parser can go on with that."""
+        self._why_not = "tool_call"
 
     @property
     def can_go_on(self) -> bool:
         """Whether more is to be said, which another replica can say."""
-        return not (self._finished or self._why_not or self._spent)
+        return not (self.finished or self._why_not or self._spent)
 
     @property
     def _spent(self) -> bool:
@@ -149,8 +159,8 @@ class CarriedMessages:
 
     def next_body(self) -> bytes:
         """The request that goes to the next replica. Raises SaidToEnd where none is needed, and NotContinued."""
-        if self._finished:
-            raise SaidToEnd(b"" if self._done else _STOP_EVENT)
+        if self.finished:
+            raise SaidToEnd(b"" if self.done else _STOP_EVENT)
         if self._why_not or self._spent:
             raise NotContinued(self._why_not or "spent")
         body = self._body()
@@ -186,6 +196,7 @@ class ResumedMessages:
     def __init__(self, carried: CarriedMessages) -> None:
         self._carried = carried
         self._open, self._blocks = ("text" if carried.open else ""), carried.blocks
+        self._before = carried.said_tokens
         self._finish: tuple[str, object] | None = None
         self._told = False
         self.broken = False
@@ -197,6 +208,7 @@ class ResumedMessages:
         data = sse.payload(event)
         if data == b"[DONE]":
             self.broken = not self._told
+            self._carried.done = self._told
             return b"" if self.broken else _STOP_EVENT
         if not data.startswith(b"{"):
             return event
@@ -217,12 +229,14 @@ class ResumedMessages:
             raise StreamDiffers("reasoning begins anew")
         if text := delta.get("content"):
             made += self._begin("text", {"type": "text", "text": ""})
+            self._carried.note(text)
             made += self._delta({"type": "text_delta", "text": text})
         for call in delta.get("tool_calls") or ():
             function = call.get("function") or {}
             if call.get("id") and function.get("name"):
                 block = {"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}}
                 made += self._begin(f"call {call['id']}", block)
+                self._carried.calls()
             if function.get("arguments"):
                 made += self._delta({"type": "input_json_delta", "partial_json": function["arguments"]})
         if choice.get("finish_reason"):
@@ -234,6 +248,7 @@ class ResumedMessages:
             return b""
         stop = self._stop()
         self._open, self._blocks = what, self._blocks + 1
+        self._carried.open, self._carried.blocks = True, self._blocks
         return stop + _event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
@@ -251,10 +266,10 @@ class ResumedMessages:
         reason, matched = self._finish
         stopped = isinstance(matched, str)
         delta = {"stop_reason": "stop_sequence" if stopped else _REASONS.get(reason, "end_turn")}
-        said = self._carried.said_tokens
+        said = self._before
         prompt = self._carried.usage.get("input_tokens", max(0, usage["prompt_tokens"] - said))
         counts = self._carried.usage | {"input_tokens": prompt, "output_tokens": usage["completion_tokens"] + said}
-        self._told = True
+        self._told = self._carried.finished = True
         return self._stop() + _event(
             "message_delta", delta=delta | {"stop_sequence": matched if stopped else None}, usage=counts
         )

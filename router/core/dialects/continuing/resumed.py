@@ -31,7 +31,6 @@ class ResumedStream:
         self._begun = False
         self._tokens = carried.said_tokens
         self.broken = False  # the engine said that it failed, or that it had ended before it had
-        self._finished = False
 
     def take(self, event: bytes) -> bytes:
         """What the client gets of an event; b"" for one that it does not get. Raises StreamDiffers."""
@@ -39,7 +38,8 @@ class ResumedStream:
             return b""
         data = sse.payload(event)
         if data == b"[DONE]":
-            self.broken = not self._finished
+            carried = self._carried
+            self.broken, carried.done = not carried.finished, carried.finished
             return b"" if self.broken else event
         if not data.startswith(b"{"):
             return event
@@ -59,6 +59,7 @@ class ResumedStream:
         made = self._names | {"choices": said}
         if chunk.get("usage"):
             made["usage"] = self._usage(chunk["usage"])
+            self._carried.told_usage = self._carried.told_usage or not said
         return data_event(made | {name: value for name, value in chunk.items() if name not in _OWN})
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
@@ -69,16 +70,18 @@ class ResumedStream:
             self._begun = True
             if prompt is not None and len(prompt) != carried.prompt_tokens + carried.said_tokens:
                 raise StreamDiffers("another prompt")
+            carried.go_on_from(carried.said_tokens)
         self._tokens += len(ids)
         text, finish = choice.pop("text", None) or "", choice.get("finish_reason")
         again = self._expected[: len(text)]
         if not text.startswith(again) or (finish and len(again) < len(self._expected)):
             raise StreamDiffers("what was said is not said again")
         self._expected = self._expected[len(again) :]
-        text = text[len(again) :]
+        made_text, text = text, text[len(again) :]
+        carried.note(ids, made_text, text)
         if again and not text and not finish:
             return None
-        self._finished = self._finished or bool(finish)
+        carried.finished = carried.finished or bool(finish)
         if carried.plan.path == CHAT:
             made = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
             if finish and "stop_reason" in choice:
