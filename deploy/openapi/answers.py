@@ -114,5 +114,11 @@ HINTS: dict[str, Part] = {
         text(pattern="^[A-Za-z0-9][A-Za-z0-9_.@:-]{0,63}$"),
         within="header",
     ),
+    "continue": asked(
+        "x-warmroute-continue",
+        "Whether its stream goes on on another replica if it breaks.",
+        one_of("exact", "approximate", "off"),
+        within="header",
+    ),
     "priority": asked("x-warmroute-priority", "How urgent it is.", one_of("high", "normal", "low"), within="header"),
 }

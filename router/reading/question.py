@@ -42,6 +42,8 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
         self.plan, self.not_continued = plan, why_not
         if plan is None:
             return
+        # The events must be read, so none may be compressed: ids could not be taken out again.
+        self.lines = [line for line in self.lines if line[:16].lower() != b"accept-encoding:"]
         if plan.asks_ids:
             self.body = with_ids(self.body)
         if self.strip_usage:

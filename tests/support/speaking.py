@@ -65,8 +65,9 @@ def encoded(text: str) -> list[int]:
     data, ids = text.encode(), list[int]()
     longest = sorted(range(1, len(VOCABULARY)), key=lambda each: -len(VOCABULARY[each]))
     while data:
-        ids.append(next(each for each in longest if data.startswith(VOCABULARY[each])))
-        data = data[len(VOCABULARY[ids[-1]]) :]
+        found = next((each for each in longest if data.startswith(VOCABULARY[each])), None)
+        ids.append(found or 1)  # a part of a token, as before text that is held back, is another one
+        data = data[len(VOCABULARY[found]) if found else 1 :]
     return ids
 
 
