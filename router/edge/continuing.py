@@ -222,7 +222,9 @@ class Continuations:
         if not planned:
             self._placer.failed(replica, cause)
             self._budget.withdraw(self._clock())
+        found[0].receipt.replay = call.lease.receipt.replay
         call.lease, call.answer = found
+        record.receipt = call.lease.receipt
         lease, placer, clock = call.lease, self._placer, self._clock
         carrying.resume(call.answer, lambda: placer.first_token(lease, clock()))
         record.continued = (EXACT, cause, replica)

@@ -254,7 +254,10 @@ class Proxy:
                 relay.broke(_drained)
             raise
         if broke is None or self._whole(call, relay, broke, record):
-            call.outcome = self._outcome(call)
+            call.outcome = outcome = self._outcome(call)
+            if record.continued[0] and outcome.usage is not None:  # the cached tokens are of a longer prompt
+                counts = Usage(outcome.usage.prompt_tokens, outcome.usage.completion_tokens)
+                call.outcome = Outcome(outcome.ending, counts, outcome.events)
 
     def _whole(self, call: Call, relay: Relay, broke: BrokeMidway, record: RequestRecord) -> bool:
         """Whether all of an answer had come before it broke. If not, its client is told, and its replica blamed."""

@@ -299,6 +299,12 @@ async def test_final_receipt(client: ClientSession) -> None:
         got = await asked(client, app, CHAT, body_of(CHAT), **headers)
         receipt = json.loads(got.rpartition(b": warmroute ")[2])
         assert receipt["continued"] == "exact"
+        async with client.get(f"{app.hub.admin_url}/admin/decisions") as response:
+            row = (await response.json())["decisions"][0]
+        urls = {one.url, two.url}
+        assert row["continued"] == {"how": "exact", "cause": "broke_midway", "replica": (urls - {row["replica"]}).pop()}
+        assert row["reason"] == "retry"
+        assert not row["verified"]
         assert receipt["completion_tokens"] == said_in(whole(CHAT, body_of(CHAT)))["usage"][0][1]
 
 

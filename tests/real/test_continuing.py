@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -113,3 +114,54 @@ async def test_official_client(replicas: list[Replica], folder: Path) -> None:
                 )
                 chunks = [chunk.model_dump(exclude_unset=True) async for chunk in stream]
                 assert said_in(chunks) == expected, after
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def test_tools(replicas: list[Replica], folder: Path, figures: Callable[[str], None]) -> None:
+    """A chat that may call tools is the unbroken one, or ends in an error that says so."""
+    exact = honest = 0
+    talking = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+    async with cut(replicas, folder) as (cutters, router), talking as client:
+        body = body_of(CHAT, 11, tools=[TOOL], tool_choice="auto")
+        expected = said_in(await streamed(client, replicas[0].url + CHAT, body))
+        for after in range(1, TOKENS, 3):
+            cutters[0].cut.after = after
+            headers = {"x-warmroute-continue": "exact"}
+            answer = await client.post(router.url + CHAT, json=body, headers=headers)
+            if b"stream_broken" in answer.content:
+                honest += 1
+                shown = said_in(chunks_of(answer.content.rpartition(b"data: ")[0]))["text"]
+                assert expected["text"].startswith(shown)
+            else:
+                exact += 1
+                assert said_in(chunks_of(answer.content)) == expected, after
+    figures(f"chat with tools: {exact} streams continued exactly, {honest} refused honestly")
+    assert exact
+
+
+async def test_messages(replicas: list[Replica], folder: Path, figures: Callable[[str], None]) -> None:
+    """Anthropic's own client sees one message, wherever it broke; what had come stands, and counts are of the whole."""
+    same = 0
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0}
+    body["messages"] = [{"role": "user", "content": prose("continuing 13", 60)}]
+    async with cut(replicas, folder) as (cutters, router):
+        async with anthropic.AsyncAnthropic(base_url=replicas[0].url, api_key="x", max_retries=0) as direct:
+            unbroken = await _final(direct, body)
+        async with anthropic.AsyncAnthropic(base_url=router.url, api_key="x", max_retries=0) as official:
+            for after in (1, 2, 3, 10, 30):
+                cutters[0].cut.after = after
+                got = await _final(official, body)
+                assert [block.type for block in got.content] == [block.type for block in unbroken.content]
+                shown = max(0, after - 3)  # characters at least
+                assert got.content[0].text[:shown] == unbroken.content[0].text[:shown]
+                assert got.usage.input_tokens == unbroken.usage.input_tokens
+                same += got.content == unbroken.content
+    figures(f"messages: {same} of 5 continued streams say what the unbroken one says")
+
+
+async def _final(client: anthropic.AsyncAnthropic, body: dict[str, Any]) -> Any:
+    headers = {"x-warmroute-continue": "approximate"}
+    async with client.messages.stream(**body, extra_headers=headers) as stream:
+        return await stream.get_final_message()
