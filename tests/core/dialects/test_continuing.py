@@ -284,11 +284,13 @@ def test_another_answer() -> None:
 
 
 def test_errors_are_kept() -> None:
-    """An error event and an early [DONE] do not reach the client: the stream counts as broken there, and so does that
-    of the replica that goes on."""
+    """An error event, an answer that is given up, and an early [DONE] do not reach the client: the stream counts as
+    broken there, and so does that of the replica that goes on."""
     body = body_of(CHAT)
     events = streamed(CHAT, body)
-    for last in (b'data: {"error": {"message": "dead", "code": 500}}\n\n', b"data: [DONE]\n\n"):
+    given_up = events[5].replace(b'"finish_reason":null', b'"finish_reason":"abort"')
+    assert given_up != events[5]
+    for last in (b'data: {"error": {"message": "dead", "code": 500}}\n\n', b"data: [DONE]\n\n", given_up):
         carried = CarriedStream(planned(CHAT, body))
         for event in events[:5]:
             assert carried.take(event)

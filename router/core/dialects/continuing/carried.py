@@ -12,7 +12,8 @@ was not said behind it is nobody's loss. Every stop string that may yet come beg
 replica finds it: what may begin one is held back, or where it is sent, the point lies before it
 (`ContinuationPlan.open_chars`).
 
-An error event, or a `[DONE]` before a reason to finish, is kept from the client: the stream counts as broken there.
+An error event, an answer that the engine gives up, or a `[DONE]` before a reason to finish is kept from the client: the
+stream counts as broken there.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from router.core.prompts.bodies import ABSENT
 
 SAID_TOKENS_MAX = 1 << 20  # tokens that are remembered of an answer; 4 MB
 PROMPT_BYTES_MAX = 16 << 20  # bytes of a prompt's ids as JSON: two million tokens
+ABORT = "abort"  # the reason with which vLLM, told to stop, ends what runs
 BEHIND_CHARS_MAX = 64 << 10  # characters said behind the last point
 
 _IDS, _PROMPT_IDS = b'"token_ids":[', b'"prompt_token_ids":['
@@ -121,7 +123,7 @@ class CarriedStream:
         if chunk is None:
             self._why_not = "answer"
             return event
-        if bodies.given(chunk.error):
+        if bodies.given(chunk.error) or any(choice.finish_reason == ABORT for choice in chunk.choices):
             self.broken = True
             return b""
         if not self._names:

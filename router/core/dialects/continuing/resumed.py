@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from router.core.dialects import sse
-from router.core.dialects.continuing.carried import CarriedStream, StreamDiffers, data_event
+from router.core.dialects.continuing.carried import ABORT, CarriedStream, StreamDiffers, data_event
 from router.core.dialects.tenancy import CHAT
 from router.core.prompts.bodies import UNREADABLE
 
@@ -45,7 +45,7 @@ class ResumedStream:
             return event
         try:
             chunk = _decode(data)
-            if "error" in chunk:
+            if "error" in chunk or any(choice.get("finish_reason") == ABORT for choice in chunk["choices"]):
                 self.broken = True
                 return b""
             return self._rewritten(chunk)
