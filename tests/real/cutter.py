@@ -57,8 +57,8 @@ class Cutter:
                 there.cancel()
                 with suppress(asyncio.CancelledError, OSError):
                     await there
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # the end of the test, or of a connection
         finally:
             for each in (writer, to_engine):
                 if each is not None:

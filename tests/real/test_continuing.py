@@ -158,7 +158,7 @@ async def test_tools(replicas: list[Replica], folder: Path, figures: Callable[[s
 async def test_messages(replicas: list[Replica], folder: Path, figures: Callable[[str], None]) -> None:
     """Anthropic's own client sees one message, wherever it broke; what had come stands, and counts are of the whole."""
     same = 0
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "temperature": 0.0}
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "extra_body": {"temperature": 0.0}}
     body["messages"] = [{"role": "user", "content": prose("continuing 13", 60)}]
     async with cut(replicas, folder) as (cutters, router):
         async with anthropic.AsyncAnthropic(base_url=replicas[0].url, api_key="x", max_retries=0) as direct:
@@ -170,9 +170,14 @@ async def test_messages(replicas: list[Replica], folder: Path, figures: Callable
                 assert [block.type for block in got.content] == [block.type for block in unbroken.content]
                 shown = max(0, after - 3)  # characters at least
                 assert got.content[0].text[:shown] == unbroken.content[0].text[:shown]
-                assert got.usage.input_tokens == unbroken.usage.input_tokens
+                assert _prompt_tokens(got.usage) == _prompt_tokens(unbroken.usage)
                 same += got.content == unbroken.content
     figures(f"messages: {same} of 5 continued streams say what the unbroken one says")
+
+
+def _prompt_tokens(usage: Any) -> int:
+    """All tokens of the prompt, found cached or not."""
+    return int(usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0))
 
 
 async def _final(client: anthropic.AsyncAnthropic, body: dict[str, Any]) -> Any:

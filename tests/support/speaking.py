@@ -196,7 +196,7 @@ def events_of(asked: Asked, pieces: list[Piece], *, chat: bool, name: str) -> li
 def message_events_of(asked: Asked, pieces: list[Piece]) -> list[bytes]:
     """The events of a Messages stream, as vLLM 0.32 makes them of a chat's."""
     usage = {"input_tokens": len(asked.prompt), "output_tokens": 0}
-    message = {"id": "chatcmpl-1", "type": "message", "role": "assistant", "content": [], "model": "m"}
+    message: dict[str, Any] = {"id": "chatcmpl-1", "type": "message", "role": "assistant", "content": [], "model": "m"}
     message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
     made = [named_event("message_start", message=message)]
     texts = [piece.text for piece in pieces if piece.text]
