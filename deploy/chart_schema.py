@@ -138,6 +138,7 @@ def pod() -> dict[str, Schema]:
         "extraContainers": many(OF_KUBERNETES),
         "initContainers": many(OF_KUBERNETES),
         "tmpSizeLimit": QUANTITY,
+        "stateSizeLimit": QUANTITY,
         "hostAliases": many(closed(("ip", "hostnames"), ip=TEXT, hostnames=many(TEXT))),
         "dnsPolicy": words("", "ClusterFirst", "Default", "None"),
         "dnsConfig": closed(nameservers=many(TEXT), searches=many(TEXT), options=many(closed(name=TEXT, value=TEXT))),

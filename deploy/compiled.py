@@ -40,20 +40,20 @@ ROOMS = {
     "core/fleet": (
         "breaker fitness fleet health kv_room lease member models observations others prefill_queue roster unlearned"
     ),
-    "core/learned": "answer_tokens answers means prefill reuse speeds steps token_ratio",
+    "core/learned": "answer_tokens answers first_tokens means prefill reuse speeds steps token_ratio",
     "core/observatory": "explain generations",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
-    "core/placement": "candidates credit evictions learner match receipts ring router spill wanted",
+    "core/placement": "candidates conversations credit evictions learner match receipts ring router spill wanted",
     "core/placement/policies": "warm",
-    "core/prompts": "beginnings blocks bodies canonical canonical_openai",
+    "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",
     "core/sharing": "delays engines hearing mirror news sharing telling",
     "edge": "attempts proxy relay retry_budget routes",
     "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
-    "reading": "answering body callers charge observer paths placing question reader turns used",
+    "reading": "answering body callers charge kinship observer paths placing question reader turns used",
     "hub": "admitter local_placer owners",
-    "telemetry": "gen_ai logs record series tallies",
+    "telemetry": "epp gen_ai logs record series tallies",
 }
 """Modules that are compiled, a line a room."""
 MODULES = (

@@ -19,6 +19,10 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line o
     "pages": ("loadtest.pages.command", "blocks of the documents that are rendered from code and figures"),
     "replay": ("loadtest.replay.command", "drive any OpenAI-compatible URL with a trace"),
     "simulate": ("loadtest.simulate.command", "placement policies raced in virtual time"),
+    "routers": (
+        "loadtest.replay.routers",
+        "the demo's workloads by one router, and by several with a store and without",
+    ),
     "sizing": ("loadtest.cost.sizing", "CPU and memory of warmroute for so many replicas and streams"),
     "story": ("loadtest.observe.story", "agents whose release dates their prompt, and what the observatory says"),
     "sidechannel": ("loadtest.observe.sidechannel", "whether one tenant finds out by time what another has asked"),

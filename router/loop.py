@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 SWITCH_S = 0.0005  # longest time that a thread which parses a long body keeps the event loop waiting for the GIL
+WORK_S = 0.0004  # work without a break, of what can be done a little at a time
 # Objects made, net of those freed, before the youngest generation is searched for cycles; then how often the older
 # generations are. CPython's own
 # 700, 10, 10 spend a quarter of a busy router's time walking its index, which has none.
@@ -63,3 +65,24 @@ async def guarded(work: Coroutine[None, None, None]) -> None:
     except Exception:
         log.exception("background task failed", extra={"event": "bug"})
         raise
+
+
+class LongWork:
+    """`await pace.step()` after each small step of long work: other work is done in between once it took `work_s`."""
+
+    def __init__(self, work_s: float = WORK_S, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` may be one that counts CPU alone."""
+        self._work_s, self._clock, self._since_s = work_s, clock, clock()
+        self.longest_s = 0.0  # longest work without a break, so far
+
+    async def step(self) -> None:
+        """A step is done."""
+        worked_s = self._clock() - self._since_s
+        self.longest_s = max(self.longest_s, worked_s)
+        if worked_s >= self._work_s:
+            await asyncio.sleep(0)
+            self.begin()
+
+    def begin(self) -> None:
+        """What was waited for is over, and work begins."""
+        self._since_s = self._clock()

@@ -79,6 +79,10 @@ TOLD = ratio(f"({tokens('reported_prompt')} or 0 * {prompts()})", prompts())
 TOLD_OR_COUNTED = f"{TOLD} + ({ratio(tokens('counted_prompt'), prompts())} or 0 * {prompts()})"
 SHOWN_MIN = 0.2  # share of prompt tokens below which what was told says nothing of the whole
 FAILED = MODEL + ',status=~"5.."'
+FORETOLD = rate("warmroute_ttft_predictions_total", labels=MODEL)
+WITHIN_P50 = rate("warmroute_ttft_predictions_total", labels=MODEL + ',within="p50"')
+WITHIN_P90 = rate("warmroute_ttft_predictions_total", labels=MODEL + ',within=~"p50|p90"')
+AGENTS = OF + ',agent!=""'
 AVOIDABLE = MODEL + ',reason=~"diverged|evicted|spilled|replica_lost|identity|mispredicted"'
 ASKED = rate("warmroute_requests_total", labels=MODEL)
 ERRORS = ratio(f"({rate('warmroute_requests_total', labels=FAILED)} or 0 * {ASKED})", ASKED)  # nought is a figure, too
@@ -700,6 +704,26 @@ REQUESTS = Board(
         Row(
             [
                 Panel(
+                    "First tokens within their prediction",
+                    "Part of streams whose first token came within the predicted median, and within the predicted p90:"
+                    " about a half, and nine in ten. Far below: engines have work that routers do not see.",
+                    [
+                        (f"{WITHIN_P50} / ({FORETOLD} > 0)", "within the median (0.5)"),
+                        (f"{WITHIN_P90} / ({FORETOLD} > 0)", "within p90 (0.9)"),
+                    ],
+                    "percentunit", top=1,
+                ),
+                Panel(
+                    "TTFT over its prediction",
+                    "Real times to first token over their predicted medians: 1 is right, 2 twice as long.",
+                    quantiles("warmroute_ttft_prediction_ratio", MODEL),
+                ),
+            ],
+            title="Predicted times",
+        ),
+        Row(
+            [
+                Panel(
                     "Waiting",
                     "Requests that wait for a place, by model and priority.",
                     [(total("warmroute_queued_requests", "model, priority", MODEL), "{{model}} {{priority}}")],
@@ -862,6 +886,39 @@ REQUESTS = Board(
                 ),
             ],
             title="Groups",
+        ),
+        Row(
+            [
+                Panel(
+                    "Requests by agent",
+                    "By what agents' clients say of themselves: a client's own requests, and its sub-agents' (/sub)."
+                    " Empty where no client is known: see docs/guide/agents.md.",
+                    [(rate("warmroute_group_requests_total", "agent", AGENTS), "{{agent}}")],
+                    "reqps", stack=True,
+                ),
+                Panel(
+                    "Hit rate by agent",
+                    "Sub-agents far below their client: their prompts begin otherwise than those of whoever started"
+                    " them, or there is no room where these are. See the decisions of one on the router's own page.",
+                    [
+                        (
+                            ratio(
+                                rate("warmroute_group_hit_tokens_total", "agent", AGENTS),
+                                rate("warmroute_group_prompt_tokens_total", "agent", AGENTS),
+                            ),
+                            "{{agent}}",
+                        )
+                    ],
+                    "percentunit", top=1,
+                ),
+                Panel(
+                    "TTFT p90 by agent",
+                    "Time to the first event of nine streams in ten, in coarse buckets.",
+                    [(quantile(0.9, "warmroute_group_ttft_seconds", "agent", AGENTS), "{{agent}}")],
+                    "s",
+                ),
+            ],
+            title="Agents",
         ),
     ],
     [("model", "warmroute_requests_total")],

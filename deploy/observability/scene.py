@@ -57,6 +57,7 @@ class Scene:
     port: int = 0
     admin_port: int = 0
     router: Process | None = None
+    shared_url: str = ""  # store that the router shares with others; "": none
 
     def headers(self, tenant: str = "acme") -> dict[str, str]:
         """That show a tenant's key."""
@@ -71,6 +72,7 @@ class Scene:
             "routing": {"policy": policy},
             "admission": {"queue_requests_max": 4, "in_flight_max": 8, **admission},
             "upstream": {"slow_start_s": 0},
+            **({"shared": {"url": self.shared_url}} if self.shared_url else {}),
         }
         file = self.folder / "warmroute.yaml"
         file.write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -117,6 +119,7 @@ class Scene:
             ramp_s=30,
             output_tokens_max=256,
             headers=self.headers(tenant),
+            session_header="x-claude-code-session-id",
             policy=policy,
         )
         return await run_replay(shipped_trace("claude_code_sessions"), settings)

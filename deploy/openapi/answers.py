@@ -96,6 +96,14 @@ RECEIPTS: dict[str, Part] = {
         "description": "Prompt tokens that were expected in its cache.",
         "schema": whole(),
     },
+    "x-warmroute-predicted-ttft-ms": {
+        "description": "Of streams: milliseconds from the placement to the first token, as predicted (the median).",
+        "schema": whole(),
+    },
+    "x-warmroute-predicted-ttft-p90-ms": {
+        "description": "The same, later than nine in ten.",
+        "schema": whole(),
+    },
     "x-warmroute-miss": {"description": "Other prompt tokens by reason: `new=210,evicted=512`.", "schema": text()},
     "x-warmroute-waited-ms": {"description": "Milliseconds in the router's queue.", "schema": whole()},
     "x-warmroute-warning": {

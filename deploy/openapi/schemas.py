@@ -187,6 +187,12 @@ def _decision() -> Part:
         "not_continued": maybe(text("Why a stream did not, or could not have.")),
         "queued_s": number("Seconds in the router's queue."),
         "overhead_s": maybe(number("Seconds that the router itself took.")),
+        "predicted_ttft_s": maybe(number("Seconds to the first token as predicted: the median.")),
+        "predicted_ttft_p90_s": maybe(number("The same, later than nine in ten.")),
+        "agent": maybe(text("Kind of agent by what its client says; `/sub` behind a sub-agent's.")),
+        "agent_id": maybe(text("Hash of the agent's own name of the conversation.")),
+        "agent_parent": maybe(text("Hash of the name of the conversation that started it.")),
+        "agent_final": flag("Whether its client said that the conversation is over."),
         **each(maybe(text()), "replica policy reason spill template conversation step warning trace_id"),
         "grade": maybe(one_of(*GRADES)),
         **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens turn"),
@@ -240,7 +246,7 @@ def _history() -> Part:
 def _replicas() -> Part:
     load = {
         **each(maybe(number()), "running waiting kv_usage kv_tokens_max block_tokens prompt_tokens_total"),
-        **each(maybe(number()), "generation_tokens_total cache_query_tokens_total cache_hit_tokens_total"),
+        **each(maybe(number()), "generation_tokens_total cache_query_tokens_total cache_hit_tokens_total started_s"),
         "prefix_caching": maybe(flag()),
     }
     blocks = "blocks_aside unknown_removals blocks_forgotten hash_conflicts blocks_of_other_size"
@@ -299,9 +305,34 @@ def _replicas() -> Part:
         "RouterLink": record("The link to other routers; null: nothing is shared.", link),
         "ReplicaUrl": {**address, "additionalProperties": False},
         "Index": record(
-            "Size of the prefix index.", {**each(whole(), "keys bytes bytes_max"), "replicas": by_name(held)}
+            "Size of the prefix index, and what of it was known before the router started.",
+            {**each(whole(), "keys bytes bytes_max"), "replicas": by_name(held), "state": maybe(ref("StateKept"))},
         ),
+        "StateKept": _state_kept(),
     }
+
+
+def _state_kept() -> Part:
+    outcome = {
+        "replica": text(),
+        **each(whole(), "estimate_blocks events_blocks"),
+        "why": text("Why nothing of our own estimate was taken over."),
+        "events_why": text("Why no block by its events was."),
+    }
+    return record(
+        "What is known from before the router started, and left for after; null: nothing is.",
+        {
+            "file": text("`state.file`."),
+            "source": text("Where it came from."),
+            "why": text("Why nothing came from the file."),
+            "failing": text("Why the file is not written."),
+            "written_age_s": maybe(number("Since the file was written.")),
+            "bytes": whole("Of the file."),
+            "holding": flag("`/readyz` waits for it."),
+            "replicas": record("By what became of them.", each(whole(), "restored refused waiting")),
+            "restored": rows(record("One replica.", outcome)),
+        },
+    )
 
 
 def _branches() -> Part:
@@ -359,7 +390,7 @@ def _observatory() -> Part:
     counts = "requests failed in_flight waiting shed prompt_tokens completion_tokens hit_tokens verified_tokens"
     model = {"model": text(), **each(whole(), f"{counts} verified_hit_tokens")}
     group = {
-        **each(text(), "route tenant step"),
+        **each(text(), "route tenant step agent"),
         "tools": flag(),
         **each(whole(), "requests prompt_tokens verified_tokens"),
         **each(maybe(number()), "hit_rate genuine_hit_rate ttft_p50_s ttft_p90_s prompt_tokens_p50 tool_calls_mean"),

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any, Literal
 
 import aiohttp
@@ -135,20 +136,19 @@ def body_of(
 
 
 class Client:
-    """Sends requests to one OpenAI-compatible URL over a session it does not own."""
+    """Sends requests to OpenAI-compatible URLs, to each in turn, over a session it does not own."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        url: str,
-        *,
+        *urls: str,
         model: str,
         endpoint: Endpoint,
         timeout_wall_s: float,
         ignore_eos: bool = False,
     ) -> None:
         self._session = session
-        self._url = url.rstrip("/") + PATHS[endpoint]
+        self._urls = cycle(url.rstrip("/") + PATHS[endpoint] for url in urls)
         self._model = model
         self._endpoint = endpoint
         self._timeout_wall_s = timeout_wall_s
@@ -165,7 +165,7 @@ class Client:
         try:
             async with (
                 asyncio.timeout(self._timeout_wall_s),
-                self._session.post(self._url, data=body, headers=headers) as response,
+                self._session.post(next(self._urls), data=body, headers=headers) as response,
             ):
                 replica = response.headers.get("x-warmroute-replica")
                 waited_s = float(response.headers.get("x-warmroute-waited-ms", 0)) / 1e3

@@ -63,6 +63,8 @@ class Request:
     """Id of the block after the full ones, of which the prompt holds the start."""
     cuts: tuple[int, ...] = ()
     """Token offsets where an earlier request of the session ended that this one extends."""
+    agent: str | None = None
+    """The sub-agent of the session that asked, "" for the session itself; None where the trace has no agents."""
 
     def text(self, from_block: int = 0) -> str:
         """The prompt, `input_tokens` x 4 printable ASCII bytes; or what of it stands behind so many full blocks."""
@@ -322,6 +324,7 @@ def _session_requests(name: str, lines: Sequence[SessionLine]) -> list[Request]:
             block_tokens=SESSION_BLOCK_TOKENS,
             runs=runs[i],
             tail=tails[i],
+            agent=line.a or "",
         )
         requests.append(_with_cuts(request, requests))
     return requests

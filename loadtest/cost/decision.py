@@ -10,7 +10,9 @@ Events are followed from their bytes: decode, and apply to what the router knows
 counts as held for it.
 
 With `--memory` it is measured instead what the router keeps, and what its start takes (memory.py).
+With `--state`, what it takes to leave all that is known, and to begin with it (state.py).
 With `--replicas` it is measured instead how placing grows with the fleet (growth.py).
+With `--sharing` it is measured instead what it costs that several routers tell each other (sharing.py).
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from loadtest.common.report import Row, drawn, progress_bar, write_json
 from loadtest.cost.conversations import Talks, body_of, tokenizer_folder
 from loadtest.cost.growth import growth_rows
 from loadtest.cost.memory import STEPS, memory_rows
+from loadtest.cost.sharing import ROUTERS, ROUTERS_MAX, sharing_rows
+from loadtest.cost.state import state_rows
 from loadtest.cost.world import (
     BLOCK_TOKENS,
     REPLICAS,
@@ -265,7 +269,8 @@ def table(rows: Sequence[Row], title: str) -> Table:
     for row in rows:
         got = row.got or 0.0
         shown = f"{got:,.0f}" if got >= 100 else f"{got:.3f}"
-        case = row.case if row.replicas is None else f"{row.case}, {row.replicas:,} replicas"
+        case = (row.case or "") if row.replicas is None else f"{row.case}, {row.replicas:,} replicas"
+        case += f", {row.router}" if row.router is not None else ""
         made.add_row(case, shown, row.goal or "", "" if row.ok is None else "ok" if row.ok else "missed")
     return made
 
@@ -279,10 +284,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             with progress_bar(console, "sizes of fleet", len(options.replicas)) as told:
                 grown = growth_rows(options.replicas, options.runs, told)
             return _reported(grown, "what replicas cost", options, argv)
+        if options.sharing:
+            with progress_bar(console, "fleets and routers", len(options.sharing) * len(options.routers)) as told:
+                shared = sharing_rows(options.sharing, options.routers, options.runs, told)
+            return _reported(shared, "what it costs that routers tell each other", options, argv)
         if options.memory:
             with progress_bar(console, "memory", STEPS) as told:
                 kept = memory_rows(bytes_a_block, told)
             return _reported(kept, "what the router keeps, and its start", options, argv)
+        if options.state:
+            with progress_bar(console, "state", options.runs) as told:
+                left = state_rows(options.runs, told)
+            return _reported(left, "what a router's state costs", options, argv)
         folder = options.tokenizer or tokenizer_folder()
         if options.profile:
             uvloop.run(profile(folder, LONG if options.profile == "long" else SHORT))
@@ -311,7 +324,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", type=Path, metavar="PATH", help="a model's folder; default: one trained on this machine")
     sizes, text = flags.several(flags.whole(1, REPLICAS_MAX)), "what placing costs with so many, such as 8,64,256,1000"
     add("--replicas", type=sizes, metavar="N,N,...", help=f"instead: {text}")
+    add("--sharing", type=sizes, metavar="N,N,...", help="instead: what sharing costs with so many, such as 8,64,256")
+    several = flags.several(flags.whole(2, ROUTERS_MAX))
+    add("--routers", type=several, default=ROUTERS, metavar="N,N,...", help="with so many routers (2,4,8)")
     add("--memory", action="store_true", help="instead: bytes by what they are kept for, and CPU of the start")
+    add("--state", action="store_true", help="instead: seconds and bytes of leaving a state and beginning with it")
     add("--check", action="store_true", help="exit 1 when a goal is missed")
     add("--profile", choices=("long", "short"), help="only profile a prompt that extends a known one")
     add("--json", type=Path, metavar="FILE", help="write the rows")

@@ -298,7 +298,7 @@ class Surface:
 
     async def _metrics(self, _http: web.Request) -> web.Response:
         replica = self._replica
-        page = render(replica.model, self._model_name, replica.ttft, replica.e2e, replica.lag_max_s)
+        page = render(replica.model, self._model_name, replica.ttft, replica.e2e, replica.lag_max_s, replica.started_s)
         return web.Response(body=page.encode(), headers={"Content-Type": answers.METRICS_KIND})
 
 

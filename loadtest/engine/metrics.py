@@ -60,8 +60,10 @@ class Histogram:
         yield f"{name}_sum{{{labels}}} {self._sum}"
 
 
-def render(model: EngineModel, model_name: str, ttft: Histogram, e2e: Histogram, lag_max_s: float) -> str:
-    """The whole page `/metrics`."""
+def render(
+    model: EngineModel, model_name: str, ttft: Histogram, e2e: Histogram, lag_max_s: float, started_s: float
+) -> str:
+    """The whole page `/metrics`; `started_s` is the Unix time at which the replica began."""
     labels = f'engine="0",model_name="{model_name}"'
     counters = model.counters
     values: dict[str, float] = {
@@ -81,6 +83,8 @@ def render(model: EngineModel, model_name: str, ttft: Histogram, e2e: Histogram,
     for name, text in _COUNTERS.items():
         lines += [*_head(f"vllm:{name}_total", text, "counter")]
         lines.append(f"vllm:{name}_total{{{labels}}} {float(values[name])}")
+    lines += _head("vllm:prompt_tokens_created", _COUNTERS["prompt_tokens"], "gauge")
+    lines.append(f"vllm:prompt_tokens_created{{{labels}}} {started_s}")
     lines += _head("vllm:request_success_total", "Count of successfully processed requests.", "counter")
     for reason in ("stop", "length", "abort", "error", "repetition"):
         # A client that leaves does not count as an abort, as measured on vLLM 0.32.

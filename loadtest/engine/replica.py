@@ -86,6 +86,7 @@ class SimulatedReplica:
         self.ttft = Histogram(TTFT_BUCKETS_S)
         self.e2e = Histogram(E2E_BUCKETS_S)
         self.lag_max_s = 0.0
+        self.started_s = time.time()
         self._scale = time_scale
         self._tick_s = tick_s
         self._on_events = on_events

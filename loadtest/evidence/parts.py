@@ -123,6 +123,12 @@ PARTS = (
         (COMPILED, Command((PYTHON, "-m", "tests.envoy.install")), _loadtest("faces", "--check")),
     ),
     Part(
+        "routers",
+        45,
+        "several routers with a store, beside one router's, and while the store fails",
+        (_loadtest("routers", "--check"),),
+    ),
+    Part(
         "figures",
         5,
         "times that tests come by",

@@ -64,12 +64,12 @@ def single(size: int, **settings: object) -> Template:
     return template([{"role": "user", "content": content}], **settings)
 
 
-def conversation(name: int, size: int, messages: int) -> Template:
+def conversation(name: int, size: int, messages: int, **settings: object) -> Template:
     """Messages that are the same each time, then a question of its own."""
     roles = ["system", *(["user", "assistant"] * messages)]
     each = size // messages
     said = [{"role": roles[i], "content": text(f"{name} {i}", each)} for i in range(messages - 1)]
-    return template([*said, {"role": "user", "content": f"{MARK} {text(f'{name} end', each)}"}])
+    return template([*said, {"role": "user", "content": f"{MARK} {text(f'{name} end', each)}"}], **settings)
 
 
 def templates(case: str) -> list[Template]:
@@ -88,5 +88,15 @@ def requests(case: str, first: int = 0) -> Iterator[bytes]:
 
 def stream(tokens: int) -> Template:
     """A short prompt that asks for a stream of so many tokens."""
-    settings = {"stream": True, "max_tokens": tokens, "stream_options": {"include_usage": True}}
-    return single(SHORT_BYTES, **settings)
+    return single(SHORT_BYTES, **_streamed(tokens))
+
+
+def streamed_conversations(tokens: int, first: int) -> Iterator[bytes]:
+    """The requests of `mid`, each of which asks for a stream of so many tokens, without an end."""
+    number, messages = CONVERSATIONS["mid"]
+    made = [conversation(name, SIZES["mid"], messages, **_streamed(tokens)) for name in range(number)]
+    return (made[number % len(made)].request(number) for number in count(first))
+
+
+def _streamed(tokens: int) -> dict[str, object]:
+    return {"stream": True, "max_tokens": tokens, "stream_options": {"include_usage": True}}

@@ -22,7 +22,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -30,11 +30,11 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest.common import envoy, rivals
+from loadtest.common import envoy, rivals, store
 from loadtest.common.processes import READY, Process, ProcessError, free_port, started, until_ready
 from loadtest.common.report import Row, progress_bar, report_console, write_json
 from loadtest.common.usage import rss_mb
-from loadtest.overhead import answers, bodies, load, observatory, picker, slow_and_long, workers
+from loadtest.overhead import answers, bodies, load, observatory, picker, sharing, slow_and_long, workers
 from loadtest.overhead.options import parser
 from loadtest.overhead.report import CASES, EXTRAS, Case, CaseRun, goals, print_report, row_of, write_chart
 
@@ -85,7 +85,9 @@ class OverheadBench:
         plan, extras = self._plan, self._extras
         of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
         of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
-        return plan.rounds * len(plan.routers) * len(self._cases) + len(extras) + of_workers + of_observatory
+        of_sharing = sharing.steps(plan.rounds) - 1 if "sharing" in extras else 0
+        extra = len(extras) + of_workers + of_observatory + of_sharing
+        return plan.rounds * len(plan.routers) * len(self._cases) + extra
 
     @property
     def _cases(self) -> list[Case]:
@@ -128,6 +130,8 @@ class OverheadBench:
             return await observatory.rows(self._observed, plan.rounds, plan.slack, told, again=plan.again)
         if name == "picker":
             return await self._picker(told)
+        if name == "sharing":
+            return await self._shared(told)
         router = next(r for r in plan.routers if r.name == rivals.OURS)
         async with self.running(router) as (address, process):
             if name == "slow_reader":
@@ -147,6 +151,19 @@ class OverheadBench:
         async with picker.running(program, self._folder, self.urls) as run:
             found = await picker.rows(run, self.replicas[0], plan.window_s, plan.rate_per_s, plan.slack, told)
         return [replace(row, replicas=len(self.urls)) for row in found]
+
+    async def _shared(self, told: Callable[[], None]) -> list[Row]:
+        """What it costs that several share a store, where this machine has one."""
+        plan, server = self._plan, store.program()
+        if server is None:
+            self.absent["sharing"] = f"there is no {' or '.join(store.PROGRAMS)} on this machine"
+            told()
+            return []
+        found = await sharing.rows(self._sharing, server, self._folder, plan.rounds, plan.window_s, plan.slack, told)
+        return [replace(row, replicas=len(self.urls)) for row in found]
+
+    def _sharing(self, router: rivals.Rival) -> AbstractAsyncContextManager[tuple[load.Address, Process]]:
+        return self.running(replace(router, command=(*router.command, *self._plan.flags)))
 
     async def _streamed(self, number: int) -> load.Measured:
         """Streams through warmroute with so many workers."""

@@ -44,11 +44,14 @@ CASES = {
 }
 PICKER = ("picker_short", "picker_mid", "picker_long", "picker_chunk", "picker_added")
 """Rows that there are only where an Envoy is installed."""
+SHARING = ("sharing_2", "sharing_4")
+"""Rows that there are only where a server of Redis' protocol is."""
 EXTRAS = {
     "slow_reader": ("slow_reader",),
     "long_prompts": ("long_prompts",),
     "workers": ("workers_chunk", "workers_hits"),
     "observatory": ("observatory_short", "observatory_mid", "observatory_long"),
+    "sharing": SHARING,
     "picker": PICKER,
 }
 """What is measured at warmroute alone, and the workloads of its rows."""

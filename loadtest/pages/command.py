@@ -41,6 +41,7 @@ from loadtest.pages.race import (
     write_pictures,
 )
 from loadtest.pages.settings import settings_table
+from loadtest.pages.sharing import cost_block, several_block
 from loadtest.pages.sizing import memory_block, sizing_block
 from loadtest.pages.story import story_block
 from loadtest.replay.demo import verdicts
@@ -66,6 +67,8 @@ BLOCKS = {
     "ladder": "docs/evidence/ladder.md",
     "agree": "docs/evidence/http.md",
     "http": "docs/evidence/http.md",
+    "sharing": "docs/evidence/routers.md",
+    "several": "docs/evidence/routers.md",
     "sizing": "docs/guide/sizing.md",
     "memory": "docs/guide/sizing.md",
     "story": "docs/guide/misses.md",
@@ -92,6 +95,8 @@ DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
 FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "overhead": ("overhead", {"overhead": overhead_block}),
     "faults": ("faults", {"faults": faults_block}),
+    "sharing": ("cost --sharing", {"sharing": cost_block}),
+    "several": ("simulate --several", {"several": several_block}),
     "sizing": ("sizing", {"sizing": sizing_block}),
     "memory": ("cost --memory", {"memory": memory_block}),
     "race": ("simulate --race", {"race": race_block, "cells": cells_block}),

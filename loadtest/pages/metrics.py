@@ -12,7 +12,7 @@ from router.core.observatory.ledger.ledger import Ledger
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.telemetry.metrics import Figures, Metrics
-from router.telemetry.metrics.figures import SharingFigures
+from router.telemetry.metrics.figures import SharingFigures, StateFigures
 from router.telemetry.record import RequestRecord
 
 
@@ -49,12 +49,13 @@ def _exercised_metrics() -> Metrics:
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
         sharing=lambda: SharingFigures(True, 2, True, 0.001, {}, {}),
+        state=lambda: StateFigures({"estimate": 0, "events": 0}, {"restored": 0}, {}, 0, 0.0),
     )
     metrics = Metrics(router, lambda: 0.0, figures, otel_names=True)
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
     metrics.joined(id_)
-    receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50)
+    receipt = Receipt(id_, "warm", Reason.WARM, Grade.ESTIMATED, 100, 50, ttft_ms=90.0, ttft_p90_ms=120.0)
     record = RequestRecord("1", "/v1/completions", 1.0, "m", 200, "ok", stream=True, duration_s=1.0, overhead_s=0.001)
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
     record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)

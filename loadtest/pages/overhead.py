@@ -7,7 +7,8 @@ from typing import Any
 
 from loadtest.common.report import Row
 from loadtest.overhead.observatory import TEXT as OF_OBSERVATORY
-from loadtest.overhead.report import CASES, EXTRAS, HEADS, PICKER, cells, measured
+from loadtest.overhead.report import CASES, EXTRAS, HEADS, PICKER, SHARING, cells, measured
+from loadtest.overhead.sharing import TEXT as OF_SHARING
 from loadtest.overhead.workers import TEXT as OF_WORKERS
 from loadtest.pages.markdown import PageError, rows_of, table, where
 
@@ -18,8 +19,8 @@ def overhead_block(document: dict[str, Any]) -> str:
     """The table of `loadtest overhead`, with date, machine, versions, command and goals. Raises PageError."""
     rows = rows_of(document)
     figures = measured(rows)
-    expected = {*CASES, *chain.from_iterable(EXTRAS.values())} - set(PICKER)
-    if expected - {row.case for row in figures} - {row.workload for row in rows}:
+    expected, there = {*CASES, *chain.from_iterable(EXTRAS.values())}, {row.workload for row in rows}
+    if expected - {*PICKER, *SHARING} - {row.case for row in figures} - there:
         raise PageError("not the JSON of a whole run of overhead: some of its cases are missing")
     if "--slack" in document.get("command", ""):
         raise PageError("this run was judged with --slack: the documents' goals have none")
@@ -32,6 +33,7 @@ def overhead_block(document: dict[str, Any]) -> str:
             "",
             *(f"- {case.name}: {case.text}, {case.concurrency} at a time." for case in CASES.values()),
             *(f"- {name}: {text}." for name, text in (OF_WORKERS | OF_OBSERVATORY).items()),
+            *(f"- {name}: {text}." for name, text in OF_SHARING.items() if name in there),
             "",
             table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),
         ]

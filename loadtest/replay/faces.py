@@ -11,7 +11,6 @@ the picker asks to be shown their answers, whose chunks come `time_scale` times 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -20,14 +19,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
-import uvloop
 from rich.console import Console
 
 from loadtest.common import envoy, flags
-from loadtest.common.client import ReplayError
-from loadtest.common.processes import ProcessError, engines, free_ports, started, until_ready, until_signal
-from loadtest.common.report import Row, merged, print_report, progress_bar, write_json
-from loadtest.common.traces import TraceError, shipped_trace
+from loadtest.common.processes import ProcessError, engines, free_ports, started, until_ready
+from loadtest.common.report import Row, merged, progress_bar
+from loadtest.common.traces import shipped_trace
+from loadtest.replay.comparing import concluded, measured
 from loadtest.replay.demo import CALIBRATION, MODEL, REPLICAS, WORKLOADS, DemoWorkload
 from loadtest.replay.run import run_replay
 
@@ -121,15 +119,7 @@ async def _faces(options: argparse.Namespace, command: str) -> int:
         medians = ("token_hit_rate", "ttft_p50_s", "ttft_p90_s", "ttft_life_p90_s", "ttft_engine_p90_s", "e2e_p90_s")
         rows += [merged(found, medians, ("errors", "rejected")) for found in runs.values()]
     judged = goals(rows, options.slack)
-    print_report(console, rows)
-    for row in judged:
-        got = "nothing" if row.got is None else f"{row.got:.3f}"
-        said = f"{row.workload}: {row.goal} ({row.expected:g}): {got}{'' if row.ok else ', missed'}"
-        console.print(said, highlight=False, markup=False, soft_wrap=True)
-    if options.json:
-        write_json(options.json, command, [*rows, *judged])
-    wrong = any(row.failed for row in rows)
-    return 1 if wrong or (options.check and not all(row.ok for row in judged)) else 0
+    return concluded(console, rows, judged, options, command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,13 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = _parser().parse_args(arguments)
-    try:
-        return uvloop.run(until_signal(_faces(options, " ".join(["faces", *arguments]))))
-    except (ProcessError, ReplayError, TraceError, OSError) as error:
-        print(f"faces: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
+    return measured("faces", _faces(options, " ".join(["faces", *arguments])))
 
 
 def _parser() -> argparse.ArgumentParser:

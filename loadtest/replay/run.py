@@ -30,6 +30,8 @@ class ReplaySettings:
     """A run. Seconds are simulated seconds."""
 
     url: str
+    more_urls: tuple[str, ...] = ()
+    """Further routers: each request goes to the next of all."""
     model: str | None = None
     """Name of the model. None: the first that `/v1/models` names."""
     endpoint: Endpoint = "chat"
@@ -77,6 +79,7 @@ async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | 
         client = Client(
             session,
             settings.url,
+            *settings.more_urls,
             model=settings.model or await first_model(session, settings.url, settings.headers),
             endpoint=settings.endpoint,
             timeout_wall_s=settings.timeout_s / settings.time_scale,

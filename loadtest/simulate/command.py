@@ -7,6 +7,7 @@
     simulate --race --seeds claim --json race.json --check   the whole race; exit 1 unless all that must be seen is seen
     simulate --sweep --json sweep.json                       is `warm` flat in its constants?
     simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
+    simulate --several --seed 1-3 --json several.json        several routers that share what they know, beside one
 
 All times are simulated seconds. What the simulation leaves out is said in docs/evidence/simulation.md.
 """
@@ -35,6 +36,14 @@ from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
 from loadtest.simulate.results.race import Changes, Entrant, RaceJob, race, run_job
+from loadtest.simulate.results.several import (
+    OF_SEVERAL,
+    VARIANTS,
+    SeveralJob,
+    print_several,
+    run_several,
+    verdicts,
+)
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
@@ -66,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.ladder is not None:
             return _ladder(options, "simulate " + " ".join(arguments))
         earlier = [row for file in options.rows for row in read_rows(file)]
+        if options.several is not None:
+            return _several(options, earlier, "simulate " + " ".join(arguments))
         jobs = [] if options.no_run else jobs_of(options)
         rows = _raced(jobs, options, "simulate " + " ".join(arguments), earlier)
         return _report(rows, options, "simulate " + " ".join(arguments))
@@ -108,7 +119,7 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
             raise SimulateError("--trace and --scenario: only one of them")
         return [options.trace.name.split(".")[0]]
     _known("scenario", named, [*SCENARIOS, *LADDERS])
-    if not named and not options.race and not options.sweep:
+    if not (named or options.race or options.sweep or options.several is not None):
         raise SimulateError("--scenario, --trace, --race or --sweep: say what to run; --list says what there is")
     return named or list(SCENARIOS)
 
@@ -231,6 +242,39 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
     ladder.print_ladders(report_console(WIDTH), rows)
     print("\n".join(ladder.verdict_lines(rows)))
     return 1 if options.check and not all(row.ok for row in judged) else 0
+
+
+# Several routers
+
+
+def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
+    """Routers that share beside one router, each scenario at its loads. Raises SimulateError."""
+    if options.trace is not None or options.race or options.sweep:
+        raise SimulateError("--several does not go with --trace, --race or --sweep")
+    changes, variants, fresh = changes_of(options), tuple(options.several or VARIANTS), list[Row]()
+    jobs = [
+        SeveralJob(RaceJob(name, load, seed, (), changes), variants)
+        for seed in options.seed or [1]
+        for name in _scenarios(options)
+        for load in options.load or loads_of(name)
+        if name not in OF_SEVERAL
+    ]
+    with progress_bar(Console(stderr=True), "workloads", len(jobs)) as progress:
+        finished = count(1)
+
+        def done(rows: Sequence[Row]) -> None:
+            fresh.extend(rows)
+            progress(next(finished))
+            if options.json:
+                write_json(options.json, command, _merged(earlier, fresh))
+
+        rows = _merged(earlier, [] if options.no_run else race(jobs, options.jobs, done, run_several))
+    if not rows:
+        raise SimulateError("there are no rows")
+    if options.json:
+        write_json(options.json, command, rows)
+    print_several(report_console(WIDTH), rows)
+    return 1 if options.check and any("; not " in line for line in verdicts(rows)) else 0
 
 
 def _list() -> None:

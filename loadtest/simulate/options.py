@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from loadtest.common import flags
 from loadtest.simulate.results.baseline import SHIPPED
+from loadtest.simulate.results.several import VARIANTS
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.table import CLAIM_SEEDS, LOADS, TUNE_SEEDS
 from loadtest.simulate.world.setting import REPLICAS_MAX, Fault
@@ -38,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
     add("--sweep", action="store_true", help="warm under other values of its constants")
     stages = "llm-d's ladder beside what was published; all stages or some"
     add("--ladder", nargs="*", type=_stage, metavar="QPS", help=stages)
+    labels = "several routers that share, beside one; all of " + ", ".join(f"{label!r}" for label in VARIANTS)
+    add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")

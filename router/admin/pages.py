@@ -34,11 +34,12 @@ class Pages:
         discoveries: Callable[[], dict[str, Any]] = dict,
         engine_version: Callable[[str], str] = lambda _: "",
         sharing: Callable[[], dict[str, Any] | None] = lambda: None,
+        state: Callable[[], dict[str, Any] | None] = lambda: None,
     ) -> None:
         """Given a replica's id, `streams` returns the state of its event stream or None, `window` how many requests it
         may have open, `added` whether it was added at run time, `warming` whether its cache is being filled.
         `engine_version` which version its engine has told. `discoveries` gives how fresh each source's list is, and
-        `sharing` whether other routers are heard, None where nothing is shared."""
+        `sharing` whether other routers are heard, `state` what is known from before, each None where there is none."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -49,7 +50,7 @@ class Pages:
         self._warming = warming
         self._discoveries = discoveries
         self._engine_version = engine_version
-        self._sharing = sharing
+        self._sharing, self._state = sharing, state
         self.decisions = history.recent
         self._past = HistoryPages(history)
 
@@ -99,12 +100,18 @@ class Pages:
         return json_answer({"replicas": rows, "discovery": self._discoveries(), "sharing": self._sharing()})
 
     async def index(self, _: AdminCall) -> AdminAnswer:
-        """Size of the prefix index."""
+        """Size of the prefix index, and what of it was known before the router started."""
         index = self._router.index
         members = self._router.members
         held = {m.id: {"blocks": index.blocks(m.id), "blocks_max": index.capacity(m.id)} for m in members}
         return json_answer(
-            {"keys": index.keys, "bytes": index.bytes_used, "bytes_max": index.bytes_max, "replicas": held}
+            {
+                "keys": index.keys,
+                "bytes": index.bytes_used,
+                "bytes_max": index.bytes_max,
+                "replicas": held,
+                "state": self._state(),
+            }
         )
 
     def _models(self) -> dict[str, dict[str, Any]]:

@@ -44,6 +44,7 @@ class Gateway:
         self._desk = desk
         self._stack = AsyncExitStack()
         self._leaving = False
+        self._built = False  # until then the hub asks what is in flight, and the answer is nothing
         self.port = self.health_port = 0
 
     async def __aenter__(self) -> Self:
@@ -87,7 +88,7 @@ class Gateway:
     @property
     def in_flight(self) -> int:
         """Requests that gateways have asked about, and whose streams are open."""
-        return self._picker.in_flight
+        return self._picker.in_flight if self._built else 0
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
         """None besides the desk's."""
@@ -95,7 +96,7 @@ class Gateway:
 
     def figures(self) -> dict[str, int]:
         """Totals of this face for the hub's metrics; bytes of bodies are a level."""
-        return {BODIES: self._parts.bodies.held_bytes}
+        return {BODIES: self._parts.bodies.held_bytes if self._built else 0}
 
     def lost(self, replica: str) -> None:
         """Nobody listens at the replica any more: the gateway finds out, and goes down its list."""
@@ -115,6 +116,7 @@ class Gateway:
         self._parts = PickerParts(self._placer, self._desk, _rules(s), bodies, time.monotonic)
         self._picker = Picker(self._parts)
         self._health = health.aio.HealthServicer()
+        self._built = True
 
     async def _listen(self) -> None:
         s = self._settings.gateway

@@ -249,12 +249,11 @@ class PickerStream:
         wanted_ms = hints.ttft_ms_of(request)
         if wanted_ms is None or caller.priority != caller.priority.LOW:
             return
-        for each in lease.receipt.candidates:
-            expected_ms = each.pending_ms + each.kv_wait_ms + each.uncached_ms
-            if each.id == lease.replica and expected_ms > wanted_ms:
-                what = f"The first token is expected in {expected_ms:.0f} ms, later than is wanted"
-                after_s = (expected_ms - wanted_ms) / 1e3
-                raise Refusal(429, "slo_unreachable", f"{what}; try again later.", retry_after_s=after_s)
+        expected_ms = lease.receipt.ttft_ms
+        if expected_ms > wanted_ms:
+            what = f"The first token is expected in {expected_ms:.0f} ms, later than is wanted"
+            after_s = (expected_ms - wanted_ms) / 1e3
+            raise Refusal(429, "slo_unreachable", f"{what}; try again later.", retry_after_s=after_s)
 
     async def _while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await this, unless the client leaves meanwhile. Raises ClientLeft."""

@@ -22,10 +22,10 @@ _REQUEST_HEADERS, _RESPONSE_HEADERS, _REQUEST_BODY, _RESPONSE_BODY, _REQUEST_TRA
     tag, range(1, 7)
 )
 _IMMEDIATE, _DYNAMIC_METADATA, _MODE_OVERRIDE = map(tag, range(7, 10))
-_COMMON = tag(1)  # of HeadersResponse and BodyResponse
-_HEADER_MUTATION, _BODY_MUTATION = tag(2), tag(3)  # of CommonResponse
-_SET, _REMOVE = tag(1), tag(2)  # of HeaderMutation
-_OPTION, _OVERWRITE = tag(1), flag(3, 2)  # of HeaderValueOption: OVERWRITE_IF_EXISTS_OR_ADD
+_COMMON = tag(1)  # HeadersResponse and BodyResponse have a CommonResponse under this tag
+_HEADER_MUTATION, _BODY_MUTATION = tag(2), tag(3)  # tags in a CommonResponse
+_SET, _REMOVE = tag(1), tag(2)  # tags in a HeaderMutation
+_OPTION, _OVERWRITE = tag(1), flag(3, 2)  # tags in a HeaderValueOption; the action is OVERWRITE_IF_EXISTS_OR_ADD
 _KEY, _RAW_VALUE = tag(1), tag(3)  # of HeaderValue
 _BODY, _CLEAR, _STREAMED = tag(1), flag(2), tag(3)  # of BodyMutation
 _END = flag(2)  # of StreamedBodyResponse, whose body is field 1 as well

@@ -7,6 +7,7 @@ made later is looked up when it is called.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -35,11 +36,13 @@ from router.http.deadlines import ClientLimits
 from router.hub.local_placer import LocalPlacer
 from router.hub.parts import HubParts
 from router.hub.sharing import RouterLink
+from router.hub.warm_start import WarmStart
 from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
 from router.settings.networks import is_loopback
 from router.settings.pairs import event_endpoints, event_topics
 from router.settings.schema import Settings
+from router.sharing.checks import is_shared
 from router.telemetry.metrics import Figures, Metrics
 from router.tokens.encoder import Prompts
 from router.tokens.request_tokens import Asker
@@ -96,11 +99,14 @@ def metrics_of(hub: HubParts) -> Metrics:
         ledger=lambda: hub.observatory.settled() if hub.observatory is not None else None,
         history=history,
         sharing=lambda: hub.link.figures() if hub.link is not None else None,
+        state=lambda: hub.state.figures() if hub.state is not None else None,
         admin=lambda: (hub.admin.server.connections, hub.admin.server.closed),
         totals=hub.totals,
     )
-    otel_names = hub.settings.metrics.otel_names
-    return Metrics(hub.router, time.monotonic, figures, process=True, otel_names=otel_names)
+    names = hub.settings.metrics
+    return Metrics(
+        hub.router, time.monotonic, figures, process=True, otel_names=names.otel_names, aliases=names.aliases
+    )
 
 
 def discoveries_of(hub: HubParts) -> Together:
@@ -167,6 +173,7 @@ def pages_of(hub: HubParts) -> Pages:
         engine_version=lambda id_: hub.roster.engine_version(id_),
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
         sharing=lambda: hub.link.status() if hub.link is not None else None,
+        state=lambda: hub.state.status() if hub.state is not None else None,
     )
 
 
@@ -207,6 +214,14 @@ def placer_of(hub: HubParts) -> LocalPlacer:
         made=lambda *made: hub.link.link.made(*made) if hub.link is not None else None,
         told_within_s=lambda: hub.link.told_within_s() if hub.link is not None else 0.0,
     )
+
+
+def state_of(hub: HubParts) -> WarmStart | None:
+    """What is known from before, and left for after; None where nothing is."""
+    s = hub.settings
+    if not s.state.file and not (s.state.siblings and is_shared(s.shared)):
+        return None
+    return WarmStart(hub.router, s.state, name=s.shared.router or socket.gethostname())
 
 
 def link_of(hub: HubParts) -> RouterLink:
@@ -268,6 +283,7 @@ def subscriber_of(hub: HubParts) -> Subscriber:
             suspended_max_s=s.events.suspend_s,
             queue_bytes_max=s.events.queue_bytes_max,
         ),
+        handover=hub.state.handover if hub.state is not None else None,
     )
 
 

@@ -63,12 +63,18 @@ class Hub:
     async def __aenter__(self) -> Self:
         async with closed_on_error(self._stack):
             self._build()
+            if self.state is not None:
+                self.state.events = self.events
+                await self.state.load()
             if self.events is not None:
                 await self._follow(self.events)
             self._stack.push_async_callback(self.roster.close)
             self._task(self.roster.follow(self.discoveries.watch()))
             await self._listen()
             self._share()
+            if self.state is not None:
+                self._stack.push_async_callback(self.state.close)
+                self._task(self.state.watch())
         return self
 
     async def __aexit__(
@@ -97,6 +103,7 @@ class Hub:
         self._stack.push_async_callback(self.prober.close)
         ranks = assembly.ranks_of(self)
         self._stack.push_async_callback(ranks.close)
+        self.state = assembly.state_of(self)
         self.events = assembly.subscriber_of(self) if s.events.enabled else None
         self.roster = ReplicaRoster(
             self.router,
@@ -207,8 +214,10 @@ class Hub:
         self.metrics.failed(replica if self.router.member(replica) is not None else None, kind)
 
     def ready(self) -> bool:
-        """Whether requests should come here: a replica is ready, and the router is not draining."""
-        return not self._draining and bool(self.router.ready())
+        """Whether requests should come here: a replica is ready, what is known from before is taken over or has taken
+        too long, and the router is not draining."""
+        holding = self.state is not None and self.state.holding
+        return not self._draining and not holding and bool(self.router.ready())
 
     def drain(self) -> None:
         """Say on `/readyz` that no more requests should come, and hold none back."""

@@ -17,6 +17,7 @@ from router.hub.admitter import Admitter
 from router.hub.local_placer import LocalPlacer
 from router.hub.roster import ReplicaRoster
 from router.hub.sharing import RouterLink
+from router.hub.warm_start import WarmStart
 from router.placer import Edges
 from router.prewarm.warmer import Warmer
 from router.settings.schema import Settings
@@ -51,6 +52,7 @@ class HubParts(Protocol):
     prompts: Prompts | None
     placer: LocalPlacer
     link: RouterLink | None
+    state: WarmStart | None
 
     def ready(self) -> bool:
         """Whether requests should come here."""

@@ -53,7 +53,10 @@ class RouterLink:
             name=self.name,
             origin=origin,
             limits=LinkLimits(hub.settings.limits.response_ids_max, limits.peers_max),
+            state=hub.state if hub.settings.state.siblings else None,
         )
+        if hub.state is not None and hub.settings.state.siblings:
+            hub.state.expect(more=True)
 
     def start(self) -> None:
         """Begin to hear others, in the background."""

@@ -23,7 +23,7 @@ from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, Page, RequestOwner, json_page, no_model_page
 from router.reading.question import RESPONSES, STORED, Question
 from router.settings.keys import Caller
-from router.telemetry.record import CAUSE, RequestRecord, session_key
+from router.telemetry.record import CAUSE, RequestRecord
 
 RETRY_AFTER_S = 2
 DRAINED = "drained"  # the ending of an answer that was cut because the router stops
@@ -77,12 +77,11 @@ def note(question: Question, record: RequestRecord) -> None:
     wanted = question.wanted
     record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
     record.repairs, record.warning = question.repairs, question.warning
+    whose = question.whose
+    if whose is not None:
+        record.session, record.agent = whose.session, whose.agent
+        record.agent_id, record.agent_parent, record.agent_final = whose.conversation, whose.parent, whose.final
     record.not_continued = question.not_continued
-    name = question.request.fields.get(b"x-session-id")
-    if not name and wanted.ask.session:
-        name = wanted.ask.session.encode(errors="surrogatepass")
-    if name:
-        record.session = session_key(name)
 
 
 def may_not_hear(caller: Caller, record: RequestRecord) -> bool:
@@ -98,6 +97,9 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
         told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
     if record.queued_s >= WAITED_MIN_S:
         told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
+    if receipt.ttft_ms and record.stream:
+        told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
+        told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
     return (
         f"x-warmroute-request-id: {record.id}\r\n"
         f"x-warmroute-replica: {receipt.replica}\r\n"

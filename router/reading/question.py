@@ -8,6 +8,7 @@ from router.core.dialects import Dialect
 from router.core.dialects.continuing import ContinuationPlan, with_ids
 from router.core.placement.wanted import Wanted
 from router.http.request import Request
+from router.reading.kinship import Whose
 from router.telemetry.spans import Moments
 
 RESPONSES = "/v1/responses"
@@ -28,6 +29,7 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     metered: bool = False  # its tenant has a rate of tokens, so what its engine does not count is estimated
     repairs: tuple[str, ...] = ()  # repairs that its body needed
     warning: str = ""  # value of a header for the client; "" for none
+    whose: Whose | None = None  # conversation that it belongs to; None where nothing is known of one
     plan: ContinuationPlan | None = None  # plan for its stream, should that break; None: an error ends it
     not_continued: str = ""  # reason for which there is no plan, where one is wanted
 

@@ -22,10 +22,11 @@ from msgspec import Struct
 from router.core.dialects import PATHS, BadBody, spoken_on, tenancy
 from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
-from router.core.facts.requests import Ask, Prompt
+from router.core.facts.requests import AgentIds, Ask, Prompt
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.observatory.memory.suspect import Suspect
 from router.core.placement.wanted import Wanted
+from router.core.prompts import agents
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.prompts.bodies import step_of
@@ -37,6 +38,7 @@ from router.reading.answering import HISTORY_CHANGED, none_ready
 from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.reading.charge import charge
 from router.reading.continuing import CONTINUE, Planned, planned, wished
+from router.reading.kinship import Kinship
 from router.reading.observer import Observer
 from router.reading.question import STORED, Question
 from router.reading.turns import ReadingTurns
@@ -86,6 +88,7 @@ class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     warning: str
     body: bytes
     repairs: tuple[str, ...]
+    ids: AgentIds | None
     planned: Planned
 
 
@@ -110,6 +113,7 @@ class Reader:
         self._tokens = tokens
         self._observer = observer
         self._secret = secret.encode()
+        self._kinship = Kinship(self._secret)
         self._parse_thread = ThreadPoolExecutor(1, "parse")
         self.turns = ReadingTurns(clock=time.monotonic)
         sizes = (SEEN_BYTES_MAX, SEEN_BYTES_MAX + messages_bytes_max)
@@ -176,8 +180,9 @@ class Reader:
             chain = await how.run(work, ask, self._placer.known_as(model))
         seen = self._look(request, ask, chain, how)
         sighting = await self._settled(seen, request, ask, chain, how) if isinstance(seen, Suspect) else seen
+        ids = agents.ids_of(request.fields, ask.names)
         if sighting is not None:
-            sighting.step = ask.step
+            sighting.step, sighting.agent = ask.step, agents.label_of(ids)
         warning = _warning(sighting, how)
         if ask.prompt is not None:
             ask.prompt.let_go()
@@ -191,7 +196,7 @@ class Reader:
             mode = wished(request, tenant, model, rules.continue_models, rules.continue_streams)
             if mode != OFF:
                 plan = await how.run(planned, request.path, body, ask, frozenset(self._placer.engines(model)), mode)
-        return _Read(ask, chain, model, sighting, warning, body, repairs, plan)
+        return _Read(ask, chain, model, sighting, warning, body, repairs, ids, plan)
 
     async def _asked(
         self, request: Request, id_: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
@@ -202,12 +207,14 @@ class Reader:
             view = self._placer.token_view(model)
             if view is not None:
                 tokens = await self._tokens.of(how.dialect, request.path, body, ask, model, view)
-        ask.decoded, ask.metadata = None, b""  # free memory: the question lives as long as its answer
-        wanted = _wanted(request, body, ask, read.chain, caller)
+        ask.decoded, ask.metadata, ask.names = None, b"", None  # free memory: the question lives as long as its answer
+        wanted = _wanted(request, body, ask, read.chain, caller, self._kinship.hint(request, read.ids, ask, caller))
+        wanted.kin = self._kinship.kin(read.ids, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
         question = self._question(request, id_, body, how, wanted)
         question.take_plan(*read.planned)
         question.repairs, question.warning, ask.stream_options = read.repairs, read.warning, None
+        question.whose = self._kinship.whose(request, read.ids, ask, caller)
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
         return question
@@ -223,11 +230,14 @@ class Reader:
         ask = Ask(model)
         found = self._model(ask, how)
         charged = charge(self._placer, request, caller)
-        wanted = _wanted(request, b"", ask, None, caller)
-        wanted.model, wanted.charged = found, charged
-        wanted.ring_key = request.header(b"x-session-id") or request_id  # without a session they are spread
+        ids = agents.ids_of(request.fields, None)
+        hint = self._kinship.hint(request, ids, ask, caller) or request_id  # requests without a session are spread
+        wanted = _wanted(request, b"", ask, None, caller, hint)
+        wanted.model, wanted.charged, wanted.kin = found, charged, self._kinship.kin(ids, caller)
         id_ = request_id if tenant is None else answering.engine_id(request, request_id)
-        return self._question(request, id_, b"", how, wanted)
+        question = self._question(request, id_, b"", how, wanted)
+        question.whose = self._kinship.whose(request, ids, ask, caller)
+        return question
 
     # -- body ----------------------------------------------------------------------------------------------------
 
@@ -360,14 +370,15 @@ class Reader:
         return lines
 
 
-def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller) -> Wanted:
-    """What placing needs, without the model, tokens and sighting."""
+def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller, hint: str | None) -> Wanted:
+    """What placing needs, without the model, tokens, sighting and kin. `hint` is what the ring is to hash; None for
+    the prompt."""
     path = request.path
     return Wanted(  # arguments by position, which is faster (core/placement/router.py)
         ask,
         None,
         chain,
-        ring_key(ask, chain, request.header(b"x-session-id"), body),
+        ring_key(ask, chain, hint, body),
         None,
         0 if path in FREE_PATHS else len(body) // BYTES_PER_TOKEN,
         path.removeprefix(STORED).partition("/")[0] if path.startswith(STORED) else ask.response_id,

@@ -73,8 +73,12 @@ class MetricsSettings:
     """What is on the page of metrics, and who is sent it."""
 
     otel_names: bool = False
-    """Whether OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_token_usage`) are on the page
-    beside ours. Off: they are what others of ours say already, and about 90 series a model."""
+    """Whether OpenTelemetry's metrics of generative AI (`gen_ai_server_*`, `gen_ai_client_*`) are on the page beside
+    ours. Off: they are what others of ours say already, and about 200 series a model."""
+    aliases: tuple[Literal["llm_d_epp", "inference"], ...] = ()
+    """Names of endpoint pickers under which metrics are on the page besides, for dashboards made for one: `llm_d_epp`
+    (`llm_d_epp_*`), `inference` (`inference_objective_*`, `inference_pool_*`, `inference_extension_*`, its names
+    before). Off: about 170 series a model for each."""
     otlp_endpoint: str = ""
     """Where all metrics are sent besides, by OTLP over HTTP: `http://collector:4318`, and `/v1/metrics` unless it names
     a path. Empty: nowhere. Needs the extra `tracing`; the service has the name `tracing.service_name`."""
@@ -444,6 +448,28 @@ class SharedSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSettings:
+    """What a router that starts knows from before: which blocks replicas hold, who answered whom, and what was learned.
+    Hashes and numbers, never a prompt, an answer or a key of a client."""
+
+    file: str = ""
+    """File in which the router leaves what it knows, and from which it begins; empty: none. One router has it, for all
+    of its workers. It is replaced as a whole, and readable by nobody else."""
+    every_s: Seconds = 30.0
+    """Seconds between two writes; another one is at an orderly end."""
+    bytes_max: Positive = 256 << 20
+    """Bytes that the file may have, or what a sibling hands over: replicas that do not fit are left out. Of a replica's
+    20,000 blocks it has some 500 KB."""
+    age_max_s: Seconds = 900.0
+    """Seconds after which what was left is of no use any more: caches hold something else by then."""
+    ready_within_s: NotNegative = 5.0
+    """Seconds that `/readyz` may wait, from the start on, until what is known from before is taken over. 0: it does not
+    wait."""
+    siblings: bool = True
+    """Whether a router with `shared.url` that starts asks another one for what it knows, and tells others."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamSettings:
     """How replicas are called."""
 
@@ -594,6 +620,8 @@ class Settings:
     """How prompts become token ids."""
     shared: SharedSettings = field(default_factory=SharedSettings)
     """What routers tell each other."""
+    state: StateSettings = field(default_factory=StateSettings)
+    """What a router that starts knows from before."""
     upstream: UpstreamSettings = field(default_factory=UpstreamSettings)
     """How replicas are called."""
     limits: LimitSettings = field(default_factory=LimitSettings)

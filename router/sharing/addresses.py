@@ -57,7 +57,7 @@ class StoreAddress:
         return f"{scheme}{kind}://{hosts}{service}{database}"
 
 
-def parsed(url: str, password: str = "") -> StoreAddress:
+def parsed(url: str, password: str | None = None) -> StoreAddress:
     """The address that a URL says; a `password` that is given goes before the URL's own. Raises BadAddress."""
     scheme, slashes, rest = url.partition("://")
     base, plus, word = scheme.lower().partition("+")

@@ -57,6 +57,8 @@ class Frame(msgspec.Struct, array_like=True, kw_only=True):
     owners: list[Written] = msgspec.field(default_factory=list)
     core: bytes = b""
     """The core's message; empty where it has nothing to say."""
+    asks: tuple[str, int] | None = None
+    """Name of the router that this one asks for all that it knows, and how many parcels of that it has taken."""
 
 
 class FrameHead(msgspec.Struct, frozen=True):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
-from router.sharing.frames import BadFrame, frame_of, head_of
+from router.sharing.frames import BadFrame, Frame, frame_of, head_of
 from router.sharing.sides import CoreSharing, StoreSide
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,16 @@ class HeardRouters:
     def rows(self, now_s: float) -> list[tuple[str, float]]:
         """Name of each that is heard, and seconds since its last message."""
         return sorted((peer.name, now_s - peer.heard_s) for peer in self._peers.values() if not peer.silent)
+
+    def longest(self, without: Collection[int]) -> tuple[int, str] | None:
+        """(number of its process, name) of the router that has run longest, of those that are heard."""
+        heard = [origin for origin, peer in self._peers.items() if not peer.silent and origin not in without]
+        return (min(heard), self._peers[min(heard)].name) if heard else None
+
+    def hears(self, origin: int) -> bool:
+        """Whether this process is heard now."""
+        peer = self._peers.get(origin)
+        return peer is not None and not peer.silent
 
     def known(self, origin: int) -> bool:
         """Whether this process was heard before, and has not left."""
@@ -96,6 +108,13 @@ class HeardRouters:
         return found
 
 
+class FrameHearer(Protocol):
+    """Who is told of each message of another router."""
+
+    def heard(self, origin: int, frame: Frame) -> None:
+        """Another router has said this."""
+
+
 class Hearing:
     """Takes messages apart."""
 
@@ -103,6 +122,7 @@ class Hearing:
         self, peers: HeardRouters, core: CoreSharing, side: StoreSide, counts: Counter[str], origin: int
     ) -> None:
         self._peers, self._core, self._side, self._counts, self._origin = peers, core, side, counts, origin
+        self.handing: FrameHearer | None = None  # who else is told
         self.asked = False  # another router wants to be told everything
 
     def hear(self, message: bytes, now_s: float) -> float | None:
@@ -122,6 +142,8 @@ class Hearing:
         if earlier:
             self._side.silent(earlier, left=True)
         self.asked = self.asked or frame.begun
+        if self.handing is not None:
+            self.handing.heard(head.origin, frame)
         self._side.hear(head.origin, frame, leaving=frame.leaving)
         if frame.leaving:
             self._peers.left(head.origin)

@@ -20,9 +20,10 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
 from router.sharing.frames import OWNERS_MAX, BadFrame, Frame, packed
+from router.sharing.handing import Handing
 from router.sharing.hearing import HeardRouters, Hearing
 from router.sharing.session import REFUSALS, Open, Session, StoreFailed, Written
-from router.sharing.sides import CoreSharing, StoreSide
+from router.sharing.sides import CoreSharing, StateSide, StoreSide
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,10 @@ class SharingLink:
         origin: int,
         limits: LinkLimits,
         clock: Callable[[], float] = time.monotonic,
+        state: StateSide | None = None,
     ) -> None:
-        """`name` is this router's, `origin` a number of its process that no other has."""
+        """`name` is this router's, `origin` a number of its process that no other has; without `state` nothing is
+        handed over to routers that start."""
         self.name, self.origin = name, origin
         self._open, self._core, self._side, self._limits, self._clock = open_, core, side, limits, clock
         self.whole = False
@@ -74,6 +77,13 @@ class SharingLink:
         self.delay_s: float | None = None  # time from saying to hearing the last own message
         self._peers = HeardRouters(name, origin, limits.peers_max)
         self._hearing = Hearing(self._peers, core, side, self.counts, origin)
+        self._handing: Handing | None = None
+        if state is not None:
+            wake = self._wake_soon
+            self._handing = Handing(
+                state, self._peers, name=name, origin=origin, whole=lambda: self.whole, wake=wake, clock=clock
+            )
+            self._hearing.handing = self._handing
         self._news: deque[Written] = deque(maxlen=limits.owners_max)  # owners that others were not told of
         self._unwritten: deque[Written] = deque(maxlen=limits.owners_max)  # owners that the store was not told of
         self._made: deque[Written] = deque(maxlen=limits.owners_max)  # all owners that this router has told of
@@ -81,6 +91,7 @@ class SharingLink:
         self._present, self._rewritten_s = False, float("-inf")
         self._wake, self._write = asyncio.Event(), asyncio.Event()
         self._urgent = False
+        self._telling = False  # something of the handing over is to be said
         # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
         # late but not read yet.
         self._awake_s = 0.0
@@ -100,6 +111,11 @@ class SharingLink:
         self._made.append(made)
         self._wake.set()
         self._write.set()
+
+    def _wake_soon(self) -> None:
+        """Something had better be said before it is time."""
+        self._telling = True
+        self._wake.set()
 
     def urgent(self) -> None:
         """The core has something to say that had better not wait."""
@@ -153,7 +169,9 @@ class SharingLink:
 
     async def _serve(self, session: Session) -> None:
         """Say, hear and keep, until one of them fails. Raises StoreFailed."""
-        works = (session.listen(self._heard), self._say(session), self._keep(session), self._silence())
+        works = [session.listen(self._heard), self._say(session), self._keep(session), self._silence()]
+        if self._handing is not None:
+            works += [self._handing.give(session), self._handing.ask(session)]
         tasks = [asyncio.ensure_future(work) for work in works]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -211,8 +229,9 @@ class SharingLink:
         while True:
             now_s = self._clock()
             core = self._core.say(now_s)
-            if core is not None or self._news or self._begin or self._hearing.asked or now_s - said_s >= BEAT_S:
-                self._urgent = False
+            told = self._news or self._begin or self._hearing.asked or self._telling
+            if core is not None or told or now_s - said_s >= BEAT_S:
+                self._urgent = self._telling = False
                 message = self._next(core or b"", now_s)
                 await session.say(message)
                 self.counts["said"] += 1
@@ -224,7 +243,7 @@ class SharingLink:
         """Wait for news, or until it is time to ask the core again."""
         urgent_s = said_s + max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self.routers)
         ask_s = max(said_s, self._clock() - ASK_S / 2) + ASK_S
-        while not (self._news or self._hearing.asked):
+        while not (self._news or self._hearing.asked or self._telling):
             left_s = (urgent_s if self._urgent else ask_s) - self._clock()
             if left_s <= 0:
                 return
@@ -239,6 +258,7 @@ class SharingLink:
         """The next message, with owners that were not told yet."""
         everything = self._everything or self._hearing.asked
         frame = Frame(name=self.name, begun=self._begin, core=core)
+        frame.asks = self._handing.asks if self._handing is not None else None
         self._side.add_to(frame, everything=everything)
         frame.owners = [self._news.popleft() for _ in range(min(OWNERS_MAX, len(self._news)))]
         self._begin = self._everything = self._hearing.asked = False

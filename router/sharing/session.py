@@ -43,6 +43,12 @@ class Session(Protocol):
     async def write(self, owners: Iterable[Written], owners_max: int) -> None:
         """Keep owners of stored responses."""
 
+    async def put(self, key: str, value: bytes, for_s: float) -> None:
+        """Leave something for so long, for whoever takes it."""
+
+    async def take(self, key: str) -> bytes | None:
+        """Take what was left, which is gone from then on; None where there is nothing."""
+
     def read(self, since_ms: int) -> AsyncIterator[Sequence[Written]]:
         """Owners that were kept since then, a page at a time."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from router.sharing.frames import Frame
@@ -48,3 +48,20 @@ class StoreSide(Protocol):
 
     def tick(self) -> None:
         """A second has passed."""
+
+
+class StateSide(Protocol):
+    """All that a router knows, for one that starts."""
+
+    @property
+    def wants(self) -> bool:
+        """Whether this router has just started, and would be told by another one."""
+
+    def expect(self, *, more: bool) -> None:
+        """Whether that is still to come."""
+
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        """All that this router knows."""
+
+    async def handed(self, pieces: list[bytes], router: str) -> bool:
+        """All that another one knows; returns whether it can be read."""

@@ -11,6 +11,7 @@ node of a cluster; a message is passed on by a cluster to all of its nodes, so t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from router.sharing.addresses import StoreAddress, StoreKind
 from router.sharing.names import found
 from router.sharing.session import StoreFailed, Written
 
+SLICE_S = 0.0005  # time that messages are heard for in one go, but for the last of them
 PAGE = 512  # entries of the stream of owners that are read at once
 FIELDS = (b"i", b"r", b"t")  # fields of an entry: id of the response, replica, tenant
 
@@ -139,6 +141,7 @@ class Store:
         self._messages: Any = messages
         self._timeout_s = timeout_s
         base = f"warmroute:{{{name}}}:"
+        self._base = base
         self._channel, self._owners, self._router = f"{base}said", f"{base}responses", f"{base}router:"
 
     async def say(self, message: bytes) -> None:
@@ -150,10 +153,16 @@ class Store:
         heard = self._messages.pubsub()
         try:
             await self._try(heard.subscribe, self._channel)
+            heard_s = 0.0  # time that hearing has taken since others were let in
             while True:
                 said = await self._wait(heard.parse_response)
                 if said is not None and said[0] == b"message":
+                    begun_s = time.monotonic()
                     hear(said[2])
+                    heard_s += time.monotonic() - begun_s
+                if heard_s > SLICE_S:  # messages that came together are read without a pause
+                    heard_s = 0.0
+                    await asyncio.sleep(0)
         finally:
             await heard.aclose()
 
@@ -171,6 +180,15 @@ class Store:
     async def leave(self, router: str) -> None:
         """Say that this router is there no more."""
         await self._try(self._keys.delete, self._router + router)
+
+    async def put(self, key: str, value: bytes, for_s: float) -> None:
+        """Leave something for so long, for whoever takes it."""
+        await self._try(self._keys.set, self._base + key, value, px=int(for_s * 1_000))
+
+    async def take(self, key: str) -> bytes | None:
+        """Take what was left: nothing is put in its place for a millisecond, which needs no right besides SET."""
+        found = await self._try(self._keys.set, self._base + key, b"", px=1, get=True)
+        return bytes(found) if found else None
 
     async def write(self, owners: Iterable[Written], owners_max: int) -> None:
         """Keep owners of stored responses, about `owners_max` in all; the oldest are dropped."""

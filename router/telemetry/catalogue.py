@@ -15,6 +15,7 @@ from router.telemetry.series import Labels
 LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 30, 60, 120, 300)
 INTER_TOKEN_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 OVERHEAD_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+TTFT_RATIO = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 REPLICA_TTFT_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # few: there are many replicas
 
 
@@ -30,6 +31,14 @@ class Family(NamedTuple):
 FAMILIES = (  # families in the order of the metrics page
     Family("requests", "Requests answered.", "route model status"),
     Family("ttft_seconds", "Time to first token of streamed answers.", "model", LATENCY_S),
+    Family(
+        "ttft_predictions",
+        "First tokens of streams by the prediction that they came within: `p50`, `p90`, or `later` than both.",
+        "within model",
+    ),
+    Family(
+        "ttft_prediction_ratio", "Time to first token of streams, divided by its predicted median.", "model", TTFT_RATIO
+    ),
     Family("duration_seconds", "Duration of requests, from request read to answer ended.", "route model", LATENCY_S),
     Family("inter_token_seconds", "Mean inter-token time of a stream, by its events.", "model", INTER_TOKEN_S),
     Family("overhead_seconds", "Router overhead, from request read to request forwarded.", "", OVERHEAD_S),
@@ -162,6 +171,8 @@ BEGUN: dict[str, list[Labels]] = {
     "repairs": [(repair,) for repair in REPAIRS],
 }
 
+WITHIN = ("p50", "p90", "later")  # predictions of a time to first token
+
 # Series that begin with the first request of a model, for the first MODELS_BEGUN_MAX models; the model's label follows.
 MODELS_BEGUN_MAX = 16
 BEGUN_BY_MODEL: dict[str, list[Labels]] = {
@@ -172,4 +183,5 @@ BEGUN_BY_MODEL: dict[str, list[Labels]] = {
     "hit_tokens": [("genuine",), ("replay",)],
     "counted_prompt_tokens": [()],
     "counted_cached_tokens": [()],
+    "ttft_predictions": [(within,) for within in WITHIN],
 }

@@ -1,10 +1,15 @@
 """Metrics of requests under the names of OpenTelemetry's conventions for generative AI, where `metrics.otel_names` is
-set. Names are those that OpenTelemetry's own exporter for Prometheus makes of them: dots become underscores, and
-seconds end the name.
+set. Names are those that OpenTelemetry's own exporter for Prometheus makes of them: dots become underscores, seconds
+end the name, and counters end with `_total`.
+
+A router is both sides of the conventions: a server to those who ask it, from the request read to the answer ended, and
+a client of its replicas, from the first call to the end, retries included. Names that the conventions have changed are
+there twice, as dashboards are made for either; the two share their numbers.
 
 Only requests that generate or embed are counted, by the conventions' operations. Labels are bounded: operations and
 types of errors are fixed sets, models are those of tallies.py, and providers are the kinds of engines that replicas
-name, the first PROVIDERS_MAX. An attribute that is not known is an empty label, which for Prometheus is none.
+name, the first PROVIDERS_MAX. An attribute that is not known is an empty label, which for Prometheus is none. What
+engines do not tell is not counted: no modality, no tokens of reasoning, none written to a cache.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from collections.abc import Callable, Iterable
 from router.core.facts.placements import Ending
 from router.settings.keys import OTHER
 from router.telemetry.record import RequestRecord
-from router.telemetry.series import Histogram
+from router.telemetry.series import Counter, Histogram
 
 OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -26,7 +31,8 @@ OPERATIONS = {
 }
 """Routes -> names of operations in the conventions; other routes have none."""
 PROVIDERS_MAX = 16  # kinds of engines told apart; the rest are one more
-UNKNOWN = "unknown"  # provider of a model that no engine serves, or engines of several kinds
+UNKNOWN = "unknown"  # provider of a model that no engine serves, or engines of several kinds; modality of tokens
+EMBEDDINGS = "embeddings"  # the operation that is no inference
 
 # Bounds of the conventions, which ask for exactly these. Their type has no length: mypyc 2.3 takes a constant tuple of
 # floats for one that was never set.
@@ -36,8 +42,10 @@ TTFT_S: Bounds = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.
 OUTPUT_TOKEN_S: Bounds = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 TOKENS: Bounds = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 
+PREFIX, WITH = "gen_ai_", "With metrics.otel_names: "
 _BASE = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 _BROKE_OFF = (Ending.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
+CLIENT_LEFT_STATUS = 499  # no error of a replica's
 
 
 def error_type(record: RequestRecord) -> str | None:
@@ -49,36 +57,54 @@ def error_type(record: RequestRecord) -> str | None:
 
 
 class GenAiTallies:
-    """The histograms of the conventions for one router, counted once per request, at its end."""
+    """The metrics of the conventions for one router, counted once per request, at its end."""
 
     def __init__(self, engines: Callable[[str], Iterable[str]], label: Callable[[str], str]) -> None:
         """`engines(model)` gives the kinds of engines that serve a model, `label(model)` its label in metrics."""
         self._engines, self._label = engines, label
         self._providers: set[str] = set()
-        self._duration = Histogram(
-            "gen_ai_server_request_duration_seconds",
-            "With metrics.otel_names: duration of a generative AI request, from request read to answer ended.",
-            DURATION_S, *_BASE, "error_type", prefix="",
+        self._duration = _histogram(
+            "server_request_duration_seconds",
+            "duration of a generative AI request, from request read to answer ended.", DURATION_S, "error_type",
         )  # fmt: skip
-        self._ttft = Histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "With metrics.otel_names: time to first token of streamed answers that succeeded.",
-            TTFT_S, *_BASE, prefix="",
+        self._ttft = _histogram(
+            "server_time_to_first_token_seconds", "time to first token of streamed answers that succeeded.", TTFT_S
+        )
+        self._output_token = _histogram(
+            "server_time_per_output_token_seconds",
+            "mean time per output token after the first, of streamed answers that succeeded.", OUTPUT_TOKEN_S,
         )  # fmt: skip
-        self._output_token = Histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "With metrics.otel_names: mean time per output token after the first, of streamed answers that succeeded.",
-            OUTPUT_TOKEN_S, *_BASE, prefix="",
+        self._tokens = _histogram(
+            "client_token_usage", "input and output tokens of a request, as reported by the engine.", TOKENS,
+            "gen_ai_token_type",
         )  # fmt: skip
-        self._tokens = Histogram(
-            "gen_ai_client_token_usage",
-            "With metrics.otel_names: input and output tokens of a request, as reported by the engine.",
-            TOKENS, *_BASE, "gen_ai_token_type", prefix="",
-        )  # fmt: skip
+        text = "duration of a request to replicas, from the first call to the answer's end, retries included."
+        self._called = _histogram("client_operation_duration_seconds", text, DURATION_S, "error_type")
+        self._inferred = _histogram("client_inference_duration_seconds", _newer(text), DURATION_S, "error_type")
+        text = "time from the first call of a replica to the first token of a streamed answer."
+        self._first_chunk = _histogram("client_operation_time_to_first_chunk_seconds", text, DURATION_S)
+        self._first_inferred = _histogram("client_inference_time_to_first_chunk_seconds", _newer(text), DURATION_S)
+        self._used = [
+            Counter(f"client_inference_usage_{name}", f"{WITH}{text}", *_BASE, "gen_ai_token_modality", prefix=PREFIX)
+            for name, text in (
+                ("input_tokens", "prompt tokens as reported by engines, cached ones included."),
+                ("output_tokens", "tokens of answers as reported by engines."),
+                ("cache_read_input_tokens", "prompt tokens that engines reported as cached."),
+            )
+        ]
+        self._of_operation = [
+            _histogram(f"client_inference_operation_{name}", text, TOKENS)
+            for name, text in (
+                ("input_tokens", "prompt tokens of a request that succeeded, as reported by the engine."),
+                ("output_tokens", "tokens of an answer that succeeded, as reported by the engine."),
+            )
+        ]
 
-    def all(self) -> list[Histogram]:
-        """All histograms, in the order of the page."""
-        return [self._duration, self._ttft, self._output_token, self._tokens]
+    def all(self) -> list[Counter | Histogram]:
+        """All families, in the order of the page."""
+        served: list[Counter | Histogram] = [self._duration, self._ttft, self._output_token, self._tokens]
+        called: list[Counter | Histogram] = [self._called, self._inferred, self._first_chunk, self._first_inferred]
+        return [*served, *called, *self._used, *self._of_operation]
 
     def observe(self, record: RequestRecord) -> None:
         """Count one request at its end."""
@@ -87,17 +113,44 @@ class GenAiTallies:
             return
         base = (operation, self._provider(record.model), self._label(record.model) if record.model else "")
         error = error_type(record)
-        self._duration.add(self._duration.of(*base, (error or "").partition(":")[0]), record.duration_s)
+        kind = (error or "").partition(":")[0]
+        self._duration.add(self._duration.of(*base, kind), record.duration_s)
         usage = record.usage
         if usage is not None:
-            for kind, tokens in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
-                self._tokens.add(self._tokens.of(*base, kind), tokens)
-        if error is not None or record.ending != Ending.OK:
+            for of, tokens in (("input", usage.prompt_tokens), ("output", usage.completion_tokens)):
+                self._tokens.add(self._tokens.of(*base, of), tokens)
+        succeeded = error is None and record.ending == Ending.OK
+        if record.receipt is not None:
+            self._observe_client(record, base, kind, succeeded=succeeded)
+        if not succeeded:
             return
         if record.ttft_s is not None:
             self._ttft.add(self._ttft.of(*base), record.ttft_s)
         if record.inter_token_s is not None:
             self._output_token.add(self._output_token.of(*base), _per_token_s(record, record.inter_token_s))
+
+    def _observe_client(
+        self, record: RequestRecord, base: tuple[str, str, str], error: str, *, succeeded: bool
+    ) -> None:
+        """Count a request that replicas were called for. What an engine refused failed too, for its client."""
+        if not error and 400 <= record.status != CLIENT_LEFT_STATUS:
+            error = str(record.status)
+        infers = base[0] != EMBEDDINGS
+        called_s = max(0.0, record.duration_s - (record.overhead_s or 0.0))
+        series = _shared(self._called, self._inferred if infers else None, (*base, error))
+        self._called.add(series, called_s)
+        if record.ttft_s is not None:
+            series = _shared(self._first_chunk, self._first_inferred if infers else None, base)
+            self._first_chunk.add(series, record.ttft_s)
+        if not infers:
+            return
+        usage = record.usage
+        counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0) if usage else (0, 0, 0)
+        for counter, tokens in zip(self._used, counts, strict=True):
+            counter.of(*base, UNKNOWN)[0] += tokens
+        if usage is not None and succeeded:
+            for histogram, tokens in zip(self._of_operation, counts[:2], strict=True):
+                histogram.add(histogram.of(*base), tokens)
 
     def _provider(self, model: str) -> str:
         kinds = list(self._engines(model)) if model else []
@@ -117,3 +170,22 @@ def _per_token_s(record: RequestRecord, inter_event_s: float) -> float:
     if usage is None or usage.completion_tokens < 2:
         return inter_event_s
     return inter_event_s * (record.events - 1) / (usage.completion_tokens - 1)
+
+
+def _histogram(name: str, text: str, bounds: Bounds, *labels: str) -> Histogram:
+    return Histogram(name, f"{WITH}{text}", bounds, *_BASE, *labels, prefix=PREFIX)
+
+
+def _newer(text: str) -> str:
+    """The help text of a family that has two names."""
+    return f"{text.removesuffix('.')}; the conventions' newer name, without embeddings."
+
+
+def _shared(histogram: Histogram, twin: Histogram | None, labels: tuple[str, ...]) -> list[float]:
+    """The series with these label values, which the twin has too: it is counted once, and shown under both names."""
+    series = histogram.series.get(labels)
+    if series is None:
+        series = histogram.of(*labels)
+        if twin is not None:
+            twin.series[labels] = series
+    return series

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from router.core.facts.misses import Breakdown, Sighting
 from router.core.facts.placements import Receipt, Usage
@@ -39,6 +39,10 @@ class RequestRecord(Struct):
     repairs: tuple[str, ...] = ()  # repairs that the body needed
     warning: str = ""  # the warning header that the client got
     session: str = ""  # `session_key` of the name that the client gave its session; "" for none
+    agent: str = ""  # kind of agent whose client asks (core/prompts/agents.py); "" where it is not known
+    agent_id: str = ""  # `session_key` of the agent's conversation; "" for none
+    agent_parent: str = ""  # `session_key` of the conversation that started it; "" for none
+    agent_final: bool = False  # the client says that the conversation is over
     # Of a stream that went on on another replica: exactness ("exact", "approximate"), kind of the break, and the
     # replica that broke; "" of any other.
     continued: tuple[str, str, str] = ("", "", "")
@@ -46,7 +50,8 @@ class RequestRecord(Struct):
     number: int = 0  # given by the hub at the end: unique, rising, microseconds of Unix time where the clock is steady
 
 
-def session_key(name: bytes) -> str:
+def session_key(name: bytes, apart: str = "") -> str:
     """What stands for the name of a client's session: 16 hexadecimal digits. Names are text that clients choose, and
-    are neither shown nor kept; whoever knows one finds its requests by it."""
-    return xxh3_64_hexdigest(name)
+    are neither shown nor kept; whoever knows one finds its requests by it. `apart` is the name of an isolated tenant,
+    whose keys no other tenant's are."""
+    return xxh3_64_hexdigest(name, xxh3_64_intdigest(apart.encode(errors="surrogatepass")) if apart else 0)

@@ -21,8 +21,8 @@ class Counter:
     """A counter by label values. A series is a list of one number, which is kept and added to directly: a call would
     cost more than the addition."""
 
-    def __init__(self, name: str, text: str, *labels: str) -> None:
-        self.name, self.text, self.labels = f"warmroute_{name}", text, labels
+    def __init__(self, name: str, text: str, *labels: str, prefix: str = "warmroute_") -> None:
+        self.name, self.text, self.labels = f"{prefix}{name}", text, labels
         self.series: dict[Labels, list[float]] = {}
 
     def begin(self, series: Iterable[Labels]) -> None:
@@ -115,12 +115,15 @@ class ModelSeries:
     that has such a value."""
 
     __slots__ = ("cached", "completion", "events", "genuine", "inter_token", "kinds", "label", "misses", "predicted",
-                 "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft")  # fmt: skip
+                 "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft", "ttft_ratio",
+                 "ttft_within")  # fmt: skip
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.kinds: dict[tuple[str, int, str], KindSeries] = {}  # series by route, status and ending
         self.ttft: list[float] | None = None
+        self.ttft_within: list[list[float]] = []  # streams by prediction: within the median, within p90, later
+        self.ttft_ratio: list[float] | None = None
         self.inter_token: list[float] | None = None
         self.events: list[float] | None = None
         self.prompt: list[float] | None = None

@@ -183,8 +183,12 @@ def _tell_generation(about: Attributes, record: RequestRecord, provider: str) ->
         about["gen_ai.operation.name"] = OPERATIONS[record.route]
     if provider:
         about["gen_ai.provider.name"] = provider
-    if record.sighting is not None and record.sighting.conversation:
-        about["gen_ai.conversation.id"] = f"{record.sighting.conversation:016x}"  # ours: it is no text of the client's
+    if conversation := _conversation(record):
+        about["gen_ai.conversation.id"] = conversation
+    if record.agent:
+        about["warmroute.agent"] = record.agent
+    if record.agent_parent:
+        about["warmroute.agent_parent"] = record.agent_parent
     if record.model:
         about["gen_ai.request.model"] = record.model
         about["gen_ai.request.stream"] = record.stream
@@ -197,6 +201,14 @@ def _tell_generation(about: Attributes, record: RequestRecord, provider: str) ->
             about["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
 
 
+def _conversation(record: RequestRecord) -> str:
+    """The conversation's key, never a text of the client's: as the client names it, or else as prompts' texts do."""
+    if record.agent_id or record.session:
+        return record.agent_id or record.session
+    seen = record.sighting
+    return f"{seen.conversation:016x}" if seen is not None and seen.conversation else ""
+
+
 def _tell_answer(about: Attributes, told: Told, *, with_id: bool) -> None:
     if told.model:
         about["gen_ai.response.model"] = told.model
@@ -204,6 +216,11 @@ def _tell_answer(about: Attributes, told: Told, *, with_id: bool) -> None:
         about["gen_ai.response.finish_reasons"] = told.reasons
     if told.id and with_id:
         about["gen_ai.response.id"] = told.id
+    if told.reasoning_tokens is not None:
+        about["gen_ai.usage.reasoning.output_tokens"] = told.reasoning_tokens
+    if told.cache_write_tokens is not None:  # the conventions have renamed it from `cache_creation`
+        about["gen_ai.usage.cache_write.input_tokens"] = told.cache_write_tokens
+        about["gen_ai.usage.cache_creation.input_tokens"] = told.cache_write_tokens
 
 
 def _placed(receipt: Receipt) -> Attributes:

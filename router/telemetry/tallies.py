@@ -32,6 +32,8 @@ from router.telemetry.catalogue import (
     LATENCY_S,
     MODELS_BEGUN_MAX,
     REPLICA_TTFT_S,
+    TTFT_RATIO,
+    WITHIN,
 )
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram, KindSeries, ModelSeries, PlacementSeries, RecentTokens
@@ -181,6 +183,8 @@ class Tallies:
             if model.ttft is None:
                 model.ttft = self._histograms["ttft_seconds"].of(label)
             self._histograms["ttft_seconds"].add(model.ttft, record.ttft_s)
+            if record.receipt is not None and record.receipt.ttft_ms:
+                self._observe_prediction(model, record.receipt, record.ttft_s)
         if record.inter_token_s is not None:
             if model.inter_token is None:
                 model.inter_token = self._histograms["inter_token_seconds"].of(label)
@@ -189,6 +193,17 @@ class Tallies:
             if model.events is None:
                 model.events = self._of("stream_events", label)
             model.events[0] += record.events
+
+    def _observe_prediction(self, model: ModelSeries, receipt: Receipt, ttft_s: float) -> None:
+        """Compare a time to first token with what its receipt predicts."""
+        if model.ttft_ratio is None:
+            model.ttft_within = [self._of("ttft_predictions", within, model.label) for within in WITHIN]
+            model.ttft_ratio = self._histograms["ttft_prediction_ratio"].of(model.label)
+        ttft_ms = ttft_s * 1e3
+        model.ttft_within[(ttft_ms > receipt.ttft_ms) + (ttft_ms > receipt.ttft_p90_ms)][0] += 1
+        ratio = ttft_ms / receipt.ttft_ms
+        model.ttft_ratio[bisect_left(TTFT_RATIO, ratio)] += 1
+        model.ttft_ratio[-1] += ratio
 
     def _exemplify(self, model: ModelSeries, record: RequestRecord) -> None:
         """Name the trace of a sampled request beside what was counted of its times."""

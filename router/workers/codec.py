@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 from router.core.facts.placements import Outcome, Receipt, Shed, Usage
-from router.core.facts.requests import Ask, Prompt
+from router.core.facts.requests import Ask, Kin, Prompt
 from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
@@ -34,7 +34,7 @@ def carried_bytes(wanted: Wanted) -> int:
 
 def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.WantLease:
     """A request's placement as a message, with token ids if `ids`."""
-    ask, chain, tokens = wanted.ask, wanted.chain, wanted.tokens
+    ask, chain, tokens, kin = wanted.ask, wanted.chain, wanted.tokens, wanted.kin
     prompt = ask.prompt
     return messages.WantLease(
         id_,
@@ -52,6 +52,7 @@ def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) ->
         wanted.priority,
         wanted.body_bytes,
         wanted.sighting,
+        (kin.conversation, kin.parent, kin.final) if kin is not None else None,
     )
 
 
@@ -85,6 +86,7 @@ def wanted_of(place: messages.WantLease) -> Wanted:
         priority=place.priority,
         body_bytes=place.body_bytes,
         sighting=place.sighting,
+        kin=Kin(*place.kin) if place.kin is not None else None,
     )
 
 
@@ -125,12 +127,16 @@ def outcome_of(finish: messages.Finish) -> Outcome:
 
 def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
     """A lease that was opened as a message."""
-    return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay)
+    ttft_ms = (receipt.ttft_ms, receipt.ttft_p90_ms)
+    return messages.LeaseOpened(id_, _receipt_parts(receipt), receipt.miss, receipt.replay, ttft_ms)
 
 
 def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     """The receipt as a worker knows it; the hub keeps the whole under the lease of this connection."""
-    return Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
+    median_ms, high_ms = placed.ttft_ms
+    receipt = Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
+    receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
+    return receipt
 
 
 def why_not(unplaced: messages.Unplaced) -> Exception | None:
@@ -173,6 +179,7 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         record.trace_id,
         record.warning,
         record.session,
+        (record.agent, record.agent_id, record.agent_parent, record.agent_final),
         record.continued,
         record.not_continued,
     )
@@ -210,6 +217,10 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         trace_id=report.trace_id,
         warning=report.warning,
         session=report.session,
+        agent=report.agent[0],
+        agent_id=report.agent[1],
+        agent_parent=report.agent[2],
+        agent_final=report.agent[3],
         continued=report.continued,
         not_continued=report.not_continued,
     )

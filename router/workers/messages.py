@@ -66,6 +66,7 @@ class WantLease(Struct, tag=1, array_like=True, gc=False):
     priority: Priority = Priority.NORMAL
     body_bytes: Count = 0
     sighting: Sighting | None = None
+    kin: tuple[Count, Count, bool] | None = None  # the fields of a Kin
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
@@ -126,6 +127,8 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     trace_id: str = ""
     warning: str = ""
     session: str = ""
+    # kind of agent, its conversation, what started that, whether it is over
+    agent: tuple[str, str, str, bool] = ("", "", "", False)
     continued: tuple[str, str, str] = ("", "", "")
     not_continued: str = ""
 
@@ -235,6 +238,7 @@ class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
     receipt: ReceiptParts
     miss: Breakdown | None = None
     replay: bool = False
+    ttft_ms: tuple[float, float] = (0.0, 0.0)  # predicted time to first token: median, ninetieth percentile
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):

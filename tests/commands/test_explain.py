@@ -15,7 +15,7 @@ from router.commands.explain.words import explained
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
 from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
 from router.core.placement.spill import SpillCause
-from router.telemetry.record import RequestRecord
+from router.telemetry.record import RequestRecord, session_key
 from tests.support.fakes import FakeEngine, reset, running
 from tests.support.keyring import ADMIN, bearer
 
@@ -82,6 +82,33 @@ def test_everything_that_is_known_is_said() -> None:
     ):  # fmt: skip
         assert words in text or words.replace("60.0", "60") in text, words
     assert "\x1b" not in text
+
+
+CLAUDE, SUB, OVER = {"x-claude-code-session-id": "s"}, {"x-claude-code-agent-id": "a"}, {"x-dynamo-session-final": "1"}
+MAIN = session_key(b"s")
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        (CLAUDE | SUB, f"claude-code/sub, its conversation {session_key(b's/a')}, started by {MAIN}"),
+        (CLAUDE | OVER, f"claude-code, its conversation {MAIN}; the client says that it is over"),
+        ({"x-session-id": "s"}, f"of no client that is known, its conversation {MAIN}"),
+        ({}, ""),
+    ],
+)
+async def test_an_agents_request(client: ClientSession, engine: FakeEngine, headers: dict[str, str], said: str) -> None:
+    """Whose conversation it is, what started that and whether it is over, by keys that the admin pages have too; and
+    nothing of it where the client says nothing."""
+    async with running(engine) as app:
+        body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+        async with client.post(app.url + CHAT, json=body, headers={"x-request-id": "mine", **headers}) as answer:
+            assert answer.status == 200
+        status, out, _ = await explain("mine", "--admin", app.admin_url)
+    assert status == 0
+    assert [line for line in out.splitlines() if line.startswith("  agent ")] == (
+        [f"  agent     {said}"] if said else []
+    )
 
 
 async def test_what_is_not_found_is_told_with_how_far_back_it_looked(

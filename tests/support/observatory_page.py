@@ -180,12 +180,12 @@ def _advice(label: str) -> list[dict[str, Any]]:
 
 def _groups() -> list[dict[str, Any]]:
     rows = [
-        (ROUTE, "acme", True, "edit", 51_000, 512_000_000, 0.58, 0.55, 0.21, 1.02, 9_900, 6.2),
-        (ROUTE, "acme", True, "plan", 9_100, 47_000_000, 0.66, 0.61, 0.17, 0.61, 5_100, 0.4),
-        (ROUTE, "bank", False, "", 120_000, 301_000_000, 0.82, 0.71, 0.09, 0.34, 2_600, 0.0),
-        ("/v1/messages", "acme", True, "", 2_200, 31_000_000, 0.71, 0.7, 0.24, 0.9, 12_400, 9.8),
+        (ROUTE, "acme", True, "edit", "claude-code", 51_000, 512_000_000, 0.58, 0.55, 0.21, 1.02, 9_900, 6.2),
+        (ROUTE, "acme", True, "plan", "claude-code/sub", 9_100, 47_000_000, 0.66, 0.61, 0.17, 0.61, 5_100, 0.4),
+        (ROUTE, "bank", False, "", "", 120_000, 301_000_000, 0.82, 0.71, 0.09, 0.34, 2_600, 0.0),
+        ("/v1/messages", "acme", True, "", "", 2_200, 31_000_000, 0.71, 0.7, 0.24, 0.9, 12_400, 9.8),
     ]
-    names = ("route", "tenant", "tools", "step", "requests", "prompt_tokens", "hit_rate", "genuine_hit_rate",
+    names = ("route", "tenant", "tools", "step", "agent", "requests", "prompt_tokens", "hit_rate", "genuine_hit_rate",
              "ttft_p50_s", "ttft_p90_s", "prompt_tokens_p50", "tool_calls_mean")  # fmt: skip
     return [dict(zip(names, row, strict=True)) for row in rows]
 

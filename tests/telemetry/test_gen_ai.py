@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as attributes
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics as conventions
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.facts.placements import Usage
+from router.core.facts.placements import Grade, Reason, Receipt, Usage
 from router.core.facts.replicas import ServedModel
 from router.telemetry import gen_ai
 from router.telemetry.metrics import Metrics
@@ -18,6 +20,15 @@ from router.telemetry.record import RequestRecord
 from tests.telemetry.counted import metrics, record, router
 
 CHAT = "/v1/chat/completions"
+NEWER = (  # names that the package of conventions does not have yet
+    "duration.seconds", "time_to_first_chunk.seconds", "operation.input_tokens", "operation.output_tokens",
+    "usage.input_tokens", "usage.output_tokens", "usage.cache_read.input_tokens",
+)  # fmt: skip
+PAGE = (Path(__file__).parents[2] / "docs/reference/names.md").read_text()
+
+
+PLACED = Receipt("http://10.0.0.0:8000", "warm", Reason.WARM, Grade.ESTIMATED, 1000, 600)
+USED = {"input_tokens": 1000.0, "output_tokens": 11.0, "cache_read_input_tokens": 640.0}
 
 
 def standard(engine: str = "vllm") -> Metrics:
@@ -63,6 +74,9 @@ def test_names_labels_and_units_are_the_conventions() -> None:
         f"{conventions.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN}.seconds",
         f"{conventions.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN}.seconds",
         conventions.GEN_AI_CLIENT_TOKEN_USAGE,
+        f"{conventions.GEN_AI_CLIENT_OPERATION_DURATION}.seconds",
+        f"{conventions.GEN_AI_CLIENT_OPERATION_TIME_TO_FIRST_CHUNK}.seconds",
+        *(f"gen_ai.client.inference.{name}" for name in NEWER),
     }
     ours = {name for name in page if name.startswith("gen_ai")}
     assert ours == {name.replace(".", "_") for name in names}
@@ -75,7 +89,7 @@ def test_names_labels_and_units_are_the_conventions() -> None:
         )
     }
     for name in ours:
-        assert page[name].type == "histogram"
+        assert page[name].type == ("counter" if "_usage_" in name else "histogram")
         assert all(required <= each.labels.keys() for each in page[name].samples)
 
 
@@ -91,6 +105,46 @@ def test_what_one_stream_adds() -> None:
     assert usage == {("chat", "vllm", "m", "input"): 1000.0, ("chat", "vllm", "m", "output"): 11.0}
     buckets = samples(it, "gen_ai_server_time_to_first_token_seconds_bucket")
     assert (buckets["chat", "vllm", "m", "0.1"], buckets["chat", "vllm", "m", "0.25"]) == (0.0, 1.0)
+
+
+def test_the_page_has_every_name() -> None:
+    """And no other."""
+    it = standard()
+    it.observe(stream())
+    families = text_string_to_metric_families(it.page().decode())
+    names = {f"{each.name}{'_total' if each.type == 'counter' else ''}" for each in families}
+    assert {name for name in names if name.startswith("gen_ai")} == set(
+        re.findall(r"`(gen_ai_(?:server|client)_\w+)`", PAGE)
+    )
+
+
+def test_a_client_of_replicas() -> None:
+    """What replicas were called for is counted from the first call on, under the older and the newer name; tokens as
+    the engine reports them, and nothing for a request that called nobody."""
+    it = standard()
+    it.observe(stream(receipt=PLACED, overhead_s=0.25, usage=Usage(1000, 11, 640)))
+    it.observe(stream(receipt=PLACED, status=400, ending="refused", usage=None, ttft_s=None))
+    it.observe(stream(status=503, ending="", error="overloaded", usage=None))
+    labels = ("chat", "vllm", "m")
+    for name in ("operation", "inference"):
+        duration = samples(it, f"gen_ai_client_{name}_duration_seconds_sum")
+        assert duration == {("", *labels): 1.0, ("400", *labels): 1.25}
+        assert samples(it, f"gen_ai_client_{name}_time_to_first_chunk_seconds_sum") == {labels: 0.25}
+    used = {name: samples(it, f"gen_ai_client_inference_usage_{name}_total") for name in USED}
+    assert used == {name: {(*labels, "unknown"): tokens} for name, tokens in USED.items()}
+    assert samples(it, "gen_ai_client_inference_operation_input_tokens_count") == {labels: 1.0}
+    assert samples(it, "gen_ai_client_inference_operation_output_tokens_sum") == {labels: 11.0}
+    ours = {name: samples(it, f"warmroute_{name}") for name in ("reported_prompt_tokens_total", "cached_tokens_total")}
+    assert [*ours.values()] == [{("m",): 1000.0}, {("m",): 640.0}]
+
+
+def test_embeddings_are_no_inference() -> None:
+    """They have a duration as a client's operation, and none under the names of inference."""
+    it = standard()
+    it.observe(stream(route="/v1/embeddings", receipt=PLACED))
+    assert samples(it, "gen_ai_client_operation_duration_seconds_count") == {("", "embeddings", "vllm", "m"): 1.0}
+    for name in ("duration_seconds_count", "usage_input_tokens_total", "operation_input_tokens_count"):
+        assert samples(it, f"gen_ai_client_inference_{name}") == {}
 
 
 def test_without_a_count_by_the_engine_events_are_tokens() -> None:

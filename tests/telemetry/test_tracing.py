@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from router.telemetry.record import session_key
 from tests.http.wire import connect, post
 from tests.support.fakes import (
     FakeEngine,
@@ -224,3 +225,17 @@ async def test_waiting_for_a_place(client: ClientSession, engine: FakeEngine, co
     root = check_nested(spans)
     took_s = (queue.span.end_time_unix_nano - queue.span.start_time_unix_nano) / 1e9
     assert took_s == pytest.approx(root.about["warmroute.queued_seconds"], abs=1e-3)
+
+
+async def test_an_agents_conversation(client: ClientSession, engine: FakeEngine, collector: Collector) -> None:
+    """A sub-agent's trace has the key of its conversation, as all requests of that have, and that of its parent's; the
+    names themselves are in no span."""
+    headers = {"x-session-affinity": "ses_child", "x-parent-session-id": "ses_parent"}
+    async with running(engine, **traced(collector)) as app:
+        assert (await ask(client, app.url, headers))[0] == 200
+        spans = await collector.trace()
+    attributes = spans[0].about
+    assert attributes["gen_ai.conversation.id"] == session_key(b"ses_child")
+    assert attributes["warmroute.agent"] == "opencode/sub"
+    assert attributes["warmroute.agent_parent"] == session_key(b"ses_parent")
+    assert not any("ses_" in str(value) for got in spans for value in got.about.values())

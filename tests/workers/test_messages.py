@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
 from router.core.facts.placements import Ending, Grade, Outcome, Reason, Receipt, Usage
-from router.core.facts.requests import Ask, Prompt
+from router.core.facts.requests import Ask, Kin, Prompt
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
@@ -67,6 +67,7 @@ wanted = st.builds(
     body_tokens=st.integers(0, 1 << 20),
     response_id=st.none() | name,
     sighting=sightings,
+    kin=st.none() | st.builds(Kin, key, key, st.booleans()),
 )
 
 
@@ -120,7 +121,7 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
     got = codec.wanted_of(place)
     assert (got.model, got.chain, got.ring_key) == (want.model, want.chain, want.ring_key)
     assert (got.body_tokens, got.response_id) == (want.body_tokens, want.response_id)
-    assert got.sighting == want.sighting
+    assert (got.sighting, got.kin) == (want.sighting, want.kin)
     assert (got.ask.stream, got.ask.output_tokens_max) == (want.ask.stream, want.ask.output_tokens_max)
     assert frozenset(place.exclude) == exclude
     here, there = want.ask.prompt, got.ask.prompt
@@ -161,6 +162,10 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
         ),
         sighting=sightings,
         miss=misses,
+        agent=name,
+        agent_id=name,
+        agent_parent=name,
+        agent_final=st.booleans(),
     )
 )
 def test_a_report_arrives_as_it_was_made(record: RequestRecord) -> None:
@@ -182,10 +187,14 @@ def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
 
 @given(misses, st.booleans())
 def test_a_receipt_tells_a_worker_why(miss: Breakdown | None, replay: bool) -> None:
-    """The breakdown of a placement is the same on the other side, reasons in the same order."""
+    """The breakdown of a placement is the same on the other side, reasons in the same order, and so are the predicted
+    times."""
     receipt = Receipt("a", "warm", Reason.WARM, Grade.EXACT, 9, 5, miss=miss, replay=replay)
+    receipt.ttft_ms, receipt.ttft_p90_ms = 12.5, 40.25
     (placed,) = messages.answers_of(messages.frame([codec.placed_of(1, receipt)])[4:])
     assert isinstance(placed, messages.LeaseOpened)
     assert (placed.miss, placed.replay) == (miss, replay)
+    there = codec.receipt_of(placed, 1)
+    assert (there.ttft_ms, there.ttft_p90_ms) == (12.5, 40.25)
     if miss is not None and placed.miss is not None:
         assert list(placed.miss.misses) == list(miss.misses)

@@ -329,8 +329,9 @@ async def test_one_scrape_has_the_requests_of_all_workers(engine: FakeEngine, ot
 
 
 async def test_two_workers_decide_as_one(engine: FakeEngine, other: FakeEngine) -> None:
-    """The same conversations, each turn on a new connection: the same tokens are predicted to be cached, to a point,
-    by two workers as by one."""
+    """The same conversations, each turn on a new connection: the same tokens are predicted to be cached by two workers
+    as by one, but for what a worker's word on an answer comes too late for: two that knew nothing of each other would
+    have half of it."""
     predicted = []
     for workers in (1, 2):
         async with command(engine, other, workers=workers) as router:
@@ -341,7 +342,7 @@ async def test_two_workers_decide_as_one(engine: FakeEngine, other: FakeEngine) 
             await metric_is(router, "warmroute_requests_total", 36)
             tokens = await metric(router, "warmroute_prompt_tokens_total")
             predicted.append(await metric(router, "warmroute_predicted_cached_tokens_total") / tokens)
-    assert predicted[0] == pytest.approx(predicted[1], abs=0.01)
+    assert predicted[0] == pytest.approx(predicted[1], abs=0.05)
     assert predicted[0] > 0.4
 
 

@@ -103,11 +103,20 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- if $sources -}}
 {{- $_ := set $tree "tokens" (merge (dict "sources" $sources) (dig "tokens" dict $tree)) -}}
 {{- end -}}
+{{- $state := dig "state" dict $tree -}}
+{{- if not (hasKey $state "file") -}}
+{{- $_ := set $tree "state" (set $state "file" "/var/lib/warmroute/state") -}}
+{{- end -}}
 {{- $_ := set $tree "listen" $listen -}}
 {{- range $name, $section := dict "admin" $admin "auth" $auth "shared" $shared "upstream" $upstream -}}
 {{- if $section }}{{ $_ := set $tree $name $section }}{{ end -}}
 {{- end -}}
 {{- $tree | toJson -}}
+{{- end -}}
+
+{{/* Whether the router leaves its state in the pod's own volume: "yes", or nothing. */}}
+{{- define "warmroute.keepsState" -}}
+{{- if hasPrefix "/var/lib/warmroute/" (dig "state" "file" "/var/lib/warmroute/state" .Values.config) }}yes{{ end -}}
 {{- end -}}
 
 {{/* Whether routers share a store: "yes", or nothing. */}}

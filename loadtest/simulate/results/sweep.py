@@ -75,7 +75,11 @@ CONSTANTS = (
     Constant("FORGET", "router.core.learned.prefill", (0.94, 0.993)),
     Constant("AVOIDED", "router.core.learned.prefill", (1.3, 6.0)),  # 1 is the fleet's own speed
     Constant("FADE_S", "router.core.learned.prefill"),
-    Constant("PRIOR_WEIGHT", "router.core.learned.prefill", also=("router.core.fleet.member",)),
+    Constant(
+        "PRIOR_WEIGHT",
+        "router.core.learned.prefill",
+        also=("router.core.fleet.member", "router.core.sharing.restoring"),
+    ),
     Constant("GUESS_TOKENS", "router.core.learned.answer_tokens"),
 )
 

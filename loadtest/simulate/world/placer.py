@@ -164,7 +164,7 @@ class Placer:
         ring_key = format(turn.first_user_key, "x")
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
-        wanted = Wanted(ask, MODEL, chain, ring_key, tokens)
+        wanted = Wanted(ask, MODEL, chain, ring_key, tokens, kin=turn.kin)
         wanted.unseen = self._unseen and self._shown >= SHOWN_MIN and self._chances.random() >= SAMPLED
         lease = self.router.route(wanted, now_s, exclude=exclude, may_hold_back=may_hold_back)
         if wanted.unseen:

@@ -14,6 +14,7 @@ from statistics import fmean
 
 from loadtest.common.runs import shared_blocks
 from loadtest.common.traces import BYTES_PER_TOKEN, Request
+from router.core.facts.requests import Kin
 from router.core.prompts import blocks
 
 MODEL = "sim"
@@ -45,6 +46,8 @@ class Turn:
     first_user_key: int
     engine_keys: array[int]
     """Keys of the prompt's full blocks, in the engine's block size."""
+    kin: Kin | None = None
+    """The conversation as the agent's client names it; None where the trace has no agents."""
 
     def text(self) -> str:
         """The prompt, four ASCII bytes a token."""
@@ -100,10 +103,19 @@ def prepare(requests: Iterable[tuple[str, Request]], block_tokens: int, *, outpu
             hashed.key_at(request.input_tokens * BYTES_PER_TOKEN),
             hashed.key_at(hashed.first),
             hashed.engine_keys,
+            kin=_kin(session, request.agent),
         )
         last[kind] = turn
         turns.append(turn)
     return turns
+
+
+def _kin(session: str, agent: str | None) -> Kin | None:
+    """As Claude Code names it: a sub-agent by its session and itself, its session being its parent."""
+    if agent is None:
+        return None
+    name = blocks.root_key(session.encode())
+    return Kin(blocks.root_key(session.encode(), agent.encode()), name) if agent else Kin(name)
 
 
 class _Hashed:

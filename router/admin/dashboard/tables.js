@@ -93,6 +93,7 @@ export function showGroups(element, groups, chosen) {
     { name: "Tenant", fill: narrowing((row) => row.tenant || NONE, ({ tenant }) => ({ tenant }), chosen) },
     { name: "Tools", value: (row) => (row.tools ? "yes" : "no") },
     { name: "Step", value: (row) => row.step || NONE },
+    { name: "Agent", minor: true, value: (row) => row.agent || NONE },
     { name: "Requests", numeric: true, value: (row) => count(row.requests) },
     { name: "Prompt tokens", numeric: true, minor: true, value: (row) => count(row.prompt_tokens) },
     { name: "Hit rate", fill: (cell, row) => gauge(cell, row.hit_rate, percent(row.hit_rate), 2) },
@@ -102,7 +103,7 @@ export function showGroups(element, groups, chosen) {
     { name: "Median prompt", numeric: true, minor: true, value: (row) => count(row.prompt_tokens_p50) },
     { name: "Tool calls", numeric: true, minor: true, title: "in a prompt's history, on average", value: (row) => (row.tool_calls_mean ?? 0).toFixed(1) },
   ];
-  table(element, columns, groups, (row) => [row.route, row.tenant, row.tools, row.step].join("\0"), "No requests yet.");
+  table(element, columns, groups, (row) => [row.route, row.tenant, row.tools, row.step, row.agent].join("\0"), "No requests yet.");
 }
 
 // Where in a prompt: message, path, byte.

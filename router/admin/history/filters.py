@@ -85,7 +85,7 @@ def filter_of(query: Mapping[str, str]) -> DecisionFilter:
         raise BadParameter(f"'reason' is one of {', '.join(REASONS)}, not '{reason[:64]}'.")
     return DecisionFilter(
         ids=ids_of(query.get("id", "")),
-        sessions=_sessions(query.get("session", "")),
+        sessions=_sessions(query.get("session", ""), query.get("tenant", "")),
         model=query.get("model") or None,
         reason=reason,
         tenant=query.get("tenant") or None,
@@ -106,9 +106,13 @@ def ids_of(given: str) -> tuple[str, ...]:
     return (given, *(id_ for id_ in bare if id_))
 
 
-def _sessions(given: str) -> tuple[str, ...]:
-    """What a session may be called: by the name that its client gave, by the key that pages show, by a conversation."""
-    return (given, session_key(given.encode(errors="surrogatepass"))) if given else ()
+def _sessions(given: str, tenant: str) -> tuple[str, ...]:
+    """What a session may be called: by the name that its client gave, by the key that pages show, by a conversation. An
+    isolated tenant's sessions are found by name where the tenant is asked for."""
+    if not given:
+        return ()
+    name = given.encode(errors="surrogatepass")
+    return (given, session_key(name), *([session_key(name, tenant)] if tenant else ()))
 
 
 def _statuses(text: str) -> range | None:

@@ -79,6 +79,8 @@ def _head(row: Row) -> Iterator[str]:
     if row.get("conversation"):
         step = f", step {row['step']}" if row.get("step") else ""
         yield f"  is        turn {row['turn'] + 1} of conversation {row['conversation']}{step}"
+    if row.get("agent_id"):
+        yield f"  agent     {_agent(row)}"
     usage = row["usage"]
     told = f", {usage['completion_tokens']} tokens" if usage else ""
     ending = _ENDINGS.get(row["ending"], row["ending"])
@@ -89,6 +91,13 @@ def _head(row: Row) -> Iterator[str]:
         yield f"  warning   {row['warning']}"
     if row.get("trace_id"):
         yield f"  trace     {row['trace_id']}"
+
+
+def _agent(row: Row) -> str:
+    """What the client says of itself. Names are hashed, as on the admin pages."""
+    parent = f", started by {row['agent_parent']}" if row.get("agent_parent") else ""
+    final = "; the client says that it is over" if row.get("agent_final") else ""
+    return f"{row.get('agent') or 'of no client that is known'}, its conversation {row['agent_id']}{parent}{final}"
 
 
 def _placement(row: Row) -> Iterator[str]:
@@ -178,6 +187,9 @@ def _times(row: Row) -> Iterator[str]:
     for name, value in times:
         if value is not None:
             yield f"  {span(value):>9}  {name}"
+    if row.get("predicted_ttft_s") and row["ttft_s"] is not None:
+        most = span(row["predicted_ttft_p90_s"])
+        yield f"  {span(row['predicted_ttft_s']):>9}  of that were predicted, and {most} for the slowest in ten"
 
 
 def _helped(row: Row) -> Iterator[str]:

@@ -26,7 +26,7 @@ an engine sends thousands a second, and another object between them would cost e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from typing import cast
 
@@ -36,6 +36,16 @@ from router.core.cache.claims import Credit
 from router.core.cache.lateness import Tails
 from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import Event, Removed, Stored
+from router.core.kv_events.states import (
+    COUNT_BYTES,
+    PAGE_BLOCKS,
+    BlockPage,
+    CopyPage,
+    EngineShape,
+    Page,
+    UnreadableState,
+    packed,
+)
 from router.core.prompts.blocks import token_chain, token_root
 
 PLACES_MAX = 32  # (medium, group) pairs
@@ -135,6 +145,63 @@ class EngineBlocks:
             self.forgotten += 1
         if self.bytes_used > left:
             self._names.clear()
+
+    # --- what another process goes on from
+
+    def shape(self, *, hybrid: bool) -> EngineShape | None:
+        """What is known besides the blocks; None where nothing was stored yet. `hybrid` is Reported's."""
+        if self.block_tokens is None or not self._places:
+            return None
+        return EngineShape(self.block_tokens, self.complete, hybrid, list(self._places), sorted(self._others))
+
+    def pages(self) -> Iterator[Page]:
+        """All blocks that have a key, names, and copies that are not the usual ones, a page at a time. Raises
+        RuntimeError where blocks come or go between two pages."""
+        for held, blocks in ((True, self._held), (False, self._names)):
+            items = iter(blocks.items())
+            while page := list(islice(items, PAGE_BLOCKS)):
+                named = [(given, key) for given, key in page if key is not None]
+                yield BlockPage(packed([given for given, _ in named]), packed([key for _, key in named]), held)
+        copies = iter(self._copies.items())
+        while some := list(islice(copies, PAGE_BLOCKS // 2)):
+            kept = [(given, counts) for given, counts in some if self._held.get(given) is not None]
+            counted = b"".join([counts.to_bytes(COUNT_BYTES, "little") for _, counts in kept])
+            yield CopyPage(packed([given for given, _ in kept]), counted)
+
+    def begin(self, shape: EngineShape) -> None:
+        """Forget everything, and be as this one. Raises UnreadableState."""
+        known = set[tuple[str, int]]()
+        for place in shape.places:
+            if place in known or (place[0] != "GPU" and ("GPU", place[1]) not in known):
+                raise UnreadableState(f"a place of copies that cannot be: {place}")
+            known.add(place)
+        self.clear()
+        for medium, group in shape.places:
+            if medium == "GPU":
+                self._open_group(group)
+            else:
+                self._open_place(medium, group)
+        self.block_tokens, self.complete, self._others = shape.block_tokens, shape.complete, set(shape.others)
+
+    def take_in(self, page: Page) -> None:
+        """Hold what another process knew to be held. Raises UnreadableState."""
+        if isinstance(page, CopyPage):
+            for given, counts in page.unpacked():
+                if not 0 < counts < 1 << len(self._places) * _COUNT_BITS:
+                    raise UnreadableState("copies in a place that is not known")
+                if self._held.get(given) is not None and given not in self._copies:
+                    self._gpu_copies += self._on_gpu(counts) - self._on_gpu(self._usual)
+                    self._recount(given, self._usual, counts)
+            return
+        hashes, keys = page.unpacked()
+        if not page.held:
+            self._names.update(zip(hashes, keys, strict=True))
+            self._trim()
+            return
+        stored = self.stored
+        if hashes and not self._take_new(hashes, keys):
+            self.complete = False  # there is no room for them, or it has them twice
+        self._gpu_copies += (self.stored - stored) * self._on_gpu(self._usual)
 
     def holds(self, key: int) -> bool:
         """Whether the block with this key is held or expected."""

@@ -45,7 +45,7 @@ class Holder:
 
     def next_out(self, touches_max: int) -> list[tuple[int, float]]:
         """(blocks, when they were last used) of what would be evicted next, oldest first, as far as so many uses of a
-        prefix tell."""
+        prefix tell; `recency.NEVER` for blocks that nobody is expected to ask for again."""
         return self.recency.oldest_few({pin[0] for pin in self.pins.values()}, touches_max)
 
 
@@ -141,6 +141,20 @@ class PrefixIndex:
             self._prove(holder, stamp)
         self._fit(holder)
 
+    def restore(self, name: str, keys: Sequence[int], at_s: float) -> int:
+        """What the holder had before this router came, and last used then, root to leaf: older than anything that is
+        known of it here, as far as there is room. To be called with what was used last first. Returns how many blocks
+        are new."""
+        holder = self.holders[name]
+        room = min(
+            holder.blocks_max - len(holder.owner), (self.bytes_max - self.bytes_used) // (KEY_BYTES + HELD_BYTES)
+        )
+        if room <= 0:
+            return 0
+        new = holder.recency.restore(keys[:room], at_s)
+        self._masks.set_each(holder.bit, new)
+        return len(new)
+
     def pin(self, name: str, lease: int, keys: list[int], now_s: float) -> None:
         """Touch, and keep these blocks from eviction until `unpin` or `retract`; new ones are unproven. `keys` are
         ours from now on."""
@@ -180,6 +194,13 @@ class PrefixIndex:
                 unproven[key] = leases - 1
         self.drop(name, gone)
         self._fit(holder)
+
+    def release(self, name: str, first: int, last: int, used_s: float) -> None:
+        """Nobody is expected to ask for these blocks again, from `first` to `last` of one prompt that was used last at
+        this time: evicting them costs nobody anything. They are held as before, until they are used or evicted."""
+        holder = self.holders.get(name)
+        if holder is not None:
+            holder.recency.release(first, last, used_s)
 
     def drop(self, name: str, keys: Sequence[int]) -> int:
         """The holder no longer has these blocks, wherever in a prefix they are. Returns how many it had."""

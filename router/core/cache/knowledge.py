@@ -25,7 +25,7 @@ blocks are given up only when a batch has come that is younger than the lease's 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import SWEEP_KEYS, Masks
@@ -33,6 +33,7 @@ from router.core.cache.reported import DISTRUST_S_MAX, NO_STREAM, Reported, Stor
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
 from router.core.kv_events.decoding import Event, Removed, Stored
+from router.core.kv_events.states import EngineShape, Page
 from router.core.kv_events.stream import RESTARTED
 from router.core.prompts.blocks import token_root
 from router.core.prompts.token_keys import TokenPrompt
@@ -158,6 +159,41 @@ class Knowledge:
             known.suspended = known.distrusted = ""
             known.hybrid = False  # another model may publish there next
         self._judge(replica, known)
+
+    # -- what another process knew -------------------------------------------------------------------------------
+
+    def shape(self, replica: str) -> EngineShape | None:
+        """What is known of the replica besides its blocks, for a process that goes on from here; None where its events
+        said nothing yet, or what they said has proved wrong."""
+        known = self._known.get(replica)
+        return known.engine.shape(hybrid=known.hybrid) if known is not None and not known.distrusted else None
+
+    def pages(self, replica: str) -> Iterator[Page]:
+        """Its blocks (EngineBlocks.pages)."""
+        known = self._known.get(replica)
+        return known.engine.pages() if known is not None else iter(())
+
+    def begin(self, replica: str, shape: EngineShape) -> None:
+        """Forget what the replica said, and begin with what another process knew of it, which `take_in` brings. None of
+        it is credited before the stream says its grade. Raises UnreadableState."""
+        known = self._of(replica)
+        self._empty_engine(known)
+        known.engine.begin(shape)
+        if known.suspended:  # its blocks began anew, and would be seen again
+            self.masks.hide(replica)
+        known.hybrid = shape.hybrid
+        known.begin()
+        self._judge(replica, known)
+
+    def take_in(self, replica: str, page: Page) -> None:
+        """Some of its blocks. Raises UnreadableState."""
+        known = self._of(replica)
+        known.engine.take_in(page)
+        self._weigh(known)
+        if self.bytes_used > self._bytes_max:
+            self._shed()
+        if self.masks.dying:
+            self.masks.sweep(SWEEP_KEYS)
 
     # -- replicas ------------------------------------------------------------------------------------------------
 
@@ -287,11 +323,12 @@ class Knowledge:
             known.engine.settle(lease)
         self.tick(now_s)
 
-    def promise(self, replica: str, lease: int, keys: list[int], block_tokens: int) -> None:
-        """Blocks with these keys are about to be computed for a lease of another router, whose number is below 0."""
+    def promise(self, replica: str, lease: int, keys: list[int], block_tokens: int, depth: int) -> None:
+        """Blocks with these keys, before which the prompt has `depth` others, are about to be computed for a lease of
+        another router, whose number is below 0."""
         known = self._known.get(replica)
         if known is not None and known.block_tokens == block_tokens:
-            known.engine.expect(lease, keys)
+            known.engine.expect(lease, keys, depth)
 
     def kept(self, replica: str, lease: int, now_s: float, *, computed: bool) -> None:
         """That lease ended: as in `settle`."""

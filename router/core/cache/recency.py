@@ -23,6 +23,8 @@ from itertools import filterfalse, islice
 
 from router.core.cache.masks import common
 
+NEVER = float("-inf")  # stands for the time of last use of keys that nobody is expected to use again
+
 
 @dataclass(slots=True)
 class Touch:
@@ -32,6 +34,7 @@ class Touch:
     live: int  # keys whose owner is this touch
     stamp: int
     at_s: float
+    ended: int = 0  # last keys of it that nobody is expected to use again
 
 
 class Recency:
@@ -43,6 +46,7 @@ class Recency:
         # Stamp -> touch, oldest first. Not a dict: one that loses its first entries is searched from its first slot.
         self.order: OrderedDict[int, int] = OrderedDict()
         self._next = 0
+        self._oldest = 0  # stamp of what was restored last; each that was restored is below 0
         # Keys last asked for and their runs, until anything changes: who is asked for a depth is often touched next.
         self._asked: tuple[Sequence[int], tuple[list[tuple[int, int, int]], int]] | None = None
 
@@ -68,7 +72,7 @@ class Recency:
         else:
             id_ = self._claim(keys, runs)
             touch = self.touches[id_] = Touch([], 0, stamp, now_s)
-        touch.stamp, touch.at_s = stamp, now_s
+        touch.stamp, touch.at_s, touch.ended = stamp, now_s, 0
         self.order[stamp] = id_
         for key in new:  # takes two thirds of what `owner.update(dict.fromkeys(new, id_))` does
             owner[key] = id_
@@ -87,7 +91,7 @@ class Recency:
             return self.touch([*keys, *grown], stamp, now_s)
         self._asked, before = None, len(owner)
         del self.order[since]
-        touch.stamp, touch.at_s = stamp, now_s
+        touch.stamp, touch.at_s, touch.ended = stamp, now_s, 0
         self.order[stamp] = id_
         for key in grown:
             owner[key] = id_
@@ -96,6 +100,34 @@ class Recency:
         touch.keys += grown
         touch.live += len(grown)
         return grown
+
+    def restore(self, keys: Sequence[int], at_s: float) -> list[int]:
+        """Keys that were last used then, root to leaf, which is before anything that is known here: those that are new
+        are held from now on, and go first when something is evicted. Returns them."""
+        owner = self.owner
+        new = [key for key in dict.fromkeys(keys) if key not in owner]
+        if new:
+            self._asked = None
+            self._oldest -= 1
+            id_ = self._name()
+            self._give(new, id_)
+            self._put(id_, Touch(new, len(new), self._oldest, at_s))
+            self.order.move_to_end(self._oldest, last=False)
+        return new
+
+    @property
+    def newest(self) -> int:
+        """The number of the touch that was made last; those made later have higher ones."""
+        return self._next
+
+    def used(self, id_: int) -> tuple[int, float, list[int]] | None:
+        """(stamp, when it was last used, keys that it owns, root to leaf) of one of `touches`; None if it is gone."""
+        touch = self.touches.get(id_)
+        if touch is None:
+            return None
+        if touch.live < len(touch.keys):
+            self._compact(id_, touch)
+        return touch.stamp, touch.at_s, touch.keys
 
     def depth(self, keys: Sequence[int]) -> int:
         """How many leading keys are held."""
@@ -111,10 +143,37 @@ class Recency:
         return self.touches[next(iter(self.order.values()))] if self.order else None
 
     def oldest_few(self, pinned: Container[int], touches_max: int) -> list[tuple[int, float]]:
-        """(keys, when they were last used) of the oldest touches but those with these stamps, oldest first."""
-        touches, order = self.touches, self.order
-        stamps = islice(filterfalse(pinned.__contains__, order), touches_max)
-        return [(touch.live, touch.at_s) for touch in [touches[order[stamp]] for stamp in stamps]]
+        """(keys, when they were last used) of the oldest touches but those with these stamps, oldest first. Keys that
+        nobody is expected to use again are told apart: NEVER for when."""
+        touches, order, found = self.touches, self.order, list[tuple[int, float]]()
+        for stamp in islice(filterfalse(pinned.__contains__, order), touches_max):
+            touch = touches[order[stamp]]
+            live = touch.live
+            if touch.ended:
+                ended = min(touch.ended, live)
+                found.append((ended, NEVER))
+                live -= ended
+            if live:
+                found.append((live, touch.at_s))
+        return found
+
+    def release(self, first: int, last: int, used_s: float) -> int:
+        """Nobody is expected to use these keys again, from `first` to `last` of one prompt, where a touch of this time
+        ends with `last`: otherwise somebody used them since, or went on behind them. Keys before `first` are of use to
+        others. Returns how many keys that are."""
+        id_ = self.owner.get(last)
+        if id_ is None:
+            return 0
+        touch = self.touches[id_]
+        if touch.at_s != used_s:
+            return 0
+        if touch.live < len(touch.keys):
+            self._compact(id_, touch)
+        if touch.keys[-1] != last:
+            return 0
+        shared = touch.keys.index(first) if self.owner.get(first) == id_ else 0
+        touch.ended = touch.live - shared
+        return touch.ended
 
     def drop(self, key: int) -> bool:
         """The key is no longer held; returns whether it was."""
@@ -138,6 +197,7 @@ class Recency:
         for key in gone:
             del owner[key]
         touch.live -= len(gone)
+        touch.ended = max(0, touch.ended - len(gone))
         if touch.live:
             del touch.keys[-keys_max:]
         else:

@@ -21,7 +21,7 @@ from router.core.dialects import sse
 from router.core.dialects.base import UsageUnasked
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
-from router.core.prompts import bodies
+from router.core.prompts import agents, bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
 from router.core.prompts.canonical_messages import SEEN_AS, decode_loose, prompt_of, quick_ask
@@ -100,6 +100,7 @@ class Anthropic(UsageUnasked):
             output_tokens_max=bodies.positive(fields.max_tokens),
             wants_usage=True,
             metadata=bodies.metadata_of(fields.metadata),
+            names=agents.names_of(fields.nvext, ABSENT, fields.metadata, fields.session_id),
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:

@@ -15,7 +15,7 @@ from msgspec import Raw
 from router.core.dialects import sse
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
-from router.core.prompts import bodies
+from router.core.prompts import agents, bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
 from router.core.prompts.canonical_openai import SEEN_AS, kept_ask, prompt_of, quick_ask
@@ -99,6 +99,7 @@ class OpenAI:
             wants_usage=bool(options and options.get("include_usage")),
             metadata=bodies.metadata_of(fields.metadata),
             stream_options=options,
+            names=agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
             decoded=fields,
         )
 

@@ -20,9 +20,9 @@ from router.core.dialects.base import UsageUnasked
 from router.core.dialects.openai import OpenAI
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
-from router.core.prompts import bodies
+from router.core.prompts import agents, bodies
 from router.core.prompts.beginnings import Seen
-from router.core.prompts.bodies import USAGE_BODY_BYTES_MAX
+from router.core.prompts.bodies import ABSENT, USAGE_BODY_BYTES_MAX
 from router.core.prompts.canonical_responses import prompt_of
 from router.core.prompts.responses_fields import BODY
 from router.core.prompts.template_responses import responses_input
@@ -78,6 +78,7 @@ class Responses(UsageUnasked, OpenAI):
             response_id=bodies.as_type(str, fields.previous_response_id),
             wants_usage=True,
             metadata=bodies.metadata_of(fields.metadata),
+            names=agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:

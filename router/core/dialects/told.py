@@ -36,6 +36,7 @@ class _Part(msgspec.Struct):
     finish_reason: Raw = bodies.ABSENT
     status: Raw = bodies.ABSENT
     incomplete_details: Raw = bodies.ABSENT
+    usage: Raw = bodies.ABSENT
 
 
 class _Answer(_Part):
@@ -56,12 +57,30 @@ class _Incomplete(msgspec.Struct):
     reason: str = ""
 
 
+class _Details(msgspec.Struct):
+    reasoning_tokens: Raw = bodies.ABSENT
+    cache_write_tokens: Raw = bodies.ABSENT
+
+
+class _Counts(msgspec.Struct):
+    """`usage`; SGLang has the tokens of reasoning beside the others."""
+
+    reasoning_tokens: Raw = bodies.ABSENT
+    cache_creation_input_tokens: Raw = bodies.ABSENT
+    prompt_tokens_details: Raw = bodies.ABSENT
+    input_tokens_details: Raw = bodies.ABSENT
+    completion_tokens_details: Raw = bodies.ABSENT
+    output_tokens_details: Raw = bodies.ABSENT
+
+
 class Told(msgspec.Struct, frozen=True):
     """What an answer says of itself; "" and no reasons for what it does not say."""
 
     model: str = ""
     id: str = ""
     reasons: tuple[str, ...] = ()  # one for each choice that says why it ended
+    reasoning_tokens: int | None = None  # tokens of the answer that were reasoning
+    cache_write_tokens: int | None = None  # tokens of the prompt that were written to a cache
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
@@ -81,7 +100,12 @@ def _told(first: bytes, last: Iterable[bytes]) -> Told:
     answer = bodies.decoded(_decode, first) or _Answer()
     parts = [answer, *_parts(answer)]
     reasons: dict[int, str] = {}
+    reasoning = written = None
     for data in last:
+        if b'"usage"' in data and (reasoning is None or written is None):
+            counts = _counts(data)
+            reasoning = counts[0] if reasoning is None else reasoning
+            written = counts[1] if written is None else written
         if _REASON.search(data) is not None and (event := bodies.decoded(_decode, data)) is not None:
             reasons = dict(_reasons(event)) | reasons  # a choice's last reason is its own
         if len(reasons) > REASONS_MAX:
@@ -90,7 +114,33 @@ def _told(first: bytes, last: Iterable[bytes]) -> Told:
         _first(_name(part.model) for part in parts),
         _first(_name(part.id) for part in parts),
         tuple(reasons[index] for index in sorted(reasons)[:REASONS_MAX]),
+        reasoning,
+        written,
     )
+
+
+def _counts(data: bytes) -> tuple[int | None, int | None]:
+    """Tokens of reasoning, and those written to a cache, of an event or an answer with usage."""
+    answer = bodies.decoded(_decode, data) or _Answer()
+    for part in (answer, *_parts(answer)):
+        counts = bodies.as_type(_Counts, part.usage)
+        if counts is not None:
+            of_answer = _details(counts.completion_tokens_details, counts.output_tokens_details)
+            prompt = _details(counts.prompt_tokens_details, counts.input_tokens_details)
+            reasoning = _tokens(of_answer.reasoning_tokens or counts.reasoning_tokens)
+            return reasoning, _tokens(prompt.cache_write_tokens or counts.cache_creation_input_tokens)
+    return None, None
+
+
+def _details(*raws: Raw) -> _Details:
+    """The first of these fields that is an object."""
+    return next((found for raw in raws if (found := bodies.as_type(_Details, raw)) is not None), _Details())
+
+
+def _tokens(raw: Raw) -> int | None:
+    """A number of tokens that can be."""
+    tokens = bodies.as_type(int, raw)
+    return tokens if tokens is not None and 0 <= tokens <= bodies.USAGE_TOKENS_MAX else None
 
 
 def _parts(answer: _Answer) -> list[_Part]:

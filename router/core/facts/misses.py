@@ -81,6 +81,7 @@ class Sighting(Struct, array_like=True):
     tool_calls: int = 0  # tool calls in the prompt's history
     step: str = ""  # an agent's step, as the request names it; "": none
     difference: Difference | None = None  # set where the prompt is not `appended`, or its template changed
+    agent: str = ""  # kind of agent whose client asks; "" where it is not known
     apart: bool = False  # the other identity has a salt, or a cache of its own: who asks may not hear of it
 
 

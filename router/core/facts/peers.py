@@ -25,6 +25,7 @@ class PeerSums(msgspec.Struct, array_like=True, gc=False):
     decoding_tokens: Count = 0  # prompts of open leases whose prefill is over
     sent_tokens: Count = 0  # prompt tokens sent since the router began
     stall_ms: Count = 0  # modelled prefill that interrupted streams, since the router began
+    placed_ms: Whole = 0  # sum of the open leases' times of placement
 
 
 NOTHING = PeerSums()

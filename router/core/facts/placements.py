@@ -81,6 +81,7 @@ class Market(Struct, gc=False):
     footprint_blocks: int = 0  # blocks that all these replicas are believed to hold
     home: str = ""  # replica that gave the conversation's last answer
     elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
+    expected: str = ""  # replica on which the client's words let some of the prompt be expected; "": none
     order: Sequence[str] = ()  # ids of all replicas, the nearest to the ring key first; () where all are candidates
 
 
@@ -137,7 +138,7 @@ class Outcome(Struct, gc=False):
     unseen: bool = False  # the answer did not come by here: how many tokens it had is not known
 
 
-class Receipt(Struct):
+class Receipt(Struct, gc=False):
     """What the client, the log and `/admin/decisions` are told of a placement."""
 
     replica: str
@@ -153,4 +154,6 @@ class Receipt(Struct):
     replay: bool = False  # the very same prompt was asked for before, within the observatory's window
     seen_blocks: int = 0  # leading blocks that were computed before, on whatever replica
     at_hub: tuple[int, int] | None = None  # (lease, connection) under which the hub keeps the full receipt
+    ttft_ms: float = 0.0  # predicted time to first token from here on, as often longer as shorter; 0: not known
+    ttft_p90_ms: float = 0.0  # one in ten takes longer
     weighed: int = 0  # number of candidates that were weighed

@@ -99,3 +99,4 @@ class Load:
     cache_query_tokens_total: float | None = None
     cache_hit_tokens_total: float | None = None
     prefix_caching: bool | None = None  # False: nothing is ever held
+    started_s: float | None = None  # Unix time at which its process began, by the engine's clock

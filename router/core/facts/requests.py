@@ -121,6 +121,24 @@ class Prompt(Struct, eq=False):
         self.skipped_bytes, self.text, self.joint = self.size, b"", None
 
 
+class AgentIds(Struct, gc=False):
+    """Whose request it is by the client's own names: text that clients choose, which is neither kept nor shown."""
+
+    client: str  # name of the table's row that found them (core/prompts/agents.py); "" for names of any client
+    conversation: bytes
+    parent: bytes = b""  # the conversation that started this one; empty for none
+    session: bytes = b""  # name that all conversations of one session share
+    final: bool = False  # the client says that the conversation is over
+
+
+class Kin(Struct, gc=False):
+    """The conversation of a request by what its client says, as 64-bit names that differ between tenants."""
+
+    conversation: int
+    parent: int = 0  # the conversation that started this one; 0: none
+    final: bool = False  # the conversation is over: nothing of it will be asked for again
+
+
 class Ask(Struct, eq=False):
     """A parsed request: only what placement needs to know of it."""
 
@@ -136,6 +154,7 @@ class Ask(Struct, eq=False):
     metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
     step: str = ""  # an agent's step, as the request names it; "": none
     stream_options: dict[str, Any] | None = None  # the request's own; dropped once its body is what goes on
+    names: dict[bytes, bytes] | None = None  # fields that say whose it is (prompts/agents.py); dropped once it is known
     new_bytes: int = 0  # bytes of the body that no earlier body began with; 0: nothing of it was known
     decoded: object = None  # the dialect's decoded body, for its `template_input`
 

@@ -37,6 +37,8 @@ _GAUGES = {
     "sglang:max_total_num_tokens": "kv_tokens_max",
 }
 _LINE = re.compile("^(" + "|".join(map(re.escape, _GAUGES)) + r")(?:\{([^\n]*)\})? ([^ \n]+)", re.MULTILINE)
+# Times at which its process began: that of the counter where there is one, since a rank has its own.
+_STARTED = re.compile(r"^(?:vllm:prompt_tokens_created\{([^\n]*)\}|process_start_time_seconds) ([^ \n]+)", re.MULTILINE)
 _CONFIG = re.compile(r"^vllm:cache_config_info\{([^\n]*)\} ", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 # vLLM's `engine` counts over all servers of a deployment, its ranks within one; SGLang leaves dp_rank out where it has
@@ -88,7 +90,19 @@ def parse_load(page: str, rank: int | None = None) -> Load:
         cache_query_tokens_total=queries,
         cache_hit_tokens_total=sums.get("cache_hit_tokens_total"),
         prefix_caching=prefix_caching,
+        started_s=_started_s(page, is_ours),
     )
+
+
+def _started_s(page: str, is_ours: Callable[[str], bool]) -> float | None:
+    """When the engine began, by its counter of prompt tokens (prometheus_client says of each since when it counts), or
+    else when the process that answers did; the last one of several."""
+    counted, process = list[float](), list[float]()
+    for labels, value in _STARTED.findall(page):
+        number = _number(value)
+        if number is not None and (not labels or is_ours(labels)):
+            (counted if labels else process).append(number)
+    return max(counted or process, default=None)
 
 
 def _of_rank(page: str, rank: int | None) -> Callable[[str], bool]:

@@ -36,6 +36,7 @@ class Fleet:
     roster: Roster = field(default_factory=Roster)  # members that are ready, and members by the models that they serve
     returned: dict[str, Member] = field(default_factory=dict)  # guarded members that Fitness has yet to hear of
     unlearned: Unlearned = field(init=False)
+    replaced: int = 0  # how often discovery has told of all replicas
     _caches: int = 0  # caches that there were so far, of all replicas
 
     def __post_init__(self) -> None:
@@ -44,6 +45,7 @@ class Fleet:
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
         """Take a complete set; returns ids that joined and ids that left. State of members that stay is kept; where
         another engine has come to an address, its id is in both."""
+        self.replaced += 1
         wanted, members = {replica.id: replica for replica in replicas}, self.members
         left = [id_ for id_, m in members.items() if id_ not in wanted or wanted[id_].is_another(m.replica)]
         for id_ in left:

@@ -56,8 +56,18 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     mark: ClockReading | None = None  # the replica's clock when its answer began to decode
     stretch: Stretch | None = None  # how its answer decoded, once that is over
     opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
+    expected_ms: float = 0.0  # time to its first token by the terms of its price
+    conversation: int = 0  # name of its conversation (placement/conversations.py); 0: none is known
+    own_at: int = 0  # leading blocks of its prompt that others had asked for before that conversation began
+    final: bool = False  # nothing of that conversation will be asked for again
     others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
+    turn_s: float = 0.0  # since when it waits behind another router's prompt with the same beginning; 0: never
+
+    @property
+    def queued_s(self) -> float:
+        """Time at which it took its place in the replica's queue."""
+        return self.turn_s if self.turn_s > self.placed_s else self.placed_s  # noqa: FURB136 - half the time
 
     @property
     def uncached_tokens(self) -> int:

@@ -101,12 +101,14 @@ class Member:
     @property
     def prefill_model(self) -> PrefillModel:
         """The member's own model of prefill, or that of all such replicas until it has one."""
-        return self.fit.model if self.fit.observations else self.speeds.prefill.model
+        fit = self.fit
+        return fit.model if fit.observations or fit.told_model else self.speeds.prefill.model
 
     @property
     def step_model(self) -> StepModel:
         """The member's own model of a decoding step, or that of all such replicas until it has one."""
-        return self.steps.model if self.steps.observations else self.speeds.steps.model
+        steps = self.steps
+        return steps.model if steps.observations or steps.told_model else self.speeds.steps.model
 
     def context_tokens_max(self, model: str) -> float:
         """The longest context that it says the model has; infinite where it does not say."""
@@ -127,10 +129,10 @@ class Member:
         if not others.waiting_ms:
             return own_ms
         placed_s, head_ms = others.head()
-        prefill_ms: float = head_ms
+        prefill_ms = float(head_ms)  # native code keeps whole numbers apart
         head = queue.head
-        if head is not None and head.placed_s <= placed_s:
-            placed_s, prefill_ms = head.placed_s, head.prefill_ms
+        if head is not None and head.queued_s <= placed_s:
+            placed_s, prefill_ms = head.queued_s, head.prefill_ms
         since_s = max(placed_s, self.first_token_s, others.first_token_s)
         gone_ms = min(max(0.0, (now_s - since_s) * 1e3), prefill_ms)
         return max(0.0, queue.waiting_ms() + others.waiting_ms - gone_ms)
@@ -164,11 +166,29 @@ class Member:
         before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
         batch.since_s = max(batch.since_s, before_s)
 
+    def take_told(self) -> None:
+        """Take into account what other routers have told of its speed."""
+        self.fit.take_told(self.speeds.prefill.model, PRIOR_WEIGHT)
+        self.steps.take_told(self.speeds.steps.model, STEP_PRIOR_WEIGHT)
+
+    def computed_for(self, lease: Lease, tokens: int, now_s: float) -> bool:
+        """Another router's prompt came here at the same moment, and has so many of a waiting lease's leading tokens:
+        they are computed once, for that. Returns whether less waits here than was believed."""
+        cached_tokens = min(tokens, lease.prompt_tokens - 1)
+        if cached_tokens <= lease.cached_tokens:
+            return False
+        model = self.prefill_model
+        prefill_ms = model.ms(lease.prompt_tokens - cached_tokens, cached_tokens)
+        if prefill_ms >= lease.prefill_ms or not self.queue.recount(lease, prefill_ms):
+            return False
+        lease.cached_tokens, lease.turn_s = cached_tokens, now_s
+        lease.stall_ms = max(0.0, prefill_ms - model.floor_ms)
+        return True
+
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
-        for told in (self.fit.told, self.steps.told):
-            if told is not None:
-                told.drop(peer)
+        self.fit.forget(peer)
+        self.steps.forget(peer)
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
 from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade
@@ -88,6 +89,10 @@ class Models:
                 self._tokens.pop(next(iter(self._tokens)))
             known = self._tokens[model] = ModelTokens()
         return known
+
+    def counts(self, models_max: int) -> list[tuple[str, tuple[float, ...]]]:
+        """(name, what was counted of its tokens) of so many models at most."""
+        return [(name, tokens.counts) for name, tokens in islice(self._tokens.items(), models_max)]
 
     def engines(self, model: str) -> frozenset[str]:
         """Kinds of all engines that serve it, ready or not."""

@@ -126,6 +126,8 @@ class Observations:
 
 
 def _restarted(before: Load, after: Load) -> bool:
-    """Whether counters went back: then another process answers at this address."""
+    """Whether another process answers at this address: it began at another time, or its counters went back."""
+    if before.started_s is not None and after.started_s is not None and before.started_s != after.started_s:
+        return True
     old, new = before.prompt_tokens_total, after.prompt_tokens_total
     return old is not None and new is not None and new < old

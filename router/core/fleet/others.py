@@ -21,6 +21,7 @@ class Others:
     __slots__ = (
         "_first_tokens",
         "_heads",
+        "_placed_s",
         "_said",
         "computed_tokens",
         "context_tokens",
@@ -28,6 +29,7 @@ class Others:
         "decoding_tokens",
         "open",
         "peak",
+        "placed_sum_s",
         "waiting",
         "waiting_ms",
     )
@@ -36,6 +38,8 @@ class Others:
         self._said: dict[str, PeerSums] = {}
         self._heads: dict[str, tuple[float, int]] = {}  # router -> (when its head was placed, modelled prefill of it)
         self._first_tokens: list[tuple[float, int]] = []  # (moment, tokens computed for it), ascending
+        self._placed_s: dict[str, float] = {}  # router -> sum of its open leases' times of placement
+        self.placed_sum_s = 0.0  # sum of these
         self.waiting_ms = 0
         self.open = self.waiting = self.decoding = self.context_tokens = self.decoding_tokens = 0
         self.computed_tokens = 0  # prompt tokens that they had computed since we know them
@@ -57,6 +61,11 @@ class Others:
         self.context_tokens += sums.context_tokens - old.context_tokens
         self.decoding_tokens += sums.decoding_tokens - old.decoding_tokens
         self.decoding = max(0, self.open - self.waiting)
+        if sums.open:
+            self._placed_s[peer] = sums.placed_ms / 1e3 + sums.open * clock_s
+        elif peer in self._placed_s:
+            del self._placed_s[peer]
+        self.placed_sum_s = sum(self._placed_s.values())
         if self.waiting > self.peak:
             self.peak = self.waiting
         return before

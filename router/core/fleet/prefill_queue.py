@@ -8,6 +8,7 @@ lease whose first token cannot be seen (its answer does not stream) leaves the q
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from router.core.fleet.lease import Lease
 
@@ -69,6 +70,18 @@ class PrefillQueue:
             self.head, self._head_since_s = next(iter(self._waiting.values()), None), now_s
             if self.head is None:
                 self._waiting_ms = 0.0  # sheds rounding errors
+
+    def recount(self, lease: Lease, prefill_ms: float) -> bool:
+        """Less of a prompt has to be computed than was believed when it was placed; returns whether it still waits."""
+        if lease.id not in self._waiting:
+            return False
+        self._waiting_ms += prefill_ms - lease.prefill_ms
+        lease.prefill_ms = prefill_ms
+        return True
+
+    def longest(self, least_ms: float, leases_max: int) -> list[Lease]:
+        """Those of the first so many leases whose modelled prefill takes at least so long."""
+        return [lease for lease in islice(self._waiting.values(), leases_max) if lease.prefill_ms >= least_ms]
 
     def decay(self, now_s: float) -> None:
         """Let leave whose prefill cannot be seen to end, and is over by its modelled time."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import Event
+from router.core.kv_events.states import EngineShape, Page
 from router.core.kv_events.steps import Clear, Regrade, Resume, Suspend
 
 
@@ -29,6 +31,22 @@ class EventSink(Protocol):
 
     def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
         """Set how far the stream can be trusted: EXACT, CATCHING_UP, or ESTIMATED where there is none."""
+
+
+class StateSink(Protocol):
+    """Where one process leaves off and another goes on: what is known of a replica by its events, as a whole."""
+
+    def shape(self, replica: str) -> EngineShape | None:
+        """What is known besides blocks; None where nothing is."""
+
+    def pages(self, replica: str) -> Iterator[Page]:
+        """All blocks. Raises RuntimeError where they change between two pages."""
+
+    def begin(self, replica: str, shape: EngineShape) -> None:
+        """Forget all blocks; others come in pages. Raises UnreadableState."""
+
+    def take_in(self, replica: str, page: Page) -> None:
+        """Some of the blocks. Raises UnreadableState."""
 
 
 def pass_on(step: Clear | Suspend | Resume | Regrade, sink: EventSink, replica: str, now_s: float) -> None:

@@ -112,7 +112,34 @@ class KvStream:
         """The number of the last batch applied; -1: none since the last join."""
         return self._last.seq
 
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """(number, digest) of the last batch, where all that was heard is applied and nothing is in doubt."""
+        if self.phase is not Phase.FOLLOWING or self.suspended or not self._settled or self._steps.due:
+            return None
+        return (self._last.seq, self._last.digest) if self.last_seq >= 0 else None
+
+    def applied(self, seq: int, digest: int) -> bool | None:
+        """Whether the batch with this number was this one; None where it was not applied here, or too long ago."""
+        return self._last.same(seq, digest)
+
     # --- what the owner hears ---
+
+    def step_back(self, why: str, now_s: float) -> None:
+        """Credit nothing that was said, until `restored`."""
+        if self.phase is not Phase.DOWN:
+            self._steps.suspend(why, now_s, doubt=False)
+
+    def restored(self, seq: int, digest: int, grade: Grade, why: str, now_s: float) -> None:
+        """All that another process applied up to this batch is held, with the grade that it gave: a replay from there
+        is to prove that the publisher is still the same, and brings what came since. There must be a replay
+        endpoint."""
+        self._last.forget()
+        self._last.add(seq, digest)
+        self._basis, self._gave_up = (grade, why), False
+        if self.phase is not Phase.DOWN:
+            self._waiting.clear()  # the replay has them
+            self._prove(why, now_s, doubt=False)
 
     def connected(self, now_s: float) -> None:
         """A new connection: perhaps to a new process. Batches from the old one are of no use any more."""

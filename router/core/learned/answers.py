@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -46,6 +47,21 @@ class AnswerMemory:
     def get(self, end_key: int) -> PastAnswer | None:
         """The latest answer to that prompt."""
         return self._answers.get(end_key)
+
+    def newest(self, start: int, count: int) -> list[tuple[int, PastAnswer]]:
+        """So many answers, (key of the prompt, answer), behind the `start` that were given last; those given last come
+        first, but for those that were restored. While answers come, some are listed twice."""
+        newest = islice(dict.__reversed__(self._answers), start, start + count)
+        return [(key, answer) for key in newest if (answer := self._answers.get(key)) is not None]
+
+    def restore(self, end_key: int, answer: PastAnswer) -> bool:
+        """Remember an answer given before this router came, unless a later one is known or there is no room; returns
+        whether it is remembered. To be called with those given last first."""
+        if end_key in self._answers or len(self._answers) >= self._answers_max:
+            return False
+        self._answers[end_key] = answer
+        self._answers.move_to_end(end_key, last=False)
+        return True
 
     def quoted(self, spans: Sequence[Span]) -> list[tuple[Span, PastAnswer]]:
         """Places where a prompt quotes a known answer, the last one first, of the `spans` where it may: (key of the

@@ -51,7 +51,8 @@ class Sums:
         `supports`, or only negative there."""
         xx, xy = self.xx, self.xy
         if told is not None:
-            xx, xy = list(map(add, xx, told.xx)), list(map(add, xy, told.xy))
+            told_xx, told_xy = told.added()
+            xx, xy = list(map(add, xx, told_xx)), list(map(add, xy, told_xy))
         for more, x, y in prior:
             xx = list(map(add, xx, more))
             xy = [xy[0] + x[0] * y, xy[1] + x[1] * y, xy[2] + x[2] * y]
@@ -72,29 +73,37 @@ class Sums:
 
 
 class ToldSums:
-    """What other routers have observed: the sum of their Sums."""
+    """What other routers have observed: the sum of their Sums. They tell more often than anybody asks."""
 
-    __slots__ = ("_of", "xx", "xy")
+    __slots__ = ("_added", "_of")
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[list[float], list[float]]] = {}
-        self.xx = [0.0] * 9
-        self.xy = [0.0] * 3
+        self._added: tuple[list[float], list[float]] | None = None  # None: they have told since
 
     def put(self, router: str, xx: list[float], xy: list[float]) -> None:
         """Take the Sums of one of them, in place of those that it told before."""
         self._of[router] = xx, xy
-        self._add_up()
+        self._added = None
 
     def drop(self, router: str) -> None:
         """One of them is there no more."""
         if self._of.pop(router, None) is not None:
-            self._add_up()
+            self._added = None
 
-    def _add_up(self) -> None:
-        self.xx, self.xy = [0.0] * 9, [0.0] * 3
-        for xx, xy in self._of.values():
-            self.xx, self.xy = list(map(add, self.xx, xx)), list(map(add, self.xy, xy))
+    @property
+    def routers(self) -> int:
+        """How many have told anything."""
+        return len(self._of)
+
+    def added(self) -> tuple[list[float], list[float]]:
+        """Sums of x'x and x'y over all of them. Not to be changed."""
+        if self._added is None:
+            xx, xy = [0.0] * 9, [0.0] * 3
+            for more_xx, more_xy in self._of.values():
+                xx, xy = list(map(add, xx, more_xx)), list(map(add, xy, more_xy))
+            self._added = xx, xy
+        return self._added
 
 
 def squares(x: Vector, weight: float) -> tuple[list[float], list[float]]:

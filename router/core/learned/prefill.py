@@ -64,9 +64,11 @@ class PrefillFit:
     observations: int = 0
     fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
     told: ToldSums | None = None  # what other routers have observed
+    told_model: bool = False  # whether the model has that in it
     _sums: Sums = field(default_factory=Sums)
     _faster: float = 0.0  # forgotten sum of the logarithms of (observed / by the prior), and their weight
     _weight: float = 0.0
+    _told_faster: dict[str, tuple[float, float]] = field(default_factory=dict)  # router -> the same, as it has told
 
     def observe(
         self,
@@ -98,13 +100,41 @@ class PrefillFit:
         self.fades_s = now_s + FADE_S
         self.model = self._solve(prior, weight)
 
-    def tell(self, router: str, xx: list[float], xy: list[float], prior: PrefillModel, weight: float) -> None:
-        """Another router's fit has these sums: they count as if observed here. `prior` and `weight` as in `observe`."""
+    def tell(self, router: str, xx: list[float], xy: list[float], faster: float, weight: float) -> None:
+        """Another router's fit has these sums: they count as if observed here, once `take_told` is called, or with the
+        next observation."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
-        if not self.observations:  # otherwise the next observation is soon enough
-            self.model = self._solve(prior, weight)
+        self._told_faster[router] = faster, max(0.0, weight)
+
+    def take_told(self, prior: PrefillModel, weight: float) -> None:
+        """Take into account what others have told. Arguments as in `observe`."""
+        self.model = self._solve(prior, weight)
+        self.told_model = self.told is not None and self.told.routers > 0
+
+    def forget(self, router: str) -> None:
+        """A router that has told something is there no more."""
+        if self.told is not None:
+            self.told.drop(router)
+            self._told_faster.pop(router, None)
+            self.told_model = self.told_model and self.told.routers > 0
+
+    def adopt(
+        self, xx: list[float], xy: list[float], observations: int, prior: PrefillModel, weight: float, now_s: float
+    ) -> None:
+        """Begin with the sums of so many observations that were made before this router came, unless it has made some.
+        `prior` and `weight` as in `observe`."""
+        if self.observations or observations <= 0:
+            return
+        self._sums.xx, self._sums.xy = list(xx), list(xy)
+        self.observations, self.fades_s = observations, now_s + FADE_S
+        self.model = self._solve(prior, weight)
+
+    @property
+    def faster(self) -> tuple[float, float]:
+        """(sum of the logarithms of (observed / by the prior), their weight), as observed here."""
+        return self._faster, self._weight
 
     @property
     def sums(self) -> Sums:
@@ -126,7 +156,13 @@ class PrefillFit:
         """The best fit, with `prior` as pseudo-observations of this weight; `prior` itself where there is none. A prior
         is right about how times grow with sizes, not about the machine, so it counts at the speed that was seen: one of
         six times the speed would have its longer prompts priced by slower machines until it had many of them."""
-        pseudo, scale = zip(PSEUDO, _pseudo_squares(weight), strict=True), exp(self._faster / (self._weight + 1.0))
+        faster, seen = self._faster, self._weight
+        for told in self._told_faster.values():
+            faster, seen = faster + told[0], seen + told[1]
+        pseudo, scale = (
+            zip(PSEUDO, _pseudo_squares(weight), strict=True),
+            exp(min(max(faster / (seen + 1.0), -9.0), 9.0)),
+        )
         best = self._sums.solve([(xx, x, scale * prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS, self.told)
         return prior if best is None else PrefillModel(best[0], best[1] / 1e3, best[2] / 1e6)
 

@@ -42,9 +42,10 @@ class ReuseMemory:
     def __len__(self) -> int:
         return len(self._marks)
 
-    def observe(self, keys: Sequence[int], now_s: float) -> float | None:
+    def observe(self, keys: Sequence[int], now_s: float, *, final: bool = False) -> float | None:
         """A prompt with these block keys is asked for now: the deepest mark it runs through is reused, and a new
-        one left at its end. Returns the gap in seconds; None where no mark was found or the prompt has no block."""
+        one left at its end, unless it is the `final` one of its conversation: odds are of prompts that may return.
+        Returns the gap in seconds; None where no mark was found or the prompt has no block."""
         if not keys:
             return None
         gap_s: float | None = None
@@ -57,12 +58,20 @@ class ReuseMemory:
         last, bins = keys[-1], self._bins
         if last in marks:
             self._take(last)
+        if final:
+            return gap_s
         marks[last] = now_s
         bin_ = int(now_s // BIN_S)
         bins[bin_] = bins.get(bin_, 0) + 1
         if now_s > self._due_s or len(marks) > self._marks_max:
             self._forget(now_s)
         return gap_s
+
+    def withdraw(self, key: int) -> None:
+        """The prompt that ended with this block is known not to return: its mark, if it still waits, says nothing of
+        others, and counts neither as reused nor as ended."""
+        if key in self._marks:
+            self._take(key)
 
     def odds(self, now_s: float) -> Sequence[float]:
         """Chance that something is asked for again, by the `bucket` of the seconds it was idle. Recomputed at most once

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.core.learned.answer_tokens import AnswerTokens
+from router.core.learned.first_tokens import FirstTokens
 from router.core.learned.prefill import PrefillFit, PrefillModel
 from router.core.learned.steps import StepFit
 
@@ -26,6 +27,7 @@ class Speeds:
     prefill: PrefillFit = field(default_factory=PrefillFit)
     steps: StepFit = field(default_factory=StepFit)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
+    first_tokens: FirstTokens = field(default_factory=FirstTokens)
     answers: int = 0  # answers that ended well
     mean_work_ms: float = 0.0  # mean prefill time of a request's uncached part
     mean_prompt_tokens: float = 0.0
@@ -44,10 +46,9 @@ class Speeds:
 
     def forget_other(self, router: str) -> None:
         """Another router is there no more."""
-        if self.prefill.told is not None:
-            self.prefill.told.drop(router)
-        if self.steps.told is not None:
-            self.steps.told.drop(router)
+        self.prefill.forget(router)
+        self.steps.forget(router)
+        self.answer_tokens.forget(router)
 
     def units(self) -> tuple[float, float]:
         """(`tie_ms`, within which prices cannot be told apart; `unit_ms`, in which a backlog is measured)."""

@@ -56,6 +56,7 @@ class StepFit:
     observations: int = 0
     fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
     told: ToldSums | None = None  # what other routers have observed
+    told_model: bool = False  # whether the model has that in it
     _sums: Sums = field(default_factory=Sums)
 
     def observe(
@@ -79,13 +80,34 @@ class StepFit:
         self.fades_s = now_s + FADE_S
         self._solve(prior, weight)
 
-    def tell(self, router: str, xx: list[float], xy: list[float], prior: StepModel, weight: float) -> None:
-        """Another router's fit has these sums: they count as if observed here. `prior` and `weight` as in `observe`."""
+    def tell(self, router: str, xx: list[float], xy: list[float]) -> None:
+        """Another router's fit has these sums: they count as if observed here, once `take_told` is called, or with the
+        next observation."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
-        if not self.observations:  # otherwise the next observation is soon enough
-            self._solve(prior, weight)
+
+    def take_told(self, prior: StepModel, weight: float) -> None:
+        """Take into account what others have told. Arguments as in `observe`."""
+        self._solve(prior, weight)
+        self.told_model = self.told is not None and self.told.routers > 0
+
+    def forget(self, router: str) -> None:
+        """A router that has told something is there no more."""
+        if self.told is not None:
+            self.told.drop(router)
+            self.told_model = self.told_model and self.told.routers > 0
+
+    def adopt(
+        self, xx: list[float], xy: list[float], observations: int, prior: StepModel, weight: float, now_s: float
+    ) -> None:
+        """Begin with the sums of so many observations that were made before this router came, unless it has made some.
+        `prior` and `weight` as in `observe`."""
+        if self.observations or observations <= 0:
+            return
+        self._sums.xx, self._sums.xy = list(xx), list(xy)
+        self.observations, self.fades_s = observations, now_s + FADE_S
+        self._solve(prior, weight)
 
     @property
     def sums(self) -> Sums:

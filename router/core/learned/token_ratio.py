@@ -7,6 +7,7 @@ weight is that of an observation with an error of that size beside one as large 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.core.facts.requests import OPAQUE_BYTES, Prompt
@@ -45,6 +46,32 @@ class ModelTokens:
     # Of all prompts, with those that are not only text. The same as of texts as long as there are no others.
     _all_bytes: float = BYTES_PER_TOKEN * PRIOR_TOKENS
     _all_tokens: float = PRIOR_TOKENS
+
+    @property
+    def counts(self) -> tuple[float, ...]:
+        """What was counted, with the first guesses; what is longer ago counts for less."""
+        return (
+            *(self._bytes, self._tokens, self._credits, self._credits_true),
+            *(self._opaque_tokens, self._opaque_parts, self._all_bytes, self._all_tokens),
+        )
+
+    def adopt(self, counts: Sequence[float]) -> bool:
+        """Begin with `counts` of before, where nothing was counted yet; returns whether they were taken."""
+        if self.counts != ModelTokens().counts or len(counts) != len(self.counts):
+            return False
+        bytes_, tokens, credits_, credits_true, opaque_tokens, opaque_parts, all_bytes, all_tokens = counts
+        if (
+            min(counts) < 0
+            or min(tokens, opaque_parts, all_tokens) <= 0
+            or opaque_tokens / opaque_parts > OPAQUE_TOKENS_MAX
+        ):
+            return False
+        if not plausible(bytes_ / tokens) or not plausible(all_bytes / all_tokens):
+            return False
+        self._bytes, self._tokens, self._credits, self._credits_true = bytes_, tokens, credits_, credits_true
+        self._opaque_tokens, self._opaque_parts = opaque_tokens, opaque_parts
+        self._all_bytes, self._all_tokens = all_bytes, all_tokens
+        return True
 
     @property
     def bytes_per_token(self) -> float:

@@ -20,11 +20,13 @@ from router.core.fleet.member import Member
 from router.core.learned.reuse import ReuseMemory
 from router.core.placement.evictions import Evictions
 from router.core.placement.match import PromptMatch, Size
+from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import BLOCK_BYTES
 
 FEW = 16  # up to so many replicas, each is priced for every request
 # Of more replicas, so many with least to do are priced, and so many that hold most of the prompt.
 CALMEST, HOLDERS = 6, 6
+ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 _ESTIMATED = Grade.ESTIMATED  # looking up an enum's member costs as much as a call
 
 
@@ -233,6 +235,15 @@ class Pricer:
             return 0.0
         over = used + size.prompt_tokens - live.shared(match.keys) * BLOCK_BYTES / ratio - capacity
         return over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms) if over > 0 else 0.0
+
+
+def long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
+    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
+    model = wanted.model
+    if model is None:
+        return members
+    needed = prompt_tokens * (1.0 if wanted.tokens else ESTIMATE_SLACK)
+    return [m for m in members if m.context_tokens_max(model) >= needed] or members
 
 
 def _grade(said: StoredPrefix) -> Grade:

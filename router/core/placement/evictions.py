@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from router.core.cache.estimate import Holder
+from router.core.cache.recency import NEVER
 from router.core.learned.reuse import bucket
 
 SUMS_S = 1.0  # seconds for which sums are good: the chances behind them are renewed no more often
@@ -84,7 +85,7 @@ class Evictions:
         blocks = asked = turns = 0.0
         sums = EvictionSums(life, number, now_s if touches_max > 1 else float("-inf"), [], [], [])
         for live, at_s in holder.next_out(touches_max):
-            chance = min(odds[bucket(now_s - at_s)], AGAIN_MAX)
+            chance = min(odds[bucket(now_s - at_s)], AGAIN_MAX) if at_s != NEVER else 0.0
             blocks += live
             asked += live * chance
             turns += live * chance * chance / (1 - chance)

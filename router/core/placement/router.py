@@ -29,7 +29,8 @@ from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
-from router.core.placement.candidates import FEW, Pricer
+from router.core.placement.candidates import FEW, Pricer, long_enough
+from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
@@ -41,7 +42,6 @@ from router.core.placement.watch import LeaseWatch
 from router.core.prompts.blocks import BLOCK_BYTES
 
 NOBODY: frozenset[str] = frozenset()
-ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 NEAR = 4  # places on the ring that are looked at for every request
 STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
 # Looking up an enum's member costs as much as a call.
@@ -102,6 +102,7 @@ class Router:
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
+        self.conversations = Conversations(memory_max, self.index, self.reuse)
         self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
@@ -174,8 +175,9 @@ class Router:
         self.knowledge.tick(now_s)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
-            members = _long_enough(members, wanted, match.size.prompt_tokens)
-        market, candidates = self._price(members, match, wanted.ring_key, now_s)
+            members = long_enough(members, wanted, match.size.prompt_tokens)
+        expected = self.conversations.expected(wanted, match) if wanted.kin is not None else ""
+        market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
         choice = self.policy.choose(market, candidates)
         if may_hold_back and choice.hold_back:
             raise HeldBack
@@ -189,12 +191,16 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
+        expected_ms = max(chosen.pending_ms, chosen.kv_wait_ms) + chosen.uncached_ms
+        receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(expected_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
         if self.explainer is not None:
             self._explain(self.explainer, receipt, wanted, match, bool(exclude), now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
-        return self._open(wanted, match, chosen, receipt, guessed, now_s)
+        lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
+        lease.expected_ms = expected_ms
+        return lease
 
     def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
         """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
@@ -213,6 +219,8 @@ class Router:
             member.prefilled(lease, now_s)
             if self.watch is not None:
                 self.watch.first_token(lease, now_s)
+            if lease.streams:
+                member.speeds.first_tokens.observe(lease.expected_ms, (now_s - lease.placed_s) * 1e3)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
 
@@ -240,6 +248,8 @@ class Router:
             self.watch.ended(lease, outcome, len(answer_keys), computed=computed)
         if computed:
             self.index.unpin(lease.replica, lease.id, now_s, grown=answer_keys)
+            if lease.conversation:
+                self.conversations.ended(lease.conversation, lease.replica, answer_keys, now_s, final=lease.final)
         else:
             self.index.retract(lease.replica, lease.id)
             if self.explainer is not None and lease.end_key is not None:
@@ -285,7 +295,7 @@ class Router:
         return members
 
     def _price(
-        self, members: list[Member], match: PromptMatch, ring_key: str, now_s: float
+        self, members: list[Member], match: PromptMatch, ring_key: str, expected: str, now_s: float
     ) -> tuple[Market, list[Candidate]]:
         """The market, and priced candidates: all members, or of many members those that can be the cheapest."""
         pricer, count = self._pricer, len(members)
@@ -293,14 +303,14 @@ class Router:
         waits_ms, order = survey.waits_ms, list[str]()
         if count > FEW and self._near is not None:
             order = self._near(ring_key, self._ids_of(members))
-            listed = pricer.shortlist(members, match, survey, [match.home, *order[:NEAR]])
+            listed = pricer.shortlist(members, match, survey, [match.home, expected, *order[:NEAR]])
             members, waits_ms = [members[n] for n in listed], [waits_ms[n] for n in listed]
         candidates = pricer.candidates(members, waits_ms, survey.slower, match, now_s)
         tie_ms, unit_ms = members[0].speeds.units()
         backlog, median = survey.backlog_ms / unit_ms, survey.median_ms / unit_ms
         in_flight, blocks, elsewhere = survey.in_flight, survey.footprint_blocks, self.fleet.elsewhere
         market = Market(
-            ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, blocks, match.home, elsewhere, order
+            ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, blocks, match.home, elsewhere, expected, order
         )
         return market, candidates
 
@@ -383,19 +393,12 @@ class Router:
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
-        self.reuse.observe(keys, now_s)
+        self.reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)
+        if wanted.kin is not None:
+            self.conversations.placed(wanted, wanted.kin, match, lease)
         self.index.pin(id_, lease.id, keys, now_s)
         if lease.stored is not None and wanted.tokens is not None:
             self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
         if self.watch is not None:
             self.watch.opened(lease, credit, now_s)
         return lease
-
-
-def _long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
-    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
-    model = wanted.model
-    if model is None:
-        return members
-    needed = prompt_tokens * (1.0 if wanted.tokens else ESTIMATE_SLACK)
-    return [m for m in members if m.context_tokens_max(model) >= needed] or members

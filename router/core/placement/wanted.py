@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.core.facts.misses import Sighting
-from router.core.facts.requests import Ask, Priority
+from router.core.facts.requests import Ask, Kin, Priority
 from router.core.prompts.blocks import Chain
 from router.core.prompts.token_keys import TokenPrompt
 
@@ -29,4 +29,5 @@ class Wanted(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
         None  # addresses of the only replicas that may take it (facts/replicas.py); None: all
     )
     unseen: bool = False  # its answer goes to the client without coming by here
+    kin: Kin | None = None  # the conversation that its client names; None where it names none
     charged: bool = False  # the request was taken from its tenant's rate before its body was read

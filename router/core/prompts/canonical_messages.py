@@ -9,9 +9,9 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import Ask, Heading, Prompt, Said
-from router.core.prompts import bodies
+from router.core.prompts import agents, bodies
 from router.core.prompts.beginnings import Place, Seen
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.prompts.canonical import NO_EFFORT, Chat, Part, arguments, call, calls
 from router.core.prompts.messages_fields import (
     LOOSE,
@@ -76,6 +76,7 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
         most if most is not None and most > 0 else None,
         wants_usage=True,
         metadata=bodies.metadata_of(fields.metadata),
+        names=agents.names_of(fields.nvext, ABSENT, fields.metadata, fields.session_id),
         new_bytes=new_bytes,
         decoded=fields if keep else None,
     )

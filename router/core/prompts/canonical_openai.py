@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import Ask, Heading, Prompt, Said
-from router.core.prompts import bodies, interpreter
+from router.core.prompts import agents, bodies, interpreter
 from router.core.prompts.beginnings import Place, Seen
-from router.core.prompts.bodies import UNREADABLE, given
+from router.core.prompts.bodies import ABSENT, UNREADABLE, given
 from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.openai_fields import (
     PartFields,
@@ -78,6 +78,7 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
         bodies.metadata_of(fields.metadata),
         "",
         options,
+        agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
     )
 
 

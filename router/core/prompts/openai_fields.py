@@ -49,6 +49,9 @@ class RestFields(msgspec.Struct):
     extra_key: Raw = ABSENT
     prompt_cache_key: str | None = None
     metadata: Raw = ABSENT
+    nvext: Raw = ABSENT
+    client_metadata: Raw = ABSENT
+    session_id: Raw = ABSENT
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     store: bool | None = None

@@ -29,6 +29,9 @@ class ResponsesBody(msgspec.Struct):
     cache_salt: Raw = ABSENT
     prompt_cache_key: Raw = ABSENT
     metadata: Raw = ABSENT
+    nvext: Raw = ABSENT
+    client_metadata: Raw = ABSENT
+    session_id: Raw = ABSENT
     max_output_tokens: Raw = ABSENT
     store: Raw = ABSENT
 

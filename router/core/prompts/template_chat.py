@@ -52,6 +52,9 @@ class ChatBody(msgspec.Struct):
     extra_key: Raw = ABSENT
     prompt_cache_key: Raw = ABSENT
     metadata: Raw = ABSENT
+    nvext: Raw = ABSENT
+    client_metadata: Raw = ABSENT
+    session_id: Raw = ABSENT
     max_tokens: Raw = ABSENT
     max_completion_tokens: Raw = ABSENT
     store: Raw = ABSENT

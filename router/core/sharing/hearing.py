@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
+
+from msgspec import Struct
 
 from router.core.facts.peers import PeerSums
 from router.core.fleet.member import Member
@@ -12,6 +15,7 @@ from router.core.sharing.delays import Delay
 from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import (
+    NUMBER_MAX,
     ROWS_MAX,
     Gap,
     SharedEnd,
@@ -19,10 +23,21 @@ from router.core.sharing.messages import (
     SharedPlacement,
     SharedRow,
     body_of,
+    row_of,
     sender_of,
 )
 from router.core.sharing.mirror import Leases, Mirror
 from router.core.sharing.models import take_fits, take_models
+
+FITTED_S = 0.2  # between two times that a few replicas' speeds are fitted to what others have told
+
+
+class HeardRow(Struct, gc=False):
+    """The last row of another router at a replica."""
+
+    bytes_: bytes
+    row: SharedRow
+    taken_by: Member | None  # the replica; None where the router means another engine
 
 
 @dataclass(slots=True)
@@ -33,10 +48,12 @@ class Peer:
     boot: int
     seq: int  # the number of its last message
     heard_s: float
-    known: bool = False  # a whole message was heard: what is in no row of it has not been counted yet
+    known: bool = False  # a circle of arcs was heard: what has no row in it has not been counted yet
+    circle: int = 0  # number of a replica up to which it was heard
+    replaced: int = -1  # Fleet.replaced as its rows were taken
     delay: Delay = field(default_factory=Delay)
-    # Its last rows by the number of the replica, and who took them: nobody, where it means another engine.
-    rows: dict[int, tuple[SharedRow, Member | None]] = field(default_factory=dict)
+    rows: dict[int, HeardRow] = field(default_factory=dict)  # last rows, by the number of the replica
+    said: dict[bytes, SharedRow] = field(default_factory=dict)  # the same ones, by their bytes in messages
     leases: Leases = field(default_factory=Leases)
 
 
@@ -52,18 +69,21 @@ class Hearer:
         limits: SharingLimits,
         greet: Callable[[], None],
         asked: Callable[[Gap], None],
+        recounted: Callable[[str], None],
     ) -> None:
         """`greet()` is called when another router is heard for the first time, `asked` with messages of ours that one
-        has missed."""
+        has missed, `recounted` with replicas at which less waits of ours than was told."""
         self._router, self._caches, self._name, self._boot = router, caches, name, boot
         self._limits, self._greet, self._asked = limits, greet, asked
         self._silent: dict[str, tuple[int, int]] = {}  # routers that were silent too long: boot, last message
         self._missed: list[Gap] = []  # messages of others that did not come
         self._number = number_of(name)
-        self._mirror = Mirror(router, limits)
+        self._mirror = Mirror(router, limits, recounted)
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
+        self._fitted: dict[str, Member] = {}  # replicas of whose speed something was told that is not in their models
+        self._fitted_s = float("-inf")
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Take a message. Raises BadMessage."""
@@ -93,7 +113,12 @@ class Hearer:
         self._take(name, peer, body, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget who has been silent for too long."""
+        """Forget who has been silent for too long, and take a few replicas' speeds as others have told them: each time
+        takes as long as hearing a message."""
+        if now_s - self._fitted_s >= FITTED_S:
+            self._fitted_s = now_s
+            for id_ in list(islice(self._fitted, self._limits.fits_max)):
+                self._fitted.pop(id_).take_told()
         due_s = now_s - self._limits.silent_s
         for name in [name for name, peer in self.peers.items() if peer.heard_s < due_s]:
             self._forget(name, now_s)
@@ -117,7 +142,7 @@ class Hearer:
     def _take(self, name: str, peer: Peer, body: SharedMessage, now_s: float) -> None:
         peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
         clock_s = now_s - peer.delay.delay_s - body.sent_ms / 1e3
-        self._take_rows(name, body, clock_s, now_s)
+        self._take_rows(name, peer, body, clock_s, now_s)
         for first in body.first_tokens:
             member = self._member(first.replica)
             if member is not None:
@@ -138,6 +163,7 @@ class Hearer:
             member = self._member(fits.replica)
             if member is not None:
                 take_fits(name, member, fits)
+                self._fitted[member.id] = member
 
     def _welcome(self, name: str, boot: int, seq: int, now_s: float) -> Peer | None:
         """Another process of a router we knew, or a router we did not know; None where there are too many."""
@@ -153,34 +179,66 @@ class Hearer:
         peer = self.peers[name] = Peer(number_of(name), boot, known, now_s)
         return peer
 
-    def _take_rows(self, name: str, body: SharedMessage, clock_s: float, now_s: float) -> None:
-        peer, rows, whole = self.peers[name], body.rows, body.whole
-        for row in rows:
-            # Discovery does not tell all routers at the same moment which engines there are.
-            member = self._member(row.replica)
-            if member is not None and row.instance and not _same(row.instance, member):
-                member = None
-            said, taken_by = peer.rows.get(row.replica, (None, None))
-            peer.rows[row.replica] = row, member
-            if taken_by is not None and taken_by is not member:
-                taken_by.forget_other(name, now_s)
-            if member is not None and (taken_by is not member or row != said):
+    def _take_rows(self, name: str, peer: Peer, body: SharedMessage, clock_s: float, now_s: float) -> None:
+        rows, said = peer.rows, peer.said
+        if peer.replaced != self._router.fleet.replaced:
+            self._meant_anew(name, peer, clock_s, now_s)
+        fresh = [(bytes_, row_of(bytes_)) for bytes_ in body.rows if bytes_ not in said]  # all, before any is taken
+        for bytes_, row in fresh:
+            member, before = self._meant(row), rows.get(row.replica)
+            if before is not None:
+                del said[before.bytes_]
+                if before.taken_by is not None and before.taken_by is not member:
+                    before.taken_by.forget_other(name, now_s)
+            said[bytes_] = row
+            rows[row.replica] = HeardRow(bytes_, row, member)
+            if member is not None:
                 member.take_others(name, row.sums, clock_s, now_s, known=peer.known)
-        peer.known |= whole
-        if whole:
-            listed = {row.replica for row in rows}
-            for number in [number for number in peer.rows if number not in listed]:
-                row, taken_by = peer.rows.pop(number)
-                if taken_by is not None:
-                    taken_by.take_others(name, _idle(row.sums), clock_s, now_s)
-        while len(peer.rows) > ROWS_MAX:  # whole messages do not come
-            row, taken_by = peer.rows.pop(next(iter(peer.rows)))
-            if taken_by is not None:
-                taken_by.forget_other(name, now_s)
+        if body.arc is not None:
+            listed = {said[bytes_].replica for bytes_ in body.rows if bytes_ in said}
+            self._end_arc(name, peer, body.arc, listed, clock_s, now_s)
+        while len(rows) > ROWS_MAX:  # arcs do not come
+            oldest = rows.pop(next(iter(rows)))
+            del said[oldest.bytes_]
+            if oldest.taken_by is not None:
+                oldest.taken_by.forget_other(name, now_s)
+
+    def _meant(self, row: SharedRow) -> Member | None:
+        """The replica that a row is of. Discovery does not tell all routers at the same moment which engines there are:
+        None where the row is of another one than is there."""
+        member = self._member(row.replica)
+        return None if member is None or (row.instance and not _same(row.instance, member)) else member
+
+    def _meant_anew(self, name: str, peer: Peer, clock_s: float, now_s: float) -> None:
+        """Discovery has told of replicas since the router's last message: look whose its rows are now."""
+        peer.replaced = self._router.fleet.replaced
+        for heard in peer.rows.values():
+            member, before = self._meant(heard.row), heard.taken_by
+            if member is not before:
+                heard.taken_by = member
+                if before is not None:
+                    before.forget_other(name, now_s)
+                if member is not None:
+                    member.take_others(name, heard.row.sums, clock_s, now_s, known=peer.known)
+
+    def _end_arc(
+        self, name: str, peer: Peer, arc: tuple[int, int], listed: set[int], clock_s: float, now_s: float
+    ) -> None:
+        """Replicas of an arc that are not listed have nothing of that router's."""
+        first, last = arc
+        for number in [number for number in peer.rows if first <= number <= last and number not in listed]:
+            gone = peer.rows.pop(number)
+            del peer.said[gone.bytes_]
+            if gone.taken_by is not None:
+                gone.taken_by.take_others(name, _idle(gone.row.sums), clock_s, now_s)
+        if first in (0, peer.circle):
+            peer.circle = last + 1
+            peer.known |= last >= NUMBER_MAX
 
     def _take_news(
         self, peer: Peer, placements: list[SharedPlacement], ends: list[SharedEnd], clock_s: float, now_s: float
     ) -> None:
+        self._mirror.behind = peer.number < self._number
         for shared in placements:
             member = self._member(shared.replica)
             if member is not None and self._speaks_of(peer, member, shared.replica, clock_s, now_s):
@@ -193,10 +251,10 @@ class Hearer:
 
     def _speaks_of(self, peer: Peer, member: Member, number: int, clock_s: float, now_s: float) -> bool:
         """Whether what a router says of a replica is of the engine that is there, and of the cache that it has."""
-        row, taken_by = peer.rows.get(number, (None, None))
-        if row is None or taken_by is not member:
+        heard = peer.rows.get(number)
+        if heard is None or heard.taken_by is not member:
             return False
-        return not self._caches.outlived(member, clock_s + row.cache_at_ms / 1e3, now_s)
+        return not self._caches.outlived(member, clock_s + heard.row.cache_at_ms / 1e3, now_s)
 
     def _forget(self, name: str, now_s: float) -> None:
         peer = self.peers.pop(name)

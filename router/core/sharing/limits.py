@@ -12,12 +12,17 @@ class SharingLimits:
     every_s: float = 0.05  # between two messages while anything changes
     idle_s: float = 0.25  # between two messages otherwise, and between two that are whole
     urgent_s: float = 0.01  # least time before a message that does not wait for `every_s`
-    models_s: float = 5.0  # between two messages with what was learned; a new router is told at once
+    models_s: float = 1.0  # between two messages with what was learned; a new router is told at once
     silent_s: float = 1.0  # a router that was not heard for so long is there no more
-    # What one message has is taken in at once, which must not take the event loop longer than a millisecond.
-    keys_max: int = 1_024  # keys of blocks in a message that has more than one placement: 130,000 tokens
+    # What one message has is taken in at once, which must not take the event loop longer than a millisecond: it is
+    # measured in keys of blocks, and whatever else is in it takes as long as so many of them.
+    keys_max: int = 1_600  # keys that a message may take, but for one placement that is longer alone
+    row_keys: int = 16
+    placement_keys: int = 40  # keys for a placement, beside its own
+    end_keys: int = 30
+    first_token_keys: int = 8
+    rows_max: int = 64  # replicas whose rows are in a message's arc; half as many more may have changed
     queue_keys_max: int = 1 << 17  # keys that wait for a message: a megabyte
-    news_max: int = 16  # placements, first tokens, and ends, in a message
     fits_max: int = 4  # replicas whose own speeds are in a message
     queue_news_max: int = 4_096  # placements, first tokens, and ends, that wait for a message
     told_max: int = 256  # messages whose news are kept for those that missed them: some seconds

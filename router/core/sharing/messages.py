@@ -6,7 +6,8 @@
     body      msgpack       a SharedMessage
 
 Name and boot stand before the body, so that a router's own messages, which a channel gives back to it, are known
-without being decoded. Keys of blocks travel as packed bytes, eight each.
+without being decoded. Keys of blocks travel as packed bytes, eight each. A row is bytes within the message, which are
+decoded only where they differ from the last ones: most of what is repeated for those that missed it has not changed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ VERSION = 1
 NAME_BYTES_MAX = 255
 KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
+ROW_BYTES_MAX = 160
+NUMBER_MAX = (1 << 64) - 1  # highest number of a replica
 KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas whose speeds are told, and base models of a kind
 MEANS = (
     *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
@@ -47,12 +50,16 @@ Gap = tuple[Number, Number, Number]
 """(number of a router, first and last of its messages that were missed)"""
 
 
+RowBytes = Annotated[bytes, Meta(max_length=ROW_BYTES_MAX)]
+"""A SharedRow as msgpack."""
+
+
 class BadMessage(ValueError):
     """A message cannot be read; the text says why in one line."""
 
 
 class SharedRow(msgspec.Struct, array_like=True, gc=False):
-    """What the router has open at one replica."""
+    """What the router has open at one replica. In a message it is bytes (`row_bytes`, `row_of`)."""
 
     replica: Number  # number of the replica (`number_of`)
     instance: Number  # number of the engine that is there; 0: not known
@@ -62,9 +69,10 @@ class SharedRow(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedClaim(msgspec.Struct, array_like=True, gc=False):
-    """Blocks of the engine's own size that are being computed for a prompt."""
+    """Blocks of the engine's own size that are being computed for a prompt, which has `depth` others before them."""
 
     block_tokens: Count
+    depth: Count
     keys: bytes
 
 
@@ -74,6 +82,14 @@ class SharedCredit(msgspec.Struct, array_like=True, gc=False):
     replica: Number
     blocks: Count  # leading blocks of the prompt, up to the answer's end
     answer_keys: bytes  # keys under which the answer's blocks were counted so far
+
+
+class SharedKin(msgspec.Struct, array_like=True, gc=False):
+    """The conversation of a placement, by what its client says of it."""
+
+    name: Number  # the name in core/placement/conversations.py, never 0
+    own_at: Count  # leading blocks of the prompt that others had asked for before the conversation began
+    final: bool  # nothing of it will be asked for again
 
 
 class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
@@ -86,6 +102,8 @@ class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
     keys: bytes  # of all blocks of its prompt
     claim: SharedClaim | None = None
     credit: SharedCredit | None = None
+    kin: SharedKin | None = None
+    cached_tokens: Count = 0  # prompt tokens that the router believed to be held there already
 
 
 class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):
@@ -122,6 +140,8 @@ class SharedFit(msgspec.Struct, array_like=True, gc=False):
     xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
     xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
     observations: Count
+    faster: float = 0.0  # sum of the logarithms of (observed / by the prior) of a prefill model, and their weight
+    weight: float = 0.0
 
 
 class SharedFits(msgspec.Struct, array_like=True, gc=False):
@@ -154,14 +174,15 @@ class SharedModels(msgspec.Struct, array_like=True, gc=False):
 
 class SharedMessage(msgspec.Struct, array_like=True):
     """One message. Times are milliseconds of the sender's clock. Rows are of replicas at which anything changed, whose
-    last row they replace. A few times a second a message is `whole`: it has the rows of all replicas at which the
-    router has anything open, and at the others it has nothing."""
+    last row they replace. A few times a second a message has an `arc`, the first and the last of the numbers of
+    replicas that it is whole for: among those, the router has nothing open at a replica without a row. A circle of
+    arcs, from 0 to NUMBER_MAX, comes to all replicas."""
 
     seq: Count  # messages of this process before this one
     sent_ms: Moment
     lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, Delays.lag_ms of it)
-    whole: bool
-    rows: Annotated[list[SharedRow], Meta(max_length=ROWS_MAX)]
+    arc: tuple[Number, Number] | None
+    rows: Annotated[list[RowBytes], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended
     placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)] = []
     first_tokens: Annotated[list[SharedFirstToken], Meta(max_length=NEWS_MAX)] = []
@@ -174,6 +195,7 @@ class SharedMessage(msgspec.Struct, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(SharedMessage)
+_row_decoder = msgspec.msgpack.Decoder(SharedRow)
 
 
 def head(name: str, boot: int) -> bytes:
@@ -213,6 +235,19 @@ def body_of(message: bytes, begin: int) -> SharedMessage:
         return _decoder.decode(memoryview(message)[begin:])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise BadMessage(f"its body: {error}") from error
+
+
+def row_bytes(row: SharedRow) -> bytes:
+    """The row as it stands in messages."""
+    return _encoder.encode(row)
+
+
+def row_of(bytes_: bytes) -> SharedRow:
+    """The reverse of `row_bytes`. Raises BadMessage."""
+    try:
+        return _row_decoder.decode(bytes_)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise BadMessage(f"a row: {error}") from error
 
 
 def packed(keys: Sequence[int]) -> bytes:

@@ -7,17 +7,21 @@ gone if it is not. So a burst of one cold prefix stays together though it comes 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from msgspec import Struct
 
+from router.core.cache.masks import common
 from router.core.fleet.member import Member
 from router.core.learned.answers import PastAnswer
 from router.core.placement.router import Router
 from router.core.prompts.blocks import BLOCK_BYTES, answer_keys
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import SharedEnd, SharedPlacement, unpacked
+from router.core.sharing.messages import SharedEnd, SharedKin, SharedPlacement, unpacked
 
 ANSWER_BLOCKS_MAX = 1 << 12  # most blocks of one answer that another router is believed
+LEASES_LOOKED_AT = 16  # leases of ours that wait at a replica, and may be for a prompt that another router sent too
+SLACK_TOKENS = 512  # routers' beliefs of what is held are as far apart at most, where they mean the same
 
 
 class _Mirrored(Struct, gc=False):
@@ -29,6 +33,7 @@ class _Mirrored(Struct, gc=False):
     own_tokens: int
     due_s: float  # time at which its prefill is done, by its model
     claimed: bool  # whether blocks of the engine's own size were promised
+    kin: SharedKin | None
 
 
 class Leases:
@@ -71,32 +76,52 @@ class Leases:
 class Mirror:
     """Writes what other routers placed to where our own placements are written."""
 
-    def __init__(self, router: Router, limits: SharingLimits) -> None:
-        self._router, self._limits = router, limits
+    def __init__(self, router: Router, limits: SharingLimits, recounted: Callable[[str], None]) -> None:
+        """`recounted(replica)` is called where less waits of ours than was told."""
+        self._router, self._limits, self._recounted = router, limits, recounted
         self._last = 0
+        # Whether the router that is heard comes before this one: of two that sent one prompt at the same moment the
+        # first counts the work. Set before `place`.
+        self.behind = False
 
     def place(self, leases: Leases, shared: SharedPlacement, member: Member, home: Member | None, now_s: float) -> None:
         """Another router sent a prompt to a replica; `home` is the replica of its credit. Raises BadMessage."""
         if shared.lease in leases:
             return
         keys, router = unpacked(shared.keys), self._router
-        credit, claim = shared.credit, shared.claim
+        credit, claim, kin = shared.credit, shared.claim, shared.kin
         if credit is not None and home is not None:
             router.index.drop(home.id, unpacked(credit.answer_keys))
             router.index.touch(home.id, keys[: credit.blocks], now_s)
         claimed = unpacked(claim.keys) if claim is not None else []
         self._last -= 1
         due_s = now_s + shared.left_ms / 1e3
-        mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed))
+        mirrored = _Mirrored(self._last, member, keys, shared.own_tokens, due_s, bool(claimed), kin)
         leases.add(shared.lease, mirrored)
         member.live.open(mirrored.number, keys, shared.own_tokens)
-        router.reuse.observe(keys, now_s)
+        router.reuse.observe(keys, now_s, final=kin is not None and kin.final)
+        if kin is not None:
+            router.conversations.went(kin.name, member.id, keys, kin.own_at, final=kin.final)
+        if shared.left_ms:
+            self._computed_once(member, keys, shared.cached_tokens, now_s)
         blocks_max = router.index.capacity(member.id)
         router.index.pin(member.id, mirrored.number, keys if len(keys) <= blocks_max else keys[:blocks_max], now_s)
         if claim is not None and claimed:
-            router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens)
+            router.knowledge.promise(member.id, mirrored.number, claimed, claim.block_tokens, claim.depth)
         while len(leases) > self._limits.leases_max or leases.keys > self._limits.lease_keys_max:
             self._close(leases.oldest(), now_s, computed=True)
+
+    def _computed_once(self, member: Member, keys: list[int], cached_tokens: int, now_s: float) -> None:
+        """A prompt that is computed for another router may have the beginning of prompts of ours that wait there, and
+        were placed when neither router knew of the other's: the engine computes it for whichever comes first."""
+        if not self.behind or not keys:
+            return
+        for lease in member.queue.longest(member.speeds.units()[0], LEASES_LOOKED_AT):
+            if lease.keys and lease.keys[0] == keys[0] and cached_tokens <= lease.cached_tokens + SLACK_TOKENS:
+                blocks = common(lease.keys, keys[: len(lease.keys)])
+                tokens = int(lease.prompt_tokens * blocks / len(lease.keys))
+                if member.computed_for(lease, tokens, now_s):
+                    self._recounted(member.id)
 
     def end(self, leases: Leases, end: SharedEnd, member: Member | None, now_s: float) -> None:
         """A lease of another router is over; `member` is the replica that gave the answer, if its cache is still
@@ -129,6 +154,9 @@ class Mirror:
             return  # another engine is at that address
         if computed:
             router.index.unpin(member.id, number, now_s, grown=grown or ())
+            if mirrored.kin is not None:
+                kin = mirrored.kin
+                router.conversations.ended(kin.name, member.id, grown or (), now_s, final=kin.final)
         else:
             router.index.retract(member.id, number)
         if mirrored.claimed:

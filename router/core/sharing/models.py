@@ -12,10 +12,9 @@ from itertools import chain
 from math import isfinite
 
 from router.core.fleet.member import Member
-from router.core.learned.prefill import GUESS_WEIGHT, PRIOR_WEIGHT, PrefillFit, PrefillModel
+from router.core.learned.prefill import GUESS_WEIGHT, PrefillFit, PrefillModel
 from router.core.learned.speeds import Speeds
 from router.core.learned.steps import GUESS_WEIGHT as STEP_GUESS_WEIGHT
-from router.core.learned.steps import PRIOR_WEIGHT as STEP_PRIOR_WEIGHT
 from router.core.learned.steps import StepFit, StepModel
 from router.core.placement.router import Router
 from router.core.sharing.engines import number_of
@@ -37,7 +36,8 @@ MAGNITUDE_MAX = 1e15  # no sum and no mean is that large
 def learned(router: Router) -> SharedModels | None:
     """What there is to tell; None before anything was learned."""
     kinds = router.fleet.means.speeds
-    speeds = [_told(kind, each) for kind, each in kinds.items() if each.answers and len(kind) <= KIND_MAX]
+    there = [(kind, each) for kind, each in kinds.items() if each.answer_tokens.counts[0] and len(kind) <= KIND_MAX]
+    speeds = [_told(kind, each) for kind, each in there]
     reused, ended = router.reuse.counts
     return SharedModels(speeds[:KINDS_MAX], reused, ended) if speeds else None
 
@@ -54,35 +54,56 @@ def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
 
 
 def take_models(router: Router, name: str, models: SharedModels) -> None:
-    """Take what another router has learned of kinds of replicas: its observations count as ours, and its means where
-    there are none here. Raises BadMessage."""
-    _check(chain(models.reused, models.ended, *map(_numbers, models.speeds)))
+    """Take what another router has learned of kinds of replicas: its observations and counts add to ours, and its means
+    count where there are none here. Raises BadMessage."""
+    checked([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
     router.reuse.adopt(models.reused, models.ended)
     for told in models.speeds:
         speeds = router.fleet.means.speeds.get(tuple(told.kind))
         if speeds is not None:
             prefill, steps = told.prefill, told.steps
-            speeds.prefill.tell(name, prefill.xx, prefill.xy, PrefillModel(), GUESS_WEIGHT)
-            speeds.steps.tell(name, steps.xx, steps.xy, StepModel(), STEP_GUESS_WEIGHT)
+            speeds.prefill.tell(name, prefill.xx, prefill.xy, prefill.faster, prefill.weight)
+            speeds.prefill.take_told(PrefillModel(), GUESS_WEIGHT)
+            speeds.steps.tell(name, steps.xx, steps.xy)
+            speeds.steps.take_told(StepModel(), STEP_GUESS_WEIGHT)
+            speeds.answer_tokens.tell(name, *map(abs, told.answer_counts))
             if not speeds.answers:
                 _adopt(speeds, told)
 
 
 def take_fits(name: str, member: Member, fits: SharedFits) -> None:
-    """Take what another router has learned of a replica's own speed. Raises BadMessage."""
-    prefill, steps, speeds = fits.prefill, fits.steps, member.speeds
-    _check([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
-    member.fit.tell(name, prefill.xx, prefill.xy, speeds.prefill.model, PRIOR_WEIGHT)
-    member.steps.tell(name, steps.xx, steps.xy, speeds.steps.model, STEP_PRIOR_WEIGHT)
+    """Take what another router has learned of a replica's own speed, for Member.take_told. Raises BadMessage."""
+    prefill, steps = fits.prefill, fits.steps
+    checked([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy, prefill.faster, prefill.weight])
+    member.fit.tell(name, prefill.xx, prefill.xy, prefill.faster, prefill.weight)
+    member.steps.tell(name, steps.xx, steps.xy)
 
 
-def _check(numbers: Iterable[float]) -> None:
-    if not all(isfinite(each) and abs(each) < MAGNITUDE_MAX for each in numbers):
+def adopt_models(router: Router, models: SharedModels) -> None:
+    """Begin with what was learned before this router came, where nothing was learned here: its observations become
+    ours, and fade as ours do. Raises BadMessage."""
+    checked([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
+    router.reuse.adopt(models.reused, models.ended)
+    for told in models.speeds:
+        speeds = router.fleet.means.speeds.get(tuple(told.kind))
+        if speeds is not None and not speeds.answers:
+            prefill, steps, now_s = told.prefill, told.steps, float("inf")
+            speeds.prefill.adopt(prefill.xx, prefill.xy, prefill.observations, PrefillModel(), GUESS_WEIGHT, now_s)
+            speeds.steps.adopt(steps.xx, steps.xy, steps.observations, StepModel(), STEP_GUESS_WEIGHT, now_s)
+            _adopt(speeds, told)
+
+
+def checked(numbers: list[float]) -> None:
+    """Raise BadMessage where any of them cannot be a sum or a mean."""
+    if not all(map(isfinite, numbers)) or max(map(abs, numbers), default=0.0) >= MAGNITUDE_MAX:
         raise BadMessage("what it learned is not finite")
 
 
 def _fit(fit: PrefillFit | StepFit) -> SharedFit:
-    return SharedFit(fit.sums.xx, fit.sums.xy, fit.observations)
+    shared = SharedFit(fit.sums.xx, fit.sums.xy, fit.observations)
+    if isinstance(fit, PrefillFit):
+        shared.faster, shared.weight = fit.faster
+    return shared
 
 
 def _told(kind: tuple[str, ...], speeds: Speeds) -> SharedSpeeds:
@@ -98,8 +119,6 @@ def _told(kind: tuple[str, ...], speeds: Speeds) -> SharedSpeeds:
 
 
 def _adopt(speeds: Speeds, told: SharedSpeeds) -> None:
-    if not speeds.answer_tokens.counts[1]:
-        speeds.answer_tokens.adopt(*told.answer_counts)
     for name, value in zip(MEANS, told.means, strict=True):
         setattr(speeds, name, value)
     speeds.answers = min(told.answers, ANSWERS_MAX)
@@ -108,4 +127,4 @@ def _adopt(speeds: Speeds, told: SharedSpeeds) -> None:
 
 def _numbers(told: SharedSpeeds) -> list[float]:
     fits = [*told.prefill.xx, *told.prefill.xy, *told.steps.xx, *told.steps.xy]
-    return [*told.means, *told.answer_counts, *fits]
+    return [*told.means, *told.answer_counts, *fits, told.prefill.faster, told.prefill.weight]

@@ -23,6 +23,7 @@ from router.core.sharing.messages import (
     SharedCredit,
     SharedEnd,
     SharedFirstToken,
+    SharedKin,
     SharedPlacement,
     packed,
 )
@@ -39,7 +40,7 @@ class News:
         self._first_tokens: deque[SharedFirstToken] = deque()
         self._ends: deque[SharedEnd] = deque()
         self._keys = 0  # keys of blocks in `_placements`
-        # What was told of late: (number of the message, placements, ends, keys of blocks).
+        # What was told of late: (number of the message, placements, ends, as how many keys that counts).
         self._told: deque[tuple[int, list[SharedPlacement], list[SharedEnd], int]] = deque()
         self._told_keys = 0
         # Open leases that were told, oldest first. Not a dict: one that loses its first entries is searched from its
@@ -54,14 +55,17 @@ class News:
     def placed(self, lease: Lease, left_ms: float, credit: AnswerCredit | None) -> None:
         """A lease was given; so many milliseconds from now its prefill is done, by its model."""
         self._next_lease = lease.id + 1
-        if not lease.keys:
+        if not lease.keys and not lease.conversation:
             return
         number = number_of(lease.replica)
         claim = _claim(lease)
         shared = SharedPlacement(lease.id, number, lease.own_tokens, int(left_ms), packed(lease.keys), claim)
+        shared.cached_tokens = max(0, lease.cached_tokens)
         if credit is not None:
             home = number if credit.replica == lease.replica else number_of(credit.replica)
             shared.credit = SharedCredit(home, len(credit.prefix), packed(credit.answer_keys))
+        if lease.conversation:
+            shared.kin = SharedKin(lease.conversation, lease.own_at, lease.final)
         keys = _keys_of(shared)
         if len(self._placements) >= self._limits.queue_news_max or self._keys + keys > self._limits.queue_keys_max:
             self.left_out["placements"] += 1
@@ -105,49 +109,59 @@ class News:
         waiting = [shared.lease for shared in self._placements] + [end.lease for end in self._ends]
         return min([next(iter(self._open), self._next_lease), *waiting])
 
-    def next_few(self) -> tuple[list[SharedPlacement], list[SharedFirstToken], list[SharedEnd]]:
-        """What goes into the next message, the oldest first. An end does not go before its placement."""
-        limits, placements, keys = self._limits, list[SharedPlacement](), 0
-        while self._placements and len(placements) < limits.news_max:
-            more = _keys_of(self._placements[0])
-            if placements and keys + more > limits.keys_max:
+    def next_few(self, keys_max: int) -> tuple[list[SharedPlacement], list[SharedFirstToken], list[SharedEnd]]:
+        """What goes into the next message, the oldest first: what takes as long to hear as so many keys, and at least
+        one of each. An end does not go before its placement."""
+        limits, left = self._limits, keys_max
+        count = min(len(self._first_tokens), max(1, left // limits.first_token_keys))
+        first_tokens = [self._first_tokens.popleft() for _ in range(count)]
+        left -= count * limits.first_token_keys
+        placements, least = list[SharedPlacement](), left // 4 if self._ends else 0
+        while self._placements:
+            keys = _keys_of(self._placements[0])
+            if placements and left - limits.placement_keys - keys < least:
                 break
-            keys += more
+            left -= limits.placement_keys + keys
+            self._keys -= keys
             placements.append(self._placements.popleft())
-        self._keys -= keys
         ends, upto = list[SharedEnd](), self._placements[0].lease if self._placements else self._next_lease
-        for _ in range(min(len(self._ends), limits.news_max)):
+        for _ in range(min(len(self._ends), max(1, left // limits.end_keys))):
             end = self._ends.popleft()
             if end.lease < upto:
                 ends.append(end)
             else:
                 self._ends.append(end)
-        count = min(len(self._first_tokens), limits.news_max)
-        return placements, [self._first_tokens.popleft() for _ in range(count)], ends
+        return placements, first_tokens, ends
 
     def keep(self, seq: int, placements: list[SharedPlacement], ends: list[SharedEnd]) -> None:
         """They are in this message: it may not come to all."""
         if placements or ends:
-            keys = sum(map(_keys_of, placements))
+            limits = self._limits
+            keys = (
+                limits.placement_keys * len(placements) + limits.end_keys * len(ends) + sum(map(_keys_of, placements))
+            )
             self._told.append((seq, placements, ends, keys))
             self._told_keys += keys
         while len(self._told) > self._limits.told_max or self._told_keys > self._limits.queue_keys_max:
             self._told_keys -= self._told.popleft()[3]
 
-    def again(self, gap: Gap) -> SharedAgain:
-        """What was in messages that a router missed, as far as it is kept and fits into a message; leases that have
-        ended since are computed by now."""
+    def again(self, gap: Gap, keys_max: int) -> tuple[SharedAgain, Gap | None]:
+        """What was in messages that a router missed, as far as it is kept and takes no longer than so many keys, and
+        the messages that are left; leases that have ended since are computed by now."""
         again, keys = SharedAgain(gap[0], [], []), 0
         for seq, placements, ends, more in self._told:
-            if gap[1] <= seq <= gap[2] and (not keys or keys + more <= self._limits.keys_max):
+            if gap[1] <= seq <= gap[2]:
+                if keys and keys + more > keys_max:
+                    return again, (gap[0], seq, gap[2])
                 keys += more
                 again.placements += [each if each.lease in self._open else _over(each) for each in placements]
                 again.ends += ends
-        return again
+        return again, None
 
 
 def _over(shared: SharedPlacement) -> SharedPlacement:
-    return SharedPlacement(shared.lease, shared.replica, shared.own_tokens, 0, shared.keys, None, shared.credit)
+    own, kin, cached = shared.own_tokens, shared.kin, shared.cached_tokens
+    return SharedPlacement(shared.lease, shared.replica, own, 0, shared.keys, None, shared.credit, kin, cached)
 
 
 def _claim(lease: Lease) -> SharedClaim | None:
@@ -157,8 +171,9 @@ def _claim(lease: Lease) -> SharedClaim | None:
         return None
     if lease.prompt_tokens - stored.tokens < CLAIM_TOKENS_MIN:
         return None
-    keys = lease.tokens.keys.get(stored.block_tokens, [])[stored.tokens // stored.block_tokens :]
-    return SharedClaim(stored.block_tokens, packed(keys)) if keys else None
+    depth = stored.tokens // stored.block_tokens
+    keys = lease.tokens.keys.get(stored.block_tokens, [])[depth:]
+    return SharedClaim(stored.block_tokens, depth, packed(keys)) if keys else None
 
 
 def _keys_of(shared: SharedPlacement) -> int:

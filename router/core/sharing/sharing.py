@@ -48,7 +48,9 @@ class Sharing:
         self._limits = limits
         caches = Caches(router)
         self._said = Teller(router, caches, messages.head(name, boot), limits, urgent)
-        self._heard = Hearer(router, caches, name, boot, limits, self._said.greet, self._said.asked)
+        self._heard = Hearer(
+            router, caches, name, boot, limits, self._said.greet, self._said.asked, self._said.recounted
+        )
 
     def say(self, now_s: float) -> bytes | None:
         """One message for all others; None where there is nothing to say yet."""
@@ -67,7 +69,7 @@ class Sharing:
         """The routers that are listened to, by name."""
         views = []
         for name, peer in sorted(self._heard.peers.items()):
-            busy = [row.sums for row, _ in peer.rows.values() if row.sums.open]
+            busy = [each.row.sums for each in peer.rows.values() if each.row.sums.open]
             open_, waiting_ms = sum(sums.open for sums in busy), sum(sums.waiting_ms for sums in busy)
             age_s, delay_s = now_s - peer.heard_s, peer.delay.delay_s
             views.append(PeerView(name, peer.boot, age_s, delay_s, len(busy), open_, waiting_ms))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from router.core.facts.peers import PeerSums
 from router.core.facts.placements import Outcome
+from router.core.facts.replicas import Replica
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.placement.credit import AnswerCredit
 from router.core.placement.router import Router
 from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
-from router.core.sharing.messages import Gap, SharedMessage, SharedRow, encoded
+from router.core.sharing.messages import NUMBER_MAX, Gap, SharedAgain, SharedMessage, SharedRow, encoded, row_bytes
 from router.core.sharing.models import fits_of, learned
 from router.core.sharing.news import News
 
-AGAIN = 2  # whole messages that still have the row of a replica at which nothing is open any more
+AGAIN = 2  # circles of arcs that still have the row of a replica at which nothing is open any more
 
 
 @dataclass(slots=True)
@@ -27,7 +30,9 @@ class _Counted:
     number: int  # of the replica
     sent_tokens: int = 0
     stall_ms: float = 0.0
-    again: int = 0  # whole messages that are to have its row though nothing is open there
+    again: int = 0  # circles that are to have its row though nothing is open there
+    row: bytes = b""  # row as it was last said; empty where anything has changed since
+    replica: Replica | None = None  # the replica as it was then
 
 
 class Teller:
@@ -39,17 +44,22 @@ class Teller:
         self._router, self._caches, self._head = router, caches, head
         self._limits, self._urgent = limits, urgent
         self._counted: dict[str, _Counted] = {}
-        self._changed: dict[str, None] = {}  # replicas at which anything happened since the last message
+        self._changed: dict[str, None] = {}  # replicas whose rows are to be told, as anything happened there
+        self._first: dict[str, None] = {}  # replicas without whose rows the next message's news would not be understood
+        self._ids: dict[int, str] = {}  # number of a counted replica -> its id
         self.news = News(limits)
         self._seq = self._turn = 0
-        self._said_s = self._whole_s = self._models_s = float("-inf")
+        self._said_s = self._arc_s = self._models_s = self._fits_s = float("-inf")
+        self._arc_from = 0  # number of the replica at which the next arc begins
+        self._hurry = False  # whether somebody is new here and has not been told a circle of arcs
         self._asked: list[Gap] = []  # messages that others missed
         self._pressing = False  # something urgent happened since the last message
         router.watch = self
 
     def greet(self) -> None:
-        """Another router is new here: the next message is whole, and has what was learned."""
-        self._models_s = self._whole_s = float("-inf")
+        """Another router is new here: the next messages come to all replicas, and have what was learned."""
+        self._models_s = self._arc_s = float("-inf")
+        self._arc_from, self._hurry = 0, True
 
     def asked(self, gap: Gap) -> None:
         """A router missed messages: the next one has their news."""
@@ -78,6 +88,10 @@ class Teller:
         self._change(lease.replica)
         self.news.ended(lease, outcome, answer_blocks, computed=computed)
 
+    def recounted(self, replica: str) -> None:
+        """Less waits at a replica than was told."""
+        self._change(replica)
+
     def gone(self, lease: Lease) -> None:
         """A lease is back from a replica that has left."""
         self.news.gone(lease)
@@ -91,7 +105,8 @@ class Teller:
         counted = self._counted.get(id_)
         if counted is None:
             counted = self._counted[id_] = _Counted(number_of(id_))
-        counted.again, self._changed[id_] = AGAIN, None
+            self._first[id_], self._ids[counted.number] = None, id_
+        counted.again, counted.row, self._changed[id_] = AGAIN, b"", None
         return counted
 
     # -- messages ------------------------------------------------------------------------------------------------
@@ -104,28 +119,44 @@ class Teller:
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
             return None
-        whole = now_s - self._whole_s >= limits.idle_s
-        if not self._changed and not self._pressing and not whole:
+        arcs_s = limits.idle_s  # time from one arc to the next: those of a circle come one after the other
+        if self._arc_from:
+            arcs_s = limits.urgent_s if self._hurry else limits.every_s
+        round_ = now_s - self._arc_s >= arcs_s
+        if not self._changed and not self._pressing and not round_:
             return None
-        rows = self._all_rows(now_s) if whole else self._rows(self._changed, now_s)
-        if whole:
-            self._whole_s = now_s
-        self._changed = {}
-        placements, first_tokens, ends = self.news.next_few()
-        self._said_s, self._pressing = now_s, bool(self.news)
+        arc, listed = self._next_arc(now_s) if round_ else (None, [])
+        again = self._again()
+        rows, fresh = self._rows(listed, now_s)
+        keys = limits.keys_max - limits.row_keys * fresh
+        placements, first_tokens, ends = self.news.next_few(keys // 2 if again else keys)
+        self._said_s, self._pressing = now_s, bool(self.news or self._changed or self._asked or self._hurry)
         self._seq += 1
         models = None
         if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
             self._models_s = now_s
-        body = SharedMessage(self._seq, int(now_s * 1e3), lags(), whole, rows, self.news.first)
+        body = SharedMessage(self._seq, int(now_s * 1e3), lags(), arc, rows, self.news.first)
         body.placements, body.first_tokens, body.ends, body.models = placements, first_tokens, ends, models
         self.news.keep(self._seq, placements, ends)
-        body.missed, body.again, self._asked = missed(), list(map(self.news.again, self._asked)), []
-        if whole:
-            body.fits = fits_of(self._router, self._next_few())
+        body.missed, body.again = missed(), again
+        if now_s - self._fits_s >= limits.idle_s:
+            self._fits_s, body.fits = now_s, fits_of(self._router, self._next_few())
         if self._pressing:
             self._urgent()
         return encoded(self._head, body)
+
+    def _again(self) -> list[SharedAgain]:
+        """News for one router that missed them, and with them maybe the rows of their replicas. What does not fit waits
+        for the next message."""
+        if not self._asked:
+            return []
+        again, left = self.news.again(self._asked.pop(0), self._limits.keys_max // 2)
+        if left is not None:
+            self._asked.insert(0, left)
+        for number in {each.replica for each in again.placements}:
+            if (id_ := self._ids.get(number)) is not None:
+                self._first[id_] = None
+        return [again]
 
     def _next_few(self) -> list[str]:
         """Replicas whose own speeds are told next, by turns."""
@@ -134,33 +165,66 @@ class Teller:
         self._turn = self._turn + len(few) if self._turn + len(few) < len(ids) else 0
         return few
 
-    def _all_rows(self, now_s: float) -> list[SharedRow]:
-        self._caches.look(now_s)
+    def _next_arc(self, now_s: float) -> tuple[tuple[int, int], list[str]]:
+        """The next arc, and the replicas that have a row in it."""
+        for id_ in self._caches.look(now_s):
+            if (known := self._counted.get(id_)) is not None:
+                known.row = b""
         counted, members = self._counted, self._router.fleet.members
         for id_ in [id_ for id_ in counted if id_ not in members]:
-            del counted[id_]
-        listed = [id_ for id_, each in counted.items() if each.again or members[id_].leases]
-        for id_ in listed:
+            del self._ids[counted.pop(id_).number]
+        known_rows = [(each.number, id_) for id_, each in counted.items() if each.again or members[id_].leases]
+        known_rows.sort()
+        begin = bisect_left(known_rows, (self._arc_from, ""))
+        some = known_rows[begin : begin + self._limits.rows_max]
+        first, last = self._arc_from, NUMBER_MAX if begin + len(some) == len(known_rows) else some[-1][0]
+        self._arc_s, self._arc_from = now_s, 0 if last == NUMBER_MAX else last + 1
+        self._hurry = self._hurry and self._arc_from > 0
+        for _, id_ in some:
             counted[id_].again -= counted[id_].again > 0
-        return self._rows(listed, now_s)
+        return (first, last), [id_ for _, id_ in some]
 
-    def _rows(self, ids: Iterable[str], now_s: float) -> list[SharedRow]:
-        counted, members = self._counted, self._router.fleet.members
-        return [self._row(members[id_], counted[id_], now_s) for id_ in ids if id_ in members]
+    def _rows(self, listed: list[str], now_s: float) -> tuple[list[bytes], int]:
+        """(rows of these replicas, and of those at which anything has changed, as far as a message has room; how many
+        of them are not as they were said before)."""
+        counted, members, changed, most = (
+            self._counted,
+            self._router.fleet.members,
+            self._changed,
+            self._limits.rows_max,
+        )
+        ids = list(dict.fromkeys([*listed, *self._first]))
+        self._first = {}
+        for id_ in ids:
+            changed.pop(id_, None)
+        fresh = len([id_ for id_ in ids if id_ in counted and not counted[id_].row])
+        more = list(islice(changed, max(most // 2, most - fresh)))
+        for id_ in more:
+            del changed[id_]
+        there = [id_ for id_ in ids + more if id_ in members and id_ in counted]
+        return [self._row(members[id_], counted[id_], now_s) for id_ in there], fresh + len(more)
 
-    def _row(self, member: Member, counted: _Counted, now_s: float) -> SharedRow:
-        queue, (cache_s, began) = member.queue, self._caches.of(member, now_s)
-        queue.decay(now_s)
+    def _row(self, member: Member, counted: _Counted, now_s: float) -> bytes:
+        queue, replica = member.queue, member.replica
         head = queue.head
+        if head is not None and not head.streams:  # A prompt without a stream leaves with the clock.
+            queue.decay(now_s)
+            head = queue.head
+        elif counted.row and counted.replica is replica:
+            return counted.row
+        cache_s, began = self._caches.of(member, now_s)
         sums = PeerSums(
             int(queue.waiting_ms()),
             int(head.prefill_ms) if head is not None else 0,
-            int(head.placed_s * 1e3) if head is not None else 0,
+            int(head.queued_s * 1e3) if head is not None else 0,
             len(member.leases),
             queue.waiting(),
             member.context_tokens,
             int(member.clock.context_tokens),
             counted.sent_tokens,
             int(counted.stall_ms),
+            int(member.placed_sum_s * 1e3),
         )
-        return SharedRow(counted.number, instance_of(member.replica.instance), int(cache_s * 1e3), began, sums)
+        row = SharedRow(counted.number, instance_of(replica.instance), int(cache_s * 1e3), began, sums)
+        counted.row, counted.replica = row_bytes(row), replica
+        return counted.row

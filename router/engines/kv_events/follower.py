@@ -20,10 +20,13 @@ from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import Removed, Stored, slices
 from router.core.kv_events.sink import EventSink, pass_on
+from router.core.kv_events.states import EngineState, UnreadableState
 from router.core.kv_events.steps import Apply, AskReplay, Clear, Regrade, Resume, StreamCounts, StreamLimits, Suspend
 from router.core.kv_events.stream import KvStream
+from router.engines.kv_events.handover import Handover, begin_with, objection, state_of
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
+from router.loop import LongWork
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class Surroundings:
     bound: str  # the address that engines connect to
     clock: Callable[[], float]
     wall: Callable[[], float]
+    handover: Handover | None = None  # None: nobody goes on from what another process knew
 
 
 class Follower:
@@ -80,6 +84,8 @@ class Follower:
         self._why, self._graded = "not asked yet", Grade.ESTIMATED
         self._lag_s: float | None = None  # lag of the last batch when it came
         self._lateness = Lateness()
+        self._applying = asyncio.Lock()  # held while a batch is applied, and while all that is known is copied
+        self._unproven = 0  # blocks that another process knew, and that the stream has not proved yet
 
     def stats(self) -> StreamStats:
         """The state of the stream now."""
@@ -103,6 +109,16 @@ class Follower:
         """Take over what discovery now says of the replica."""
         self.replica = replica
         self._look.set()
+
+    async def state(self) -> EngineState | None:
+        """What the replica's events have said so far; None where that is not certain at the moment, or of no use."""
+        stream, handover = self.stream, self._shared.handover
+        if stream is None or handover is None or not stream.replays:
+            return None
+        async with self._applying:
+            return (
+                await state_of(stream, handover.keeper, self.replica.id, LongWork()) if self.stream is stream else None
+            )
 
     async def run(self) -> None:
         """Find the source and follow it, again whenever the source changes, until cancelled."""
@@ -169,6 +185,7 @@ class Follower:
             self._stop_replay()
             if subscription is not None:
                 subscription.close()
+        self._judged("publishes elsewhere, or not at all")
         self._sink.clear(self.replica.id, "publishes elsewhere, or not at all", self._shared.clock())
 
     async def _drive(self, stream: KvStream, source: Source, subscription: Subscription | None) -> None:
@@ -178,6 +195,7 @@ class Follower:
         while self._found == source:
             self.wake.clear()
             stream.tick(clock())
+            await self._go_on_from_others(stream, source)
             busy = True
             while busy:
                 if subscription is not None:
@@ -195,6 +213,35 @@ class Follower:
                     async with asyncio.timeout(_wait_s(stream, clock())):
                         await self.wake.wait()
             self._spent_s = time.perf_counter()
+
+    async def _go_on_from_others(self, stream: KvStream, source: Source) -> None:
+        """Go on from what another process knew, where that is offered and of use."""
+        handover, id_ = self._shared.handover, self.replica.id
+        state = handover.offers.get(id_) if handover is not None else None
+        if handover is None or state is None or (against := objection(stream, state)) is None:
+            return
+        del handover.offers[id_]
+        if against:
+            handover.told(id_, 0, against)
+            return
+        clock, told = self._shared.clock, state.stream
+        stream.step_back("going on from what another process knew", clock())
+        await self._perform(stream, source)
+        try:
+            await begin_with(state, handover.keeper, id_, LongWork())
+        except UnreadableState as error:
+            handover.told(id_, 0, str(error))
+            stream.resync(f"what another process knew cannot be read: {error}", clock())
+            return
+        self._unproven = max(1, state.blocks)
+        grade = Grade.EXACT if told.exact else Grade.CATCHING_UP
+        stream.restored(told.seq, int.from_bytes(told.digest, "big"), grade, told.why, clock())
+
+    def _judged(self, why: str) -> None:
+        """What another process knew was proved, or not: then it says why."""
+        if self._unproven and self._shared.handover is not None:
+            self._shared.handover.told(self.replica.id, 0 if why else self._unproven, why)
+        self._unproven = 0
 
     def _heed(self, stream: KvStream, subscription: Subscription, was_up: bool) -> bool:
         """Take a change of the connection, and skip what is unread of an older one. Returns whether there was a
@@ -226,25 +273,30 @@ class Follower:
         return True
 
     async def _perform(self, stream: KvStream, source: Source) -> None:
-        clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
+        clock = self._shared.clock
         while (step := stream.next(clock())) is not None or stream.busy:
             if step is None:
                 await self._breathe()
                 continue
             if isinstance(step, Apply):
-                at_s, came_s = step.batch.at_s, clock()
-                self._lag_s = None if at_s is None else self._shared.wall() - at_s
-                for event in step.batch.events:
-                    for part in slices(event, SLICE_BLOCKS):
-                        sink.apply(id_, part, clock())
-                        self._events += 1
-                        self._blocks += len(part.hashes) if isinstance(part, (Stored, Removed)) else 0
-                        await self._breathe()
-                if self._lag_s is not None:
-                    sink.told(id_, came_s - self._lateness.late_s(self._lag_s, came_s))
+                async with self._applying:
+                    await self._apply(step)
             else:
                 self._do(step, source)
             await self._breathe()
+
+    async def _apply(self, step: Apply) -> None:
+        clock, sink, id_ = self._shared.clock, self._sink, self.replica.id
+        at_s, came_s = step.batch.at_s, clock()
+        self._lag_s = None if at_s is None else self._shared.wall() - at_s
+        for event in step.batch.events:
+            for part in slices(event, SLICE_BLOCKS):
+                sink.apply(id_, part, clock())
+                self._events += 1
+                self._blocks += len(part.hashes) if isinstance(part, (Stored, Removed)) else 0
+                await self._breathe()
+        if self._lag_s is not None:
+            sink.told(id_, came_s - self._lateness.late_s(self._lag_s, came_s))
 
     def _do(self, step: AskReplay | Clear | Suspend | Resume | Regrade, source: Source) -> None:
         if isinstance(step, AskReplay):
@@ -257,6 +309,10 @@ class Follower:
             self._grade(step.grade, step.why)
         else:
             pass_on(step, self._sink, self.replica.id, self._shared.clock())
+            if isinstance(step, Clear):
+                self._judged(step.why)
+            elif isinstance(step, Resume):
+                self._judged("")
 
     def _grade(self, grade: Grade, why: str) -> None:
         if why != self._why:

@@ -115,7 +115,7 @@ class Subscription:
         self._sub, self._monitor = pair
         self._again = again
         self._again_s = AGAIN_MIN_S
-        self._timer: asyncio.TimerHandle | None = None  # of the next connection
+        self._timer: asyncio.TimerHandle | None = None  # Set while the next connection waits for its turn.
         self._event = asyncio.Event()
         self._peers: dict[int, str] = {}  # descriptor of an accepted connection -> address
         self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None

@@ -19,8 +19,10 @@ from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.kv_events.decoding import BATCH_BYTES_MAX
 from router.core.kv_events.sink import EventSink
+from router.core.kv_events.states import EngineState
 from router.core.kv_events.stream import StreamLimits
 from router.engines.kv_events.follower import YIELD_S, Follower, StreamStats, Surroundings
+from router.engines.kv_events.handover import Handover
 from router.engines.kv_events.sockets import Sockets, Subscription
 from router.engines.kv_events.sources import Finder, Source, same_peer
 
@@ -37,7 +39,7 @@ class Subscriber:
 
     `endpoints` has the (endpoint, replay endpoint or "") of replicas that do not say where they publish. `bind` is an
     address to listen on for engines that connect, or "". `topics` says who publishes there: replica ids by topic, for
-    topics other than kv@HOST:PORT@MODEL.
+    topics other than kv@HOST:PORT@MODEL. With a `handover`, streams go on from what another process knew.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Subscriber:
         limits: StreamLimits,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        handover: Handover | None = None,
     ) -> None:
         self._sink = sink
         self._endpoints = endpoints
@@ -64,6 +67,7 @@ class Subscriber:
         self._limits = limits
         self._clock = clock
         self._wall = wall
+        self._handover = handover
         self._followers: dict[str, Follower] = {}
         self._bound: Subscription | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -97,6 +101,7 @@ class Subscriber:
             bound=self.address,
             clock=self._clock,
             wall=self._wall,
+            handover=self._handover,
         )
 
     @property
@@ -150,6 +155,24 @@ class Subscriber:
         if follower is not None and follower.stream is not None:
             follower.stream.suspect(why, self._clock())
             follower.wake.set()
+
+    async def state(self, replica: str) -> EngineState | None:
+        """What the replica's events have said so far, for another process to go on from; None where that is not
+        certain at the moment, or nobody could prove it."""
+        follower = self._followers.get(replica)
+        return await follower.state() if follower is not None else None
+
+    def offer(self, replica: str, state: EngineState) -> None:
+        """Let the replica's stream go on from what another process knew, once there is one and if it is of use."""
+        if self._handover is not None:
+            self._handover.offers[replica] = state
+            follower = self._followers.get(replica)
+            if follower is not None:
+                follower.wake.set()
+
+    def withdraw(self, replica: str) -> bool:
+        """Take that back; returns whether it was still waiting."""
+        return self._handover is not None and self._handover.offers.pop(replica, None) is not None
 
     def stat(self, replica: str) -> StreamStats | None:
         """The state of one replica's stream; None if it is not watched."""

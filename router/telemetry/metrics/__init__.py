@@ -8,7 +8,7 @@ it, with exemplars: ids of traces beside the times that were counted of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -18,11 +18,13 @@ from prometheus_client.registry import Collector
 
 from router.core.placement.router import Router
 from router.telemetry.engine_count import EngineCount
+from router.telemetry.epp import EppTallies
 from router.telemetry.gen_ai import GenAiTallies
 from router.telemetry.metrics import models
+from router.telemetry.metrics.epp_pool import EppPool
 from router.telemetry.metrics.families import families
 from router.telemetry.metrics.figures import Figures
-from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources
+from router.telemetry.metrics.gauges import Events, Gauges, Links, Replicas, Sources, States
 from router.telemetry.metrics.groups import of_groups
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram
@@ -49,15 +51,20 @@ class Metrics:
         *,
         process: bool = False,
         otel_names: bool = False,
+        aliases: Sequence[str] = (),
     ) -> None:
         """`process`: the page ends with the kernel's figures of this process, which no registry has. `otel_names`: it
-        has OpenTelemetry's metrics of generative AI besides ours."""
+        has OpenTelemetry's metrics of generative AI besides ours; `aliases`: endpoint pickers' (telemetry/epp.py)."""
         figures = figures or Figures()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineCount()
         self._tallies = Tallies(router.prefill_model, router.policy.name)
-        self._gen_ai = GenAiTallies(router.models.engines, self._tallies.label) if otel_names else None
-        # Without OpenTelemetry's names the count is bound directly: one call less per request.
-        self.observe = self._tallies.observe if self._gen_ai is None else self._observe_both
+        self._others: list[GenAiTallies | EppTallies] = []  # tallies under others' names
+        if otel_names:
+            self._others.append(GenAiTallies(router.models.engines, self._tallies.label))
+        if aliases:
+            self._others.append(EppTallies(aliases, self._tallies.label))
+        # Without others' names the count is bound directly: one call less per request.
+        self.observe = self._observe_all if self._others else self._tallies.observe
         self.failed = self._tallies.failed
         self.joined = self._tallies.joined
         self.left = self._tallies.left
@@ -68,22 +75,24 @@ class Metrics:
         self.tenant = self._tallies.tenant
         self._ledger = figures.ledger
         self._totals = figures.totals
-        self._read = (
+        self._read: tuple[Collector, ...] = (
             Gauges(router, self._tallies, figures),
             Replicas(router, clock, figures.engine_version),
             Sources(figures),
             Links(figures),
+            States(figures),
             Events(router, figures),
+            *([EppPool(aliases, router, self._tallies, figures)] if aliases else ()),
         )
         self._process = ProcessCollector(registry=None) if process else None
         self.registry = CollectorRegistry()
         for collector in (_Counted(self._of_tallies), *self._read, _Counted(self._of_groups)):
             self.registry.register(collector)
 
-    def _observe_both(self, record: RequestRecord) -> None:
+    def _observe_all(self, record: RequestRecord) -> None:
         self._tallies.observe(record)
-        if self._gen_ai is not None:
-            self._gen_ai.observe(record)
+        for tallies in self._others:
+            tallies.observe(record)
 
     def check(self) -> None:
         """Take what engines have counted themselves; to be called every second or so."""
@@ -154,7 +163,7 @@ class Metrics:
         ledger = self._ledger()
         if ledger is not None:
             self._tallies.take_over(ledger)
-        return [*self._tallies.all(), *(self._gen_ai.all() if self._gen_ai is not None else ())]
+        return [*self._tallies.all(), *[each for tallies in self._others for each in tallies.all()]]
 
     def _of_groups(self) -> list[Counter | Histogram]:
         ledger = self._ledger()

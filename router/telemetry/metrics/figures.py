@@ -30,6 +30,22 @@ class SharingFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class StateFigures:
+    """Figures of what is known from before, and left for after."""
+
+    blocks: Mapping[str, int]
+    """Blocks that were taken over, by who vouched for them: `estimate`, `events`."""
+    replicas: Mapping[str, int]
+    """Replicas by what became of what was known of them: `restored`, `refused`, `waiting`."""
+    files: Mapping[str, int]
+    """Writes of the file, by result: `ok`, `failed`."""
+    bytes: int
+    """Bytes of the file."""
+    age_s: float | None
+    """Seconds since the file was written; None before the first time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """Functions that are called once per scrape; one that is not given yields 0, or nothing."""
 
@@ -57,5 +73,7 @@ class Figures:
     """Connections to the admin listener: how many are open, and how many it closed, by reason."""
     sharing: Callable[[], SharingFigures | None] = lambda: None
     """The link to other routers; None where nothing is shared."""
+    state: Callable[[], StateFigures | None] = lambda: None
+    """What is known from before; None where nothing is kept."""
     totals: Totals = field(default_factory=Totals)
     """Totals of all processes."""

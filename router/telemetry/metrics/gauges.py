@@ -227,6 +227,29 @@ class Links(Collector):
         yield counters("sharing_failures", text, "kind", ((kind, failures.get(kind, 0)) for kind in FAILURE_KINDS))
 
 
+class States(Collector):
+    """Metrics of what is known from before."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield four gauges, which are there where state is kept, and a counter."""
+        found = self._figures.state()
+        blocks, replicas, files = (found.blocks, found.replicas, found.files) if found is not None else ({}, {}, {})
+        text = "Blocks that this router knew from before it started, by who vouches for them."
+        yield gauge("state_restored_blocks", text, ("source",), [((name,), float(blocks[name])) for name in blocks])
+        text = "Replicas by what became of what was known of them from before."
+        yield gauge("state_replicas", text, ("result",), [((name,), float(replicas[name])) for name in replicas])
+        text = "Writes of the file in which this router leaves what it knows, by result."
+        yield counters("state_writes", text, "result", ((name, files.get(name, 0)) for name in ("ok", "failed")))
+        there = found is not None and found.age_s is not None
+        text = "Size of that file."
+        yield gauge("state_bytes", text, (), [((), float(found.bytes))] if found is not None and there else [])
+        text = "Time since that file was written."
+        yield gauge("state_age_seconds", text, (), [((), found.age_s)] if found is not None and there else [])
+
+
 MESSAGE_KINDS = ("said", "heard", "bad", "ignored", "other_release")
 FAILURE_KINDS = ("unreachable", "timeout", "refused", "silent", "full", "read_only", "denied", "answer")
 

@@ -10,12 +10,14 @@ from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, TOOL_CALL
 from router.telemetry.metrics.families import OLD_NAMES_UNTIL
 from router.telemetry.series import Counter, Gauge, Histogram
 
-LABELS = ("route", "tenant", "tools", "step")
+LABELS = ("route", "tenant", "tools", "step", "agent")
 
 
 def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
     """All families of groups of requests; each is present even if there is no group."""
-    requests = Counter("group_requests", "Requests placed, by group: route, tenant, tools, agent step.", *LABELS)
+    requests = Counter(
+        "group_requests", "Requests placed, by group: route, tenant, tools, agent step, kind of agent.", *LABELS
+    )
     prompt = Counter(
         "group_prompt_tokens", "Prompt tokens by group: by the engine's count, else as predicted.", *LABELS
     )
@@ -30,7 +32,7 @@ def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
     )
     ttft = Histogram("group_ttft_seconds", "Time to first token, by group.", GROUP_TTFT_S, *LABELS)
     for label, group in groups.items():
-        labels = (label.route, label.tenant, "yes" if label.tools else "no", label.step)
+        labels = (label.route, label.tenant, "yes" if label.tools else "no", label.step, label.agent)
         for counter, at in ((requests, REQUESTS), (prompt, PROMPT), (hit, HIT), (calls, TOOL_CALLS)):
             counter.series[labels] = [group.sums[at]]
         median = group.prompt_tokens_p50

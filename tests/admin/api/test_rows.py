@@ -29,7 +29,8 @@ def problems(schema: str, value: Any) -> list[str]:
 
 def test_what_is_not_described_is_found() -> None:
     """An unknown field, one that is missing and a value of another type are each a problem."""
-    good = {"keys": 1, "bytes": 2, "bytes_max": 3, "replicas": {"http://a": {"blocks": 1, "blocks_max": 2}}}
+    held = {"http://a": {"blocks": 1, "blocks_max": 2}}
+    good = {"keys": 1, "bytes": 2, "bytes_max": 3, "replicas": held, "state": None}
     assert problems("Index", good) == []
     for bad in ({**good, "x": 1}, {**good, "keys": "1"}, {**good, "replicas": {"a": {"blocks": 1}}}, {"keys": 1}):
         assert len(problems("Index", bad)) >= 1, bad

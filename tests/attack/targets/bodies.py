@@ -11,6 +11,7 @@ from router.core.dialects import PATHS, BadBody, Dialect, tenancy, warming
 from router.core.dialects.forms import form_model
 from router.core.dialects.repairs import REPAIRS, Repairs
 from router.core.facts.requests import Ask
+from router.core.prompts.agents import ids_of
 from router.core.prompts.bodies import step_of
 from router.prewarm import prefixes
 from tests.attack.target import Target
@@ -43,6 +44,8 @@ def _edited(path: str, dialect: Dialect, data: bytes) -> None:
     ask = dialect.parse(path, data)
     dialect.template_input(path, data, ask.decoded)
     step_of(ask.metadata, "step")
+    ids = ids_of({}, ask.names)
+    assert ids is None or (ids.conversation and ids.session and ids.parent != ids.conversation)
     found = tenancy.named(data)
     assert all(isinstance(name, str) for name in tenancy.adapters(found))
     before = told(ask)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 
 from router.core.admission.rates import Quotas
+from router.core.facts.replicas import Load
+from router.core.kv_events.states import UnreadableState
+from router.core.sharing.restoring import sameness, take_models, take_over
 from router.sharing.addresses import BadAddress, parsed
 from router.sharing.frames import BadFrame, frame_of, head_of, packed
+from router.sharing.handing import opened
 from router.sharing.tenants import TenantsTogether
 from tests.attack.target import Target
+from tests.core.ready import router_of
+from tests.core.sharing.stated import parts_of
 
 
 class _Rates:
@@ -45,6 +51,33 @@ def sharing_urls(data: bytes) -> None:
         assert all(0 <= port < 1 << 16 for _, port in address.hosts)
 
 
+def state_pieces(data: bytes) -> None:
+    """All that another router knows, in a parcel: taken over within all limits, or refused."""
+    pieces = opened(data)
+    if pieces is None:
+        return
+    router = router_of(["http://a", "http://b"])
+    router.observe_load("http://a", Load(prompt_tokens_total=5.0, started_s=5.0))
+    with suppress(UnreadableState):
+        parts = parts_of(pieces)
+        for id_, part in parts.parts.items():
+            state, member = part.events(), router.member(id_)
+            if member is None:
+                continue
+            sameness(part.replica, member, 1.0)
+            if parts.models is not None:
+                take_models(router, parts.models)
+            for _ in take_over(router, member, part, 1.0, 100.0):
+                assert router.index.blocks(id_) <= router.index.capacity(id_)
+            if state is not None:
+                router.knowledge.begin(id_, state.stream.shape)
+                for page in state.pages:
+                    router.knowledge.take_in(id_, page)
+    for member in router.members:
+        assert member.prefill_model.ms(1_000, 0) >= 0
+    assert router.models.tokens("m").bytes_per_token > 0
+
+
 WORDS = (b"acme", b"\x01", b"\x96", b"\x97", b"\xcb\x7f\xf8\0\0\0\0\0\0", b"\xc0", b"\xc2", b"\xc3", b"\x95", b"\x93")
 URL_WORDS = (
     b"redis",
@@ -61,4 +94,10 @@ URL_WORDS = (
     b",",
 )
 
-TARGETS = (Target(sharing_messages, WORDS, steps=(60_000, 600)), Target(sharing_urls, URL_WORDS))
+STATE_WORDS = (b"origin", b"replica", b"stream", b"blocks", b"copies", b"touches", b"fits", b"homes", b"models", b"end")
+
+TARGETS = (
+    Target(sharing_messages, WORDS, steps=(60_000, 600)),
+    Target(sharing_urls, URL_WORDS),
+    Target(state_pieces, STATE_WORDS, steps=(60_000, 600), held_bytes=(4 << 20, 400)),
+)

@@ -85,7 +85,7 @@ def test_tokens_are_taken_on_arrival_and_corrected_at_the_end() -> None:
     fleet.admission.set_tenants({"t": Tenant()})
 
     def level() -> float:
-        return fleet.admission._quotas._bucket("t", True, 60.0, fleet.world.now_s).level
+        return fleet.admission.quotas._bucket("t", True, 60.0, fleet.world.now_s).level
 
     (first,) = fleet.ask("t")
     assert level() == 50

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.core.cache.recency import Recency
+from router.core.cache.recency import NEVER, Recency
 
 
 def order(recency: Recency) -> list[int]:
@@ -99,3 +99,27 @@ def test_a_depth_asked_for_is_of_its_moment() -> None:
         change(plain)
         assert recency.touch(asked, 9, 9.0) == plain.touch([1, 2, 3], 9, 9.0)
         assert order(recency) == order(plain)
+
+
+def test_what_is_over_is_told_apart() -> None:
+    """Released keys keep their place; they are told as never used again, leaf first as they are evicted, and any use of
+    them takes that back. Keys before the first are not released."""
+    recency = used([1, 2, 3, 4], [9])
+    assert recency.release(3, 4, 0.0) == 2
+    assert recency.oldest_few([], 9) == [(2, NEVER), (2, 0.0), (1, 1.0)]
+    assert recency.evict(1) == [4]
+    assert recency.oldest_few([], 9) == [(1, NEVER), (2, 0.0), (1, 1.0)]
+    recency.touch([1, 2, 3], 2, 2.0)
+    assert recency.oldest_few([], 9) == [(1, 1.0), (3, 2.0)]
+    assert recency.release(0, 9, 1.0) == 1, "a first key that is not held: all of it is over"
+    assert order(recency) == [9, 3, 2, 1]
+
+
+def test_only_the_last_use_is_released() -> None:
+    """Nothing is released that somebody used since, or goes on from, or that is not held; what another prompt takes
+    over of what was released is not released in its touch."""
+    recency = used([1, 2, 3], [1, 2, 3, 4])
+    assert recency.release(1, 3, 0.0) == recency.release(1, 3, 1.0) == recency.release(1, 7, 1.0) == 0
+    assert recency.release(1, 4, 1.0) == 4
+    recency.touch([1, 2, 8], 2, 2.0)
+    assert recency.oldest_few([], 9) == [(2, NEVER), (3, 2.0)]

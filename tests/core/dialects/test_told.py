@@ -33,9 +33,17 @@ def chunk(index: int, reason: str | None) -> bytes:
     [
         (CHAT, Told("m", "chatcmpl-7", ("stop", "length"))),
         (MESSAGE, Told("m", "chatcmpl-1", ("end_turn",))),
-        (RESPONSE, Told("m", "x", ("completed",))),
+        (RESPONSE, Told("m", "x", ("completed",), 0, 0)),
         ({**RESPONSE, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
-         Told("m", "x", ("max_output_tokens",))),
+         Told("m", "x", ("max_output_tokens",), 0, 0)),
+        ({**CHAT, "usage": {"completion_tokens_details": {"reasoning_tokens": 7}}},
+         Told("m", "chatcmpl-7", ("stop", "length"), 7)),
+        ({**CHAT, "usage": {"reasoning_tokens": 5, "prompt_tokens_details": {"cache_write_tokens": 9}}},
+         Told("m", "chatcmpl-7", ("stop", "length"), 5, 9)),
+        ({**MESSAGE, "usage": {"cache_creation_input_tokens": 64, "output_tokens_details": []}},
+         Told("m", "chatcmpl-1", ("end_turn",), None, 64)),
+        ({**CHAT, "usage": {"reasoning_tokens": -1, "cache_creation_input_tokens": "many"}},
+         Told("m", "chatcmpl-7", ("stop", "length"))),
         (GENERATED, Told("", "x", ("stop",))),
         ({"id": "embd-1", "model": "m", "data": []}, Told("m", "embd-1")),
         ({"id": 7, "model": ["m"], "choices": "none", "status": {}}, Told()),
@@ -60,7 +68,7 @@ def test_streams() -> None:
     messages = message_events()
     assert told_by_stream(messages[0], b"".join(messages[2:])) == Told("m", "chatcmpl-1", ("end_turn",))
     responses = response_events()
-    assert told_by_stream(responses[0], b"".join(responses[1:])) == Told("m", "x", ("completed",))
+    assert told_by_stream(responses[0], b"".join(responses[1:])) == Told("m", "x", ("completed",), 0, 0)
     generated = generate_events()
     assert told_by_stream(generated[0], b"".join(generated[1:])) == Told("", "x", ("stop",))
 

@@ -51,6 +51,7 @@ def test_a_vllm_page() -> None:
         cache_query_tokens_total=26_642,
         cache_hit_tokens_total=928,
         prefix_caching=True,
+        started_s=1795250687.284222,
     )
 
 
@@ -144,3 +145,16 @@ def test_one_rank_of_sglang() -> None:
     page = "".join(ranks) + 'sglang:max_total_num_tokens{dp_rank="1",model_name="tiny"} 900.0\n'
     assert parse_load(page, 1) == Load(running=1, waiting=4, kv_usage=0.25, kv_tokens_max=900, block_tokens=16)
     assert parse_load(page, 2) == Load(block_tokens=16)
+
+
+def test_an_engine_says_since_when_it_runs() -> None:
+    """Its counter's own time where there is one, the rank's; else that of the process; never nonsense."""
+    process = "process_start_time_seconds 1.7e+09\n"
+    assert parse_load(process).started_s == 1.7e9
+    assert parse_load(process + 'vllm:prompt_tokens_created{engine="0"} 1.8e9\n').started_s == 1.8e9
+    assert parse_load("process_start_time_seconds NaN\n").started_s is None
+    ranks = "".join(
+        f'vllm:num_requests_running{{engine="{n}"}} 1\nvllm:prompt_tokens_created{{engine="{n}"}} {1800000000 + n}\n'
+        for n in range(2)
+    )
+    assert parse_load(ranks, 1).started_s != parse_load(ranks, 0).started_s

@@ -210,3 +210,17 @@ def test_not_ready_by_discovery() -> None:
     assert all(used == (0, 0, 0.0) for used in world.in_use())
     world.router.replace([Replica("a", "1")])
     assert world.place(chat(LONG)).cached_tokens > 1_000
+
+
+def test_a_start_that_the_metrics_tell_is_another_cache() -> None:
+    """An engine that says that it began at another time has an empty cache, though its counters have passed ours; one
+    that says nothing of it, or the same, keeps it."""
+    world = World("a")
+    ask = chat(words(1, 2_000))
+    world.router.observe_load("a", Load(prompt_tokens_total=5.0, started_s=100.5))
+    world.serve(ask)
+    for same in (Load(prompt_tokens_total=9.0), Load(prompt_tokens_total=9.0, started_s=100.5)):
+        world.router.observe_load("a", same)
+        assert world.depth(ask, "a") > 10
+    world.router.observe_load("a", Load(prompt_tokens_total=10.0, started_s=200.5))
+    assert not world.depth(ask, "a")

@@ -126,3 +126,19 @@ def test_memory_is_bounded_and_odds_are_odds(steps: list[tuple[int, int, float]]
         odds = [chance(memory, edge_s, now_s) for edge_s in EDGES_S]
         assert all(0 <= chance <= 1 for chance in odds)
         assert odds == sorted(odds, reverse=True)
+
+
+def test_a_mark_that_is_withdrawn_says_nothing() -> None:
+    """Of a prompt that is known not to return neither a reuse nor an ending is counted, and no mark waits; what it
+    reused itself counts."""
+    memory, plain = ReuseMemory(100), ReuseMemory(100)
+    for each in (memory, plain):
+        each.observe([1, 2], 0.0)
+        each.observe([1, 2, 3], 8.0)
+    memory.observe([7, 8], 9.0)
+    memory.withdraw(8)
+    memory.withdraw(8)
+    assert memory.observe([1, 2, 3, 4], 10.0, final=True) == plain.observe([1, 2, 3, 4], 10.0) == 2.0
+    plain.withdraw(4)
+    assert len(memory) == len(plain) == 0
+    assert list(memory.odds(11.0)) == list(plain.odds(11.0))

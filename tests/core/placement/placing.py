@@ -47,7 +47,7 @@ class World:
         """Route one request now."""
         chain = chain_of(ask, model or "")
         key = ring_key(ask, chain, session, b"body")
-        known = {name: how.pop(name) for name in ("tokens", "body_tokens", "sighting") if name in how}
+        known = {name: how.pop(name) for name in ("tokens", "body_tokens", "sighting", "kin") if name in how}
         return self.router.route(Wanted(ask, model, chain, key, **known), self.now_s, **how)
 
     def first_token(self, lease: Lease, *, after_s: float = 0.0) -> None:

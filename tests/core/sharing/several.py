@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.core.facts.requests import Ask, Prompt
+from router.core.facts.requests import Ask, Kin, Prompt
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.placement.policies import POLICIES
@@ -69,14 +69,19 @@ class Several:
         now_s: float,
         group: int | None = None,
         tokens: TokenPrompt | None = None,
+        stream: bool = True,
+        shared_blocks: int = 0,
+        kin: Kin | None = None,
         **how: Any,
     ) -> Lease:
-        """Place a prompt that shares nothing, or as much as it can with those of its group."""
+        """Place a prompt that shares nothing, or as much as it can with those of its group, behind so many blocks that
+        all such prompts begin with."""
         self._group += group is None
         chosen = group if group is not None else 1_000 + self._group
-        chain = Chain(keys(chosen, prompt_tokens // TOKENS_A_BLOCK), 7, (chosen << 32) + prompt_tokens, (), chosen)
-        ask = Ask(MODEL, Prompt(text=b"", first_user_end=0, skipped_bytes=4 * prompt_tokens), stream=True)
-        return self._routers[name].route(Wanted(ask, MODEL, chain, f"{chosen}", tokens), now_s, **how)
+        blocks = [*keys(0, shared_blocks), *keys(chosen, prompt_tokens // TOKENS_A_BLOCK - shared_blocks)]
+        chain = Chain(blocks, 7, (chosen << 32) + prompt_tokens, (), chosen)
+        ask = Ask(MODEL, Prompt(text=b"", first_user_end=0, skipped_bytes=4 * prompt_tokens), stream=stream)
+        return self._routers[name].route(Wanted(ask, MODEL, chain, f"{chosen}", tokens, kin=kin), now_s, **how)
 
     def say(self, name: str, now_s: float) -> bytes:
         """What one of them says now."""

@@ -12,14 +12,21 @@ MS_PER_TOKEN = 0.5
 
 
 def _teach(
-    routers: Several, name: str, answers: int, *, ms_per_token: float = MS_PER_TOKEN, begin_s: float = 0.0
+    routers: Several,
+    name: str,
+    answers: int,
+    *,
+    ms_per_token: float = MS_PER_TOKEN,
+    begin_s: float = 0.0,
+    only: str | None = None,
+    tokens: int = 200,
 ) -> None:
     for n in range(answers):
         at_s = begin_s + 20.0 * n
-        lease = routers.place(name, prompt_tokens=4_096 + 128 * n, now_s=at_s)
+        lease = routers.place(name, prompt_tokens=4_096 + 128 * n, now_s=at_s, only=only)
         first_s = at_s + ms_per_token * lease.uncached_tokens / 1e3
         routers.router(name).first_token(lease, first_s)
-        usage = Usage(lease.prompt_tokens, 200, lease.cached_tokens)
+        usage = Usage(lease.prompt_tokens, tokens, lease.cached_tokens)
         routers.router(name).finish(lease, Outcome(Ending.OK, usage), first_s + 5.0)
 
 
@@ -57,13 +64,46 @@ def test_what_several_have_seen_is_fitted_together() -> None:
 
 
 def test_a_newcomer_is_told_at_once() -> None:
-    """What was learned is told every few seconds, and with the next message once somebody new is heard."""
+    """What was learned is told every second, and with the next message once somebody new is heard."""
     routers = Several("a", "b")
     _teach(routers, "a", 5)
-    told = [_has_models(routers.say("a", 500.0 + n)) for n in range(7)]
-    assert told == [True, False, False, False, False, True, False]
-    routers["a"].hear(routers.say("b", 506.5), 506.5)
-    assert _has_models(routers.say("a", 507.0))
+    told = [_has_models(routers.say("a", 500.0 + 0.3 * n)) for n in range(7)]
+    assert told == [True, False, False, False, True, False, False]
+    routers["a"].hear(routers.say("b", 501.9), 501.9)
+    assert _has_models(routers.say("a", 502.0))
+
+
+def test_how_long_answers_are_is_counted_together() -> None:
+    """All routers expect answers of the same length, which is that of all that any of them has seen; who is gone has
+    no say."""
+    routers = Several("a", "b")
+    for name, answers, tokens in (("a", 30, 100), ("b", 10, 500)):
+        _teach(routers, name, answers, tokens=tokens)
+    expected = [routers.member(name, routers.ids[0]).speeds.answer_tokens for name in ("a", "b")]
+    assert expected[0].mean < 200 < 400 < expected[1].mean
+    routers.tell_all(900.0)
+    assert expected[0].mean == pytest.approx(expected[1].mean, rel=0.01)
+    assert expected[0].mean == pytest.approx((30 * 100 + 10 * 500) / 40, rel=0.1)
+    routers["b"].tick(910.0)
+    assert expected[1].mean > 400
+
+
+def test_the_speed_of_a_replica_is_learned_together() -> None:
+    """What others have seen of one replica is in its model though nothing was observed here, and is out of it when
+    they are gone."""
+    routers = Several("a", "b", replicas=2)
+    for name in ("a", "b"):
+        _teach(routers, name, 5, only=routers.ids[0])
+    _teach(routers, "a", 20, ms_per_token=4 * MS_PER_TOKEN, begin_s=200.0, only=routers.ids[1])
+    slow = routers.member("b", routers.ids[1])
+    usual_ms = slow.prefill_model.ms(8_000, 0)
+    for n in range(3):
+        routers["b"].hear(routers.say("a", 700.0 + n), 700.0 + n)
+    routers["b"].tick(702.1)
+    assert slow.prefill_model.ms(8_000, 0) == pytest.approx(4 * usual_ms, rel=0.2)
+    assert routers.member("b", routers.ids[0]).prefill_model.ms(8_000, 0) < 2 * usual_ms
+    routers["b"].tick(710.0)
+    assert slow.prefill_model is slow.speeds.prefill.model
 
 
 def _has_models(message: bytes) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.facts.placements import Ending, Outcome
+from router.core.facts.requests import Kin
 from router.core.sharing.messages import VERSION, BadMessage, head, packed, unpacked
 from tests.core.sharing.several import Several
 
@@ -25,7 +26,7 @@ VALUES = st.recursive(
 def _message() -> bytes:
     routers = Several("a", "b")
     for group in range(3):
-        lease = routers.place("a", prompt_tokens=4_000, now_s=1.0, group=group)
+        lease = routers.place("a", prompt_tokens=4_000, now_s=1.0, group=group, kin=Kin(group + 1, 0, group == 1))
     routers.router("a").finish(lease, Outcome(Ending.FAILED), 1.1)
     return routers.say("a", 1.2)
 

@@ -1,4 +1,4 @@
-"""Routers and their channel against the plain truth: whatever was lost, repeated or late, the next message heals it."""
+"""Routers and their channel against the plain truth: whatever was lost, repeated or late, the next circle heals it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from tests.core.sharing.several import TOKENS_A_BLOCK, Several
 
 NAMES = ("a", "b", "c")
 LIMITS = SharingLimits(
-    keys_max=40, queue_keys_max=200, news_max=3, queue_news_max=6, leases_max=4, lease_keys_max=120, peers_max=2
+    keys_max=40,
+    row_keys=4,
+    placement_keys=4,
+    end_keys=4,
+    first_token_keys=2,
+    rows_max=2,
+    queue_keys_max=200,
+    queue_news_max=6,
+    leases_max=4,
+    lease_keys_max=120,
+    peers_max=2,
 )
 NAME = st.sampled_from(NAMES)
 ENDINGS = st.sampled_from([Ending.OK, Ending.FAILED, Ending.CLIENT_LEFT])
@@ -70,12 +80,14 @@ class Routers(RuleBasedStateMachine):
 
     @rule(name=NAME, others=st.sets(NAME))
     def tell(self, name: str, others: set[str]) -> None:
-        """It says what it has open: whoever hears it knows just that, whatever it heard and missed before."""
-        self.now_s += LIMITS.idle_s
-        message = self.routers.say(name, self.now_s)
-        self.channel.append(message)
-        for other in others:
-            self.routers[other].hear(message, self.now_s)
+        """It says what it has open, in the two messages that a circle takes: whoever hears them knows just that,
+        whatever it heard and missed before."""
+        for _ in range(2):
+            self.now_s += LIMITS.idle_s
+            message = self.routers.say(name, self.now_s)
+            self.channel.append(message)
+            for other in others:
+                self.routers[other].hear(message, self.now_s)
         for other in others - {name}:
             self._knows(other, name)
 

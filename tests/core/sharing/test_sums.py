@@ -95,3 +95,35 @@ def test_what_cannot_be_read_is_a_bad_message() -> None:
     routers["b"].hear(b"\xfe" + good[1:], 1.0)
     assert routers["b"].ignored["version"] == 1
     assert routers["b"].peers(1.0) == []
+
+
+def test_a_prompt_that_came_to_two_routers_at_once_is_one_prefill() -> None:
+    """Both sent it to the same replica before they heard of each other, and the engine computes it once: so do they,
+    and what they say waits there is that, and little more."""
+    routers = Several("a", "b", "c", replicas=1)
+    routers.tell_all(0.5)
+    leases = {name: routers.place(name, prompt_tokens=32_768, now_s=1.0, group=1) for name in ("a", "b")}
+    once_ms = leases["a"].prefill_ms
+    routers.tell_all(1.01)
+    routers.tell_all(1.1)
+    (id_,) = routers.ids
+    for name in ("a", "b", "c"):
+        assert routers.member(name, id_).wait_ms(1.1) == pytest.approx(once_ms - 100, abs=100)
+    assert sorted(lease.uncached_tokens > 1_000 for lease in leases.values()) == [False, True]
+    for name, lease in leases.items():
+        routers.router(name).first_token(lease, 1.0 + once_ms / 1e3)
+    routers.tell_all(5.0)
+    assert [routers.member(name, id_).wait_ms(5.0) for name in ("a", "b", "c")] == [0, 0, 0]
+
+
+def test_a_prompt_that_was_sent_behind_another_one_changes_nothing_of_that() -> None:
+    """Whoever knew that the beginning is under way counted the rest alone: the first one is computed for it too."""
+    routers = Several("a", "b", replicas=1)
+    routers.tell_all(0.5)
+    first = routers.place("a", prompt_tokens=32_768, now_s=1.0, group=1)
+    routers.tell_all(1.01)
+    second = routers.place("b", prompt_tokens=32_768, now_s=1.02, group=1)
+    told_ms = first.prefill_ms, second.prefill_ms
+    routers.tell_all(1.1)
+    assert (first.prefill_ms, second.prefill_ms) == told_ms
+    assert second.uncached_tokens < 1_000 < first.uncached_tokens

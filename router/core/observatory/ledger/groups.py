@@ -1,4 +1,5 @@
-"""Requests by route, tenant, whether they bring tools, and the step of an agent that they say they are.
+"""Requests by route, tenant, whether they bring tools, the step of an agent that they say they are, and the kind of
+agent by what its client says.
 
 Names of steps come from clients, so they are bounded, and so are groups: whatever comes too late is `other`.
 """
@@ -27,9 +28,10 @@ class Label(NamedTuple):
     tenant: str
     tools: bool
     step: str
+    agent: str = ""  # one of the few that the table of clients knows (core/prompts/agents.py)
 
 
-REST = Label(OTHER, OTHER, False, OTHER)
+REST = Label(OTHER, OTHER, False, OTHER, OTHER)
 
 
 class Group:
@@ -72,7 +74,7 @@ class Groups:
         self._steps: set[str] = {""}
         self.all: dict[Label, Group] = {}
 
-    def of(self, route: str, tenant: str, tools: bool, step: str) -> Group:
+    def of(self, route: str, tenant: str, tools: bool, step: str, agent: str = "") -> Group:
         """The group of such requests; the last group that there is room for takes all others."""
         if step not in self._steps:
             step = step[:STEP_CHARS_MAX]
@@ -80,7 +82,7 @@ class Groups:
                 self._steps.add(step)
             elif step not in self._steps:
                 step = OTHER
-        label = Label(route, self._tenant(tenant), tools, step)
+        label = Label(route, self._tenant(tenant), tools, step, agent)
         if label not in self.all and len(self.all) >= self._groups_max - 1:
             label = REST
         group = self.all.get(label)
@@ -107,6 +109,7 @@ def _row(label: Label, group: Group) -> dict[str, Any]:
         "tenant": label.tenant,
         "tools": label.tools,
         "step": label.step,
+        "agent": label.agent,
         "requests": round(sums[REQUESTS]),
         "prompt_tokens": round(sums[PROMPT]),
         "verified_tokens": round(sums[VERIFIED]),

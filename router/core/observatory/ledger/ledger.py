@@ -47,7 +47,7 @@ WINDOW_S = 3_600.0
 DIVERSITY_WINDOW_S = 300.0
 KINDS_MAX = 4_096  # kinds of requests whose groups are remembered
 
-Kind = tuple[str, str, bool, str]  # route, tenant, tools, step, as they came
+Kind = tuple[str, str, bool, str, str]  # route, tenant, tools, step, agent, as they came
 _DIVERGED, _EVICTED, _UNSUPPORTED = Miss.DIVERGED, Miss.EVICTED, Miss.UNSUPPORTED
 
 
@@ -120,7 +120,8 @@ class Ledger:
             self.settle(end_s)
         sighting, miss, usage = record.sighting, record.miss, record.usage
         tools = sighting is not None and sighting.tools
-        kind = (record.route, record.tenant, tools, sighting.step if sighting is not None else "")
+        step, agent = (sighting.step, sighting.agent) if sighting is not None else ("", "")
+        kind = (record.route, record.tenant, tools, step, agent)
         group = self._kinds.get(kind) or self._kind(kind)
         now = group.now
         now[REQUESTS] += 1

@@ -34,7 +34,9 @@ cheapest placement would make others repeat more than HELD_WORTH times the promp
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any other,
-while that replica is under the load bound; of several that hold as much, to the one that can begin first. Otherwise the
+while that replica is under the load bound; of several that hold as much, to the one where its client's words let it be
+expected (core/placement/conversations.py), or else to the one that can begin first. Of those that hold less than half,
+the expected one is taken if none holds more and it has room, of memory too. Otherwise the
 consistent-hash ring decides, with bounded load, where load is open leases and also what a replica holds: conversations
 will be back, so memory is future load. Several routers then agree without talking, a shared system prompt does not pull
 every newcomer to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of
@@ -121,8 +123,13 @@ class Warm:
             holders = [c for c in order if c.cached_tokens == longest_in_band >= c.uncached_tokens]
             at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
             if at_home:
-                return Choice(_soonest(at_home, prices).id, tied)
+                expected = [c for c in at_home if c.id == market.expected]
+                return Choice(_soonest(expected or at_home, prices).id, tied)
         footprint_bound = load_bound(market.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
+        kin = band.get(market.expected)
+        roomy = kin is not None and kin.footprint_blocks < footprint_bound and _has_room(kin, bound)
+        if kin is not None and roomy and kin.cached_tokens == longest_in_band:
+            return Choice(kin.id, tied)
         return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
 
     def _order(self, market: Market, some: dict[str, Candidate]) -> list[Candidate]:

@@ -1,0 +1,257 @@
+"""The demo's workloads through one router, and through several that share a store, or know nothing of each other.
+
+Each run has fresh replicas, fresh router processes, and a fresh store; clients give each request to the next router.
+Judged is the median of the runs of those that share, beside one router's: hit rate by the engines' own counters,
+ninetieth percentiles of first tokens and whole answers, output tokens a second. In one more run of each the store fails
+again and again: it is killed, frozen, emptied, and filled; no request may fail by that, and routers must be whole again
+within a second of its return.
+
+The engines' clock runs `--time-scale` times as fast as life, and the store's does not: 5 ms on the way to the store are
+25 ms of the engines' time at the scale that is the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+from rich.console import Console
+
+from loadtest.common import flags
+from loadtest.common.processes import ProcessError, engines, router
+from loadtest.common.report import Row, merged, progress_bar
+from loadtest.common.stores import RunningStore, store
+from loadtest.common.traces import shipped_trace
+from loadtest.replay.comparing import concluded, measured
+from loadtest.replay.demo import CALIBRATION, MODEL, REPLICAS, WORKLOADS, DemoWorkload
+from loadtest.replay.run import run_replay
+
+ONE, SHARING, FAILING, ALONE = "one", "sharing", "failing", "alone"
+WAYS = (ONE, SHARING, FAILING, ALONE)
+LOSS_MAX = 0.05  # share of one router's figure that several may do worse
+WHOLE_MAX_S = 1.0  # longest time from the store's return until all routers are whole
+DOWN_S = 1.5  # time for which the store fails; routers notice within a second
+BETWEEN_S = 2.0  # time between two failures
+LOOK_S = 0.02
+WHOLE_TIMEOUT_S = 30.0
+TIMEOUT_S = 10.0
+TIME_SCALE = 5.0
+REQUESTS = 150  # requests of a run; with more, all runs together would take hours
+RUNS_MAX = 25
+FAULTS = ("killed", "frozen", "emptied", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a run is sent to: URLs of routers, of their admin listeners, and of replicas; and what the routers share."""
+
+    urls: tuple[str, ...]
+    admin_urls: tuple[str, ...]
+    replicas: tuple[str, ...]
+    store: RunningStore | None
+
+
+@asynccontextmanager
+async def fleet(workload: DemoWorkload, way: str, count: int, folder: Path) -> AsyncIterator[Fleet]:
+    """Fresh replicas, and routers before them that hear each other if the way says so. Raises ProcessError."""
+    async with AsyncExitStack() as stack:
+        scale = workload.replay.time_scale
+        at = await stack.enter_async_context(engines(REPLICAS, MODEL, CALIBRATION, workload.kv_tokens, scale))
+        shared = await stack.enter_async_context(store(folder)) if way in (SHARING, FAILING) else None
+        routers = [
+            await stack.enter_async_context(router(at, policy="warm", settings=_settings(shared, number)))
+            for number in range(1 if way == ONE else count)
+        ]
+        urls, admin_urls = zip(*routers, strict=True)
+        found = Fleet(urls, admin_urls, tuple(at), shared)
+        if shared is not None:
+            await until_whole(found)
+        yield found
+
+
+def _settings(shared: RunningStore | None, number: int) -> tuple[str, ...]:
+    return () if shared is None else (f"shared.url={shared.url}", f"shared.router=router-{number}")
+
+
+async def until_whole(fleet: Fleet) -> None:
+    """Wait until each router hears all. Raises ProcessError after WHOLE_TIMEOUT_S."""
+    async with aiohttp.ClientSession() as session:
+
+        async def whole(url: str) -> bool:
+            with suppress(aiohttp.ClientError, KeyError, TypeError):
+                async with session.get(f"{url}/admin/replicas") as answer:
+                    said = (await answer.json())["sharing"]
+                    return bool(said["whole"]) and len(said["routers"]) + 1 == len(fleet.urls)
+            return False
+
+        deadline_s = time.monotonic() + WHOLE_TIMEOUT_S
+        while not all(await asyncio.gather(*map(whole, fleet.admin_urls))):
+            if time.monotonic() > deadline_s:
+                raise ProcessError("the routers do not hear each other")
+            await asyncio.sleep(LOOK_S)
+
+
+# The store fails
+
+
+async def failing(fleet: Fleet, shared: RunningStore, rows: list[Row], workload: str) -> None:
+    """Let the store fail in one way after the other, until cancelled; a row says how long routers took to be whole."""
+    number = 0
+    while True:
+        await asyncio.sleep(BETWEEN_S)
+        fault = FAULTS[number % len(FAULTS)]
+        number += 1
+        await _fail(shared, fault)
+        try:
+            await asyncio.sleep(DOWN_S)
+        finally:
+            await asyncio.shield(_mend(shared, fault))
+        back_s = time.monotonic()
+        await until_whole(fleet)
+        got = time.monotonic() - back_s
+        goal = f"whole again after the store was {fault}, s"
+        rows.append(Row(workload=workload, goal=goal, expected=WHOLE_MAX_S, got=got, ok=got <= WHOLE_MAX_S, timed=True))
+
+
+@asynccontextmanager
+async def meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Something that goes on until the block ends; where it fails, the block's end raises what it raised."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+    if not task.cancelled():
+        task.result()
+
+
+async def _fail(shared: RunningStore, fault: str) -> None:
+    if fault == "killed":
+        await shared.kill()
+    elif fault == "frozen":
+        shared.freeze()
+    elif fault == "emptied":
+        await shared.empty()
+    else:
+        await shared.fill(full=True)
+
+
+async def _mend(shared: RunningStore, fault: str) -> None:
+    if fault == "killed":
+        await shared.start()
+    elif fault == "frozen":
+        shared.thaw()
+    elif fault == "full":
+        await shared.fill(full=False)
+
+
+# Runs
+
+
+async def run_way(workload: DemoWorkload, way: str, count: int, console: Console) -> tuple[Row, list[Row]]:
+    """One workload in one way; the row, and what was seen of the store's failures. Raises ReplayError, ProcessError,
+    TraceError."""
+    trace, settings = shipped_trace(workload.trace), workload.replay
+    total = min(settings.requests_max, trace.request_count)
+    seen: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="warmroute-routers-") as folder:
+        async with fleet(workload, way, count, Path(folder)) as at:
+            with progress_bar(console, f"{settings.workload}, {way}", total) as progress:
+                asked = replace(settings, url=at.urls[0], more_urls=at.urls[1:], replicas=at.replicas, policy=way)
+                if way != FAILING or at.store is None:
+                    return await run_replay(trace, asked, progress), seen
+                async with meanwhile(failing(at, at.store, seen, settings.workload or "")):
+                    row = await run_replay(trace, asked, progress)
+    return row, seen
+
+
+FIGURES = (
+    ("token hit rate, at least so much of one router's", "token_hit_rate", False),
+    ("p90 TTFT, at most so much of one router's", "ttft_p90_s", True),
+    ("p90 of whole answers, likewise", "e2e_p90_s", True),
+    ("output tokens a second, at least so much", "output_tokens_per_s", False),
+)
+
+
+def goals(rows: Sequence[Row], slack: float = 0.0) -> list[Row]:
+    """What the medians of routers that share are beside one router's, as rows that are judged; and that none failed."""
+    by_name, found = {(row.workload, row.policy): row for row in rows}, list[Row]()
+    for workload in dict.fromkeys(row.workload for row in rows):
+        one, sharing = by_name[workload, ONE], by_name[workload, SHARING]
+        for goal, name, most in FIGURES:
+            before, after = getattr(one, name), getattr(sharing, name)
+            got = after / before if before and after is not None else None
+            expected = 1 + LOSS_MAX if most else 1 - LOSS_MAX
+            allowed = expected * (1 + slack) if most else expected / (1 + slack)
+            ok = got is not None and (got <= allowed if most else got >= allowed)
+            found.append(Row(workload=workload, goal=goal, expected=expected, got=got, ok=ok, timed=True))
+        lost = float((by_name[workload, FAILING].errors or 0) + (by_name[workload, FAILING].rejected or 0))
+        goal = "requests that failed while the store did"
+        found.append(Row(workload=workload, goal=goal, expected=0.0, got=lost, ok=not lost))
+    return found
+
+
+def slowest(rows: Sequence[Row]) -> list[Row]:
+    """Of the store's failures the slowest return of each kind."""
+    found: dict[tuple[str | None, str | None], Row] = {}
+    for row in rows:
+        key = row.workload, row.goal
+        if key not in found or (row.got or 0.0) > (found[key].got or 0.0):
+            found[key] = row
+    return list(found.values())
+
+
+# The command
+
+
+async def _routers(options: argparse.Namespace, command: str) -> int:
+    console, errors = Console(), Console(stderr=True)
+    scale = {"requests_max": options.requests, "time_scale": options.time_scale}
+    workloads = [workload.replayed(**scale) for workload in WORKLOADS[:2]]
+    errors.print("\n".join(workload.describe() for workload in workloads), highlight=False, soft_wrap=True)
+    rows, seen = list[Row](), list[Row]()
+    for workload in workloads:
+        runs: dict[str, list[Row]] = {way: [] for way in WAYS}
+        for turn in range(options.runs):
+            for way in WAYS if turn % 2 == 0 else reversed(WAYS):
+                row, faults = await run_way(workload.replayed(seed=1 + turn), way, options.routers, errors)
+                runs[way].append(row)
+                seen += faults
+        medians = ("token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p90_s", "output_tokens_per_s")
+        rows += [merged(found, medians, ("errors", "rejected")) for found in runs.values()]
+    judged = [*goals(rows, options.slack), *slowest(seen)]
+    return concluded(console, rows, judged, options, command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 1 when a request failed, with --check also when a goal was missed; 2 when nothing could be
+    measured."""
+    arguments = list(sys.argv[2:] if argv is None else argv)
+    options = _parser().parse_args(arguments)
+    return measured("routers", _routers(options, " ".join(["routers", *arguments])))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest routers",
+        description="The demo's workloads through one router, and through several with a store and without.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--routers", type=flags.whole(2, 16), default=4, help="how many there are")
+    parser.add_argument("--runs", type=flags.whole(1, RUNS_MAX), default=3, help="of each workload and way")
+    parser.add_argument("--requests", type=int, metavar="N", default=REQUESTS, help="of each run")
+    scale_help = "how much faster than life the engines are; the store is not"
+    parser.add_argument("--time-scale", type=float, metavar="X", default=TIME_SCALE, help=scale_help)
+    parser.add_argument("--slack", type=float, default=0.0, help="share of a figure that a busy machine may take more")
+    parser.add_argument("--check", action="store_true", help="fail where a goal is missed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    return parser

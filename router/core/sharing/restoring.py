@@ -1,0 +1,195 @@
+"""What another process knew, taken over a step at a time, and only where the engine is still the same.
+
+An engine that began anew has nothing of what it held, and looks like the one before it. So a replica's part counts only
+where something says that the engine is the same, and nothing says that it is not:
+
+    instance    discovery names the engine itself (in Kubernetes the pod, and how often its container has begun)
+    start       the engine's metrics say since when it counts, or since when its process runs
+    events      a replay from the last batch that was applied begins with that very batch (engines/kv_events)
+    counters    it had counted more prompt tokens than any engine could have since: another one cannot be that far
+
+Where nothing of this is known, nothing is taken. Blocks by the engine's own word are the event stream's to prove, and
+are credited by nobody before. All that is taken over is older than anything that was learned here, and never replaces
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from router.core.fleet.member import Member
+from router.core.kv_events.states import BlockPage, CopyPage, EngineState, StreamState, UnreadableState, unpacked
+from router.core.learned.answers import PastAnswer
+from router.core.learned.prefill import PRIOR_WEIGHT
+from router.core.learned.steps import PRIOR_WEIGHT as STEP_PRIOR_WEIGHT
+from router.core.placement.router import Router
+from router.core.sharing.messages import BadMessage
+from router.core.sharing.models import adopt_models, checked
+from router.core.sharing.state import (
+    REPLICAS_MAX,
+    VERSION,
+    StateEnd,
+    StateFits,
+    StateHomes,
+    StateModels,
+    StateOrigin,
+    StatePiece,
+    StateReplica,
+    StateTouches,
+)
+
+STEP_KEYS = 512  # keys that are taken in without a break
+STEP_HOMES = 512  # answers likewise
+PROMPT_TOKENS_PER_S_MAX = 1e6  # prompt tokens that no engine counts in a second, cached ones included
+
+
+@dataclass(slots=True)
+class StatePart:
+    """What was known of one replica."""
+
+    replica: StateReplica
+    stream: StreamState | None = None
+    pages: list[BlockPage | CopyPage] = field(default_factory=list)
+    touches: list[StateTouches] = field(default_factory=list)
+    fits: StateFits | None = None
+    homes: list[tuple[int, int, int]] = field(default_factory=list)  # (key, prompt tokens, completion tokens)
+
+    def events(self) -> EngineState | None:
+        """What the replica's events had said; it is not kept here any longer."""
+        stream, pages, self.stream, self.pages = self.stream, self.pages, None, []
+        return EngineState(stream, pages) if stream is not None else None
+
+
+class StateParts:
+    """Pieces, as they come, put where they belong."""
+
+    def __init__(self) -> None:
+        self.origin: StateOrigin | None = None
+        self.parts: dict[str, StatePart] = {}
+        self.models: StateModels | None = None
+        self.whole = False  # the last piece was there
+        self._order: list[StatePart] = []
+        self._pieces = 0
+
+    def take(self, piece: StatePiece) -> None:
+        """The next piece. Raises UnreadableState."""
+        if self.whole:
+            raise UnreadableState("more pieces than it has")
+        if isinstance(piece, StateOrigin):
+            if self._pieces or piece.version != VERSION:
+                raise UnreadableState(f"of version {piece.version}, not {VERSION}")
+            _check([piece.at_s])
+            self.origin = piece
+        elif self.origin is None:
+            raise UnreadableState("it does not begin with its origin")
+        elif isinstance(piece, StateEnd):
+            if piece.pieces != self._pieces:
+                raise UnreadableState(f"{self._pieces} pieces of {piece.pieces}")
+            self.whole = True
+        elif isinstance(piece, StateReplica):
+            if len(self._order) >= REPLICAS_MAX or piece.id in self.parts:
+                raise UnreadableState("replicas that are too many, or there twice")
+            part = self.parts[piece.id] = StatePart(piece)
+            self._order.append(part)
+        elif isinstance(piece, StateHomes):
+            self._take_homes(piece)
+        elif isinstance(piece, StateModels):
+            self.models = piece
+        elif not self._order:
+            raise UnreadableState("a part of no replica")
+        else:
+            _take_part(self._order[-1], piece)
+        self._pieces += 1
+
+    def _take_homes(self, homes: StateHomes) -> None:
+        rows = zip(unpacked(homes.end_keys), homes.replicas, homes.prompt_tokens, homes.completion_tokens, strict=False)
+        for key, place, prompt_tokens, completion_tokens in rows:
+            if place >= len(self._order):
+                raise UnreadableState("an answer of no replica")
+            self._order[place].homes.append((key, prompt_tokens, completion_tokens))
+
+
+def _take_part(part: StatePart, piece: StreamState | BlockPage | CopyPage | StateTouches | StateFits) -> None:
+    if isinstance(piece, StreamState):
+        part.stream = piece
+    elif isinstance(piece, StateTouches):
+        if sum(piece.lengths) * 8 != len(piece.keys) or len(piece.lengths) != len(piece.idle_s):
+            raise UnreadableState("uses that are not as long as they say")
+        _check(piece.idle_s)
+        part.touches.append(piece)
+    elif isinstance(piece, StateFits):
+        part.fits = piece
+    else:
+        part.pages.append(piece)
+
+
+def sameness(replica: StateReplica, member: Member, age_s: float) -> tuple[bool | None, str]:
+    """(whether the engine is the same as `age_s` seconds ago, None where nothing says so; why)."""
+    then, now, load = replica.instance, member.replica.instance, member.load
+    began_s, begins_s = replica.started_s, load.started_s
+    counted, counts = replica.prompt_tokens, load.prompt_tokens_total
+    named = bool(then and now)
+    if named and then != now:
+        return False, "another engine is there"
+    timed = began_s is not None and begins_s is not None and began_s == begins_s
+    if began_s is not None and begins_s is not None and not timed:
+        return False, "the engine was started again"
+    if counted is not None and counts is not None:
+        if counts < counted:
+            return False, "the engine's counters went back"
+        timed = timed or counted >= PROMPT_TOKENS_PER_S_MAX * age_s
+    return (True, "") if named or timed else (None, "nothing says whether the engine is still the same")
+
+
+def take_over(router: Router, member: Member, part: StatePart, idle_s: float, now_s: float) -> Iterator[int]:
+    """Take a replica's part over, which was told `idle_s` seconds ago; its engine is known to be the same. Yields, a
+    step at a time, how many blocks are new by our own estimate. Ends early where the cache begins anew meanwhile.
+    Raises UnreadableState."""
+    life, fits = member.life, part.fits
+    if fits is not None:
+        prefill, steps, speeds = fits.prefill, fits.steps, member.speeds
+        _check([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
+        member.fit.adopt(prefill.xx, prefill.xy, prefill.observations, speeds.prefill.model, PRIOR_WEIGHT, now_s)
+        member.steps.adopt(steps.xx, steps.xy, steps.observations, speeds.steps.model, STEP_PRIOR_WEIGHT, now_s)
+    for touches in part.touches:
+        for keys, ago_s in _few(touches):
+            if router.member(member.id) is not member or member.life != life:
+                return
+            yield router.index.restore(member.id, keys, now_s - idle_s - ago_s)
+    for start in range(0, len(part.homes), STEP_HOMES):
+        if router.member(member.id) is not member or member.life != life:
+            return
+        for key, prompt_tokens, completion_tokens in part.homes[start : start + STEP_HOMES]:
+            router.answers.restore(key, PastAnswer(member.id, prompt_tokens, completion_tokens, life))
+        yield 0
+
+
+def take_models(router: Router, told: StateModels) -> None:
+    """Begin with what was learned of kinds of replicas, and of models' tokens, where nothing was learned here. Raises
+    UnreadableState."""
+    try:
+        if told.models is not None:
+            adopt_models(router, told.models)
+    except BadMessage as error:
+        raise UnreadableState(str(error)) from error
+    for name, counts in told.tokens:
+        _check(counts)
+        router.models.tokens(name).adopt(counts)
+
+
+def _few(touches: StateTouches) -> Iterator[tuple[list[int], float]]:
+    """(keys, seconds since they were used), few at a time, what was used last first. Of a long prompt the beginning
+    comes first, which is evicted last."""
+    keys, start = unpacked(touches.keys), 0
+    for length, ago_s in zip(touches.lengths, touches.idle_s, strict=True):
+        for begin in range(start, start + length, STEP_KEYS):
+            yield keys[begin : min(begin + STEP_KEYS, start + length)], ago_s
+        start += length
+
+
+def _check(numbers: list[float]) -> None:
+    try:
+        checked(numbers)
+    except BadMessage as error:
+        raise UnreadableState(str(error)) from error

@@ -1,0 +1,91 @@
+"""The file in which a router leaves what it knows: pieces, each with its length and a checksum.
+
+It is written beside its name and then renamed, so whoever reads it finds an old one or a new one, whole. Whatever else
+is found there is UnreadableState: a file that was cut off, damaged, made by another program or by another release.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from xxhash import xxh3_64_intdigest
+
+from router.core.kv_events.states import UnreadableState
+from router.core.sharing.state import PIECE_BYTES_MAX
+
+MAGIC = b"warmroute state 1\n"
+NAME = MAGIC[:16]  # the same in all releases
+MODE = 0o600
+_WRITING = threading.Lock()  # a write that nobody waits for any more may still be going on
+_HEAD = struct.Struct("!IQ")  # length of a piece, its xxh3-64
+
+
+def written(path: Path, pieces: Sequence[bytes]) -> int:
+    """Put the pieces there, in place of what was there. Returns the file's bytes. Raises OSError, and leaves what was
+    there."""
+    with _WRITING:
+        return _written(path, path.with_name(f"{path.name}.new"), pieces)
+
+
+def _written(path: Path, temporary: Path, pieces: Sequence[bytes]) -> int:
+    temporary.unlink(missing_ok=True)  # a process may have ended in the middle of it
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(MAGIC)
+            for piece in pieces:
+                file.write(_HEAD.pack(len(piece), xxh3_64_intdigest(piece)))
+                file.write(piece)
+            size = file.tell()
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):  # some file systems cannot, and the file is there all the same
+        _sync(path.parent)
+    return size
+
+
+def pieces_of(path: Path, bytes_max: int) -> list[bytes]:
+    """The pieces that are there. Raises FileNotFoundError, other OSErrors, and UnreadableState."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # nobody may write into a pipe of that name
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise UnreadableState("it is no file")
+        if about.st_size > bytes_max:
+            raise UnreadableState(f"{about.st_size} bytes are more than {bytes_max} (state.bytes_max)")
+        begin = file.read(len(MAGIC))
+        if begin != MAGIC:
+            raise UnreadableState("of another release" if begin[: len(NAME)] == NAME else "no state of a router")
+        pieces = list[bytes]()
+        while head := file.read(_HEAD.size):
+            if len(head) < _HEAD.size:
+                raise UnreadableState("it was cut off")
+            length, digest = _HEAD.unpack(head)
+            if length > PIECE_BYTES_MAX:
+                raise UnreadableState(f"a piece of {length} bytes")
+            piece = file.read(length)
+            if len(piece) < length:
+                raise UnreadableState("it was cut off")
+            if xxh3_64_intdigest(piece) != digest:
+                raise UnreadableState("it is damaged")
+            pieces.append(piece)
+        return pieces
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

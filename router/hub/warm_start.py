@@ -1,0 +1,335 @@
+"""A router that starts with what was known before: from its own file, or from a sibling.
+
+What was read is taken over replica by replica, as each is probed and proves to be the engine that it was
+(core/sharing/restoring.py), in the background and a little at a time; `holding` says whether `/readyz` had better wait
+for it. Whatever is wrong with what was read costs one line in the log, and the router starts cold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from router.core.kv_events.states import UnreadableState
+from router.core.kv_events.stream import RESTARTED
+from router.core.placement.router import Router
+from router.core.sharing.restoring import StatePart, StateParts, sameness, take_models, take_over
+from router.core.sharing.state import StateModels, decoded
+from router.engines.kv_events.handover import ANOTHER, Handover
+from router.engines.kv_events.subscriber import Subscriber
+from router.hub import knowing
+from router.hub.state_file import pieces_of, written
+from router.loop import LongWork
+from router.settings.schema import StateSettings
+from router.telemetry.metrics.figures import StateFigures
+
+log = logging.getLogger(__name__)
+
+EVENTS_S = 1.0  # longest wait for a stream's word where something else says that the engine is the same
+LOOK_S = 0.02  # interval of the looks for replicas that may be taken over
+WANT_S = 30.0  # time after the start in which siblings are asked
+WAIT_S = 60.0  # replicas that have not come, or proved to be the same, by then are given up
+CLOSE_S = 5.0  # longest time for the file at an orderly end
+REASONS_MAX = 8  # reasons in a line of the log
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A replica's part that is not taken over yet."""
+
+    part: StatePart
+    at_s: float  # time at which it was told, by the wall clock
+
+
+class WarmStart:
+    """What one hub knows from before, and leaves for after. `await load()` before replicas are looked for, then
+    `watch()`, and `await save()` at the end."""
+
+    def __init__(
+        self,
+        router: Router,
+        settings: StateSettings,
+        *,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`name` tells people whose file it is."""
+        self._router, self._settings, self._name, self._clock, self._wall = router, settings, name, clock, wall
+        self.events: Subscriber | None = None  # set once there is one
+        self.handover = Handover(router.knowledge, self._told)
+        self._waiting: dict[str, _Waiting] = {}
+        self._asked: dict[str, None] = {}  # replicas whose streams are to prove what another process knew
+        self._proved: set[str] = set()  # replicas whose streams have
+        self._disproved: dict[str, str] = {}  # replicas whose streams are of another engine: how that is known
+        self._models: list[StateModels] = []
+        self._outcomes: dict[str, dict[str, Any]] = {}  # fate of each replica's part, for people
+        self._began_s = clock()
+        self._taken_s = float("-inf")  # time at which what waits came
+        self._handed = False  # a sibling has handed over what it knows
+        self._expected = False  # more may come before this router had better serve
+        self._said = True  # whether what was taken over has its line in the log
+        self._restored: Counter[str] = Counter(estimate=0, events=0)  # blocks
+        self._files: Counter[str] = Counter(ok=0, failed=0)
+        self._bytes, self._failing = 0, ""
+        self._at_s: float | None = None  # time at which it was written last, by the wall clock
+        self.source = ""  # file or router whose state was taken
+        self.why = ""  # why nothing came from the file
+        self.longest_s = 0.0  # longest work without a break, so far
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Read the file, if there is one."""
+        path, began_s = self._settings.file, self._clock()
+        self._began_s = began_s
+        if not path:
+            return
+        try:
+            pieces = await asyncio.to_thread(pieces_of, Path(path), self._settings.bytes_max)
+            parts = await self.parsed(pieces)
+            self.take(parts, path)
+        except FileNotFoundError:
+            self.why = "there is none yet"
+        except (OSError, UnreadableState) as error:
+            self.why = str(error)
+            fields = {"file": path, "why": self.why, "next": "nothing: the router starts cold, and writes another"}
+            log.warning("the state of before is not taken", extra={"event": "state_ignored", "fields": fields})
+
+    async def parsed(self, pieces: Iterable[bytes]) -> StateParts:
+        """The parts of a state, whole and young enough. Raises UnreadableState."""
+        parts, pace = StateParts(), LongWork()
+        for piece in pieces:
+            parts.take(decoded(piece))
+            await pace.step()
+        if not parts.whole or parts.origin is None:
+            raise UnreadableState("its end is missing")
+        age_s = self._wall() - parts.origin.at_s
+        if age_s > self._settings.age_max_s:
+            most_s = self._settings.age_max_s
+            raise UnreadableState(f"{age_s:.0f} s old, more than {most_s:.0f} s (state.age_max_s)")
+        return parts
+
+    def take(self, parts: StateParts, source: str) -> None:
+        """Take these parts over as their replicas are seen. Later parts replace those that still wait."""
+        origin = parts.origin
+        if origin is None:
+            return
+        self.source, self._said = source, False
+        self._taken_s = self._clock()
+        if parts.models is not None:
+            self._models = [parts.models]
+        for id_, part in parts.parts.items():
+            events = part.events()
+            if events is not None and self.events is not None:
+                self._asked[id_] = None
+                self.events.offer(id_, events)
+            self._proved.discard(id_)
+            self._disproved.pop(id_, None)
+            self._waiting[id_] = _Waiting(part, origin.at_s)
+
+    # -- taking over -------------------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> bool:
+        """Whether a router that has just started had better not serve yet."""
+        if self._clock() - self._began_s >= self._settings.ready_within_s:
+            return False
+        there = self._router.member
+        return self._expected or any(there(id_) is not None for waits in (self._waiting, self._asked) for id_ in waits)
+
+    # -- between routers (router/sharing/sides.py, StateSide) --------------------------------------------------------
+
+    @property
+    def wants(self) -> bool:
+        """Whether this router has just started, and no sibling has handed over what it knows."""
+        return not self._handed and self._clock() - self._began_s < WANT_S
+
+    def expect(self, *, more: bool) -> None:
+        """Whether a sibling's word is still to come."""
+        self._expected = more
+
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        """All that this router knows."""
+        return self._pieces(LongWork())
+
+    async def handed(self, pieces: list[bytes], router: str) -> bool:
+        """Take what another router has handed over; returns whether it can be read."""
+        try:
+            parts = await self.parsed(pieces)
+        except UnreadableState as error:
+            fields = {"router": router, "why": str(error), "next": "nothing: another one is asked, if there is one"}
+            log.warning("what a router handed over is not taken", extra={"event": "state_ignored", "fields": fields})
+            return False
+        self._handed = True
+        self.take(parts, router)
+        return True
+
+    async def watch(self) -> None:
+        """Take over what may be, until cancelled; and write the file every so often."""
+        write_s = self._clock() + self._settings.every_s
+        while True:
+            await asyncio.sleep(LOOK_S if self._waiting or self._asked or not self._said else 4 * LOOK_S)
+            if self._waiting or self._asked:
+                await self._look()
+            elif not self._said:
+                self._say()
+            if self._settings.file and self._clock() >= write_s:
+                await self.save()
+                write_s = self._clock() + self._settings.every_s
+
+    async def _look(self) -> None:
+        """Look at each replica that waits."""
+        waited_s = self._clock() - self._taken_s
+        if waited_s >= WAIT_S:
+            self._give_up()
+            return
+        for id_, waiting in list(self._waiting.items()):
+            member = self._router.member(id_)
+            if member is None or not member.health.fit or self._waiting.get(id_) is not waiting:
+                continue
+            since_s = max(0.0, self._wall() - waiting.at_s)
+            same, why = sameness(waiting.part.replica, member, since_s)
+            if id_ in self._disproved:
+                same, why = False, self._disproved[id_]
+            elif same is None and id_ in self._proved:
+                same = True
+            if id_ in self._asked and (same is None or (same and waited_s < EVENTS_S)):
+                continue
+            del self._waiting[id_]
+            if same:
+                await self._take_over(id_, waiting.part, since_s)
+            else:
+                self._refused(id_, why)
+
+    async def _take_over(self, id_: str, part: StatePart, since_s: float) -> None:
+        member, pace, blocks = self._router.member(id_), LongWork(), 0
+        if member is None:
+            return
+        try:
+            for models in self._models:
+                take_models(self._router, models)
+            for new in take_over(self._router, member, part, since_s, self._clock()):
+                blocks += new
+                await pace.step()
+        except UnreadableState as error:
+            self._refused(id_, str(error))
+        self.longest_s = max(self.longest_s, pace.longest_s)
+        self._restored["estimate"] += blocks
+        self._outcome(id_)["estimate_blocks"] += blocks
+
+    def _told(self, id_: str, blocks: int, why: str) -> None:
+        """What became of the blocks that events had told another process of."""
+        self._asked.pop(id_, None)
+        outcome = self._outcome(id_)
+        if blocks:
+            self._restored["events"] += blocks
+            self._proved.add(id_)
+            outcome["events_blocks"] = blocks
+        else:
+            outcome["events_why"] = why
+        if why.startswith((RESTARTED, ANOTHER)):
+            self._disproved[id_] = why
+
+    def _refused(self, id_: str, why: str) -> None:
+        self._outcome(id_)["why"] = why
+        if id_ in self._asked and self.events is not None and self.events.withdraw(id_):
+            del self._asked[id_]
+
+    def _outcome(self, id_: str) -> dict[str, Any]:
+        return self._outcomes.setdefault(id_, {"estimate_blocks": 0, "events_blocks": 0, "why": "", "events_why": ""})
+
+    def _give_up(self) -> None:
+        for id_ in self._waiting:
+            self._refused(id_, "it was not seen" if self._router.member(id_) is None else "nothing proved it the same")
+        for id_ in list(self._asked):
+            if self.events is not None:
+                self.events.withdraw(id_)
+            self._told(id_, 0, "its stream has not proved it")
+        self._waiting.clear()
+
+    def _say(self) -> None:
+        """One line of what was taken over."""
+        self._said, self._models = True, []
+        self._proved.clear()
+        self._disproved.clear()
+        reasons = Counter(each["why"] or each["events_why"] for each in self._outcomes.values())
+        reasons.pop("", None)
+        fields = {
+            "source": self.source,
+            "replicas": self._counts()["restored"],
+            "estimate_blocks": self._restored["estimate"],
+            "events_blocks": self._restored["events"],
+            "refused": dict(reasons.most_common(REASONS_MAX)),
+            "seconds": round(self._clock() - self._began_s, 3),
+        }
+        log.info("the state of before is taken over", extra={"event": "state_restored", "fields": fields})
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    async def save(self) -> None:
+        """Write the file, if one is set. A failure is said once, and the file that was there stays."""
+        if not self._settings.file:
+            return
+        pace = LongWork()
+        try:
+            pieces = [piece async for piece in self._pieces(pace)]
+            self._bytes = await asyncio.to_thread(written, Path(self._settings.file), pieces)
+        except OSError as error:
+            self._files["failed"] += 1
+            if not self._failing:
+                fields = {
+                    "file": self._settings.file,
+                    "why": str(error),
+                    "next": "see that there is room, and the right",
+                }
+                log.warning("the state is not written", extra={"event": "state_not_written", "fields": fields})
+            self._failing = str(error)
+        else:
+            self._files["ok"] += 1
+            self._failing, self._at_s = "", self._wall()
+        self.longest_s = max(self.longest_s, pace.longest_s)
+
+    def _pieces(self, pace: LongWork) -> AsyncGenerator[bytes, None]:
+        most, clock, wall = self._settings.bytes_max, self._clock, self._wall
+        return knowing.pieces(self._router, self.events, self._name, bytes_max=most, clock=clock, wall=wall, pace=pace)
+
+    async def close(self) -> None:
+        """Write the file a last time, within CLOSE_S."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.save()
+
+    # -- what is said of it ------------------------------------------------------------------------------------------
+
+    def _counts(self) -> dict[str, int]:
+        restored = sum(bool(each["estimate_blocks"] or each["events_blocks"]) for each in self._outcomes.values())
+        waiting = len(self._waiting.keys() | self._asked.keys())
+        return {"restored": restored, "refused": len(self._outcomes) - restored, "waiting": waiting}
+
+    def status(self) -> dict[str, Any]:
+        """What `/admin/state` says of it."""
+        age_s = None if self._at_s is None else round(self._wall() - self._at_s, 3)
+        return {
+            "file": self._settings.file,
+            "source": self.source,
+            "why": self.why,
+            "failing": self._failing,
+            "written_age_s": age_s,
+            "bytes": self._bytes,
+            "holding": self.holding,
+            "replicas": self._counts(),
+            "restored": [{"replica": id_, **each} for id_, each in sorted(self._outcomes.items())],
+        }
+
+    def figures(self) -> StateFigures:
+        """What metrics say of it."""
+        age_s = None if self._at_s is None else self._wall() - self._at_s
+        return StateFigures(self._restored, self._counts(), self._files, self._bytes, age_s)

@@ -1,0 +1,182 @@
+"""What one router knows, handed over to another that has just started, through the store and in the background.
+
+The one that starts asks whoever has run longest, in the messages that it says anyhow, and tells there how much it has
+taken. The other one puts what it knows into the store, a parcel at a time, each for a short while, and never more of
+them than WINDOW ahead; taking a parcel removes it. So the store holds a few megabytes for some seconds, whoever dies in
+the middle. Where nothing comes another router is asked, and then the router starts cold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+
+import msgspec
+
+from router.sharing.frames import Frame
+from router.sharing.hearing import HeardRouters
+from router.sharing.session import REFUSALS, Session, StoreFailed
+from router.sharing.sides import StateSide
+
+log = logging.getLogger(__name__)
+
+PARCEL_BYTES = 256 << 10  # about the size of a parcel
+PARCEL_BYTES_MAX = 4 << 20
+BYTES_MAX = 1 << 30  # bytes that are taken of one router
+WINDOW = 32  # parcels that wait in the store: 8 MB
+KEPT_S = 20.0  # longest time that one waits there
+LOOK_S = 0.01  # between two looks for the next one
+FIRST_S = 4.0  # longest wait for the first one, or the next one; then another router is asked
+LISTEN_S = 0.4  # time after which all routers were heard that there are
+ASKERS_MAX = 64  # routers that may ask at once
+ASKED_MAX = 3  # routers that are asked, one after another
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[bytes]).decode
+
+
+class Handing:
+    """Both sides of a handover, for one router. `give` and `ask` run in each session, and never return."""
+
+    def __init__(
+        self,
+        side: StateSide,
+        peers: HeardRouters,
+        *,
+        name: str,
+        origin: int,
+        whole: Callable[[], bool],
+        wake: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`whole` says whether others are heard, and `wake` has the next message said soon."""
+        self._side, self._peers, self._name, self._origin = side, peers, name, origin
+        self._whole, self._wake, self._clock = whole, wake, clock
+        self.asks: tuple[str, int] | None = None  # router that is asked, and parcels taken of it so far
+        self._askers: dict[int, int] = {}  # routers that ask this one -> parcels that they have taken
+        self._served: set[int] = set()  # askers that were handed everything, and still ask
+        self._asked = asyncio.Event()
+
+    def heard(self, origin: int, frame: Frame) -> None:
+        """Another router has said this."""
+        if frame.asks is not None and frame.asks[0] == self._name:
+            if origin in self._askers or len(self._askers) < ASKERS_MAX:
+                self._askers[origin] = frame.asks[1]
+            if origin not in self._served:
+                self._asked.set()
+        else:
+            self._askers.pop(origin, None)
+            self._served.discard(origin)
+
+    # -- giving ------------------------------------------------------------------------------------------------------
+
+    async def give(self, session: Session) -> None:
+        """Hand over what this router knows to whoever asks, one after another. Raises StoreFailed."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            for origin in self._askers.keys() - self._served:
+                try:
+                    await self._give(session, origin)
+                except StoreFailed as failed:
+                    if failed.kind not in REFUSALS:
+                        raise
+                    about = {"event": "state_not_handed", "fields": {"why": failed.text}}
+                    log.info("the store does not take what this router knows", extra=about)
+                self._served.add(origin)
+
+    async def _give(self, session: Session, to: int) -> None:
+        number = 0
+        async with aclosing(self._side.pieces()) as pieces, aclosing(_parcels(pieces)) as parcels:
+            async for parcel in parcels:
+                waited_s = self._clock()
+                while self._ahead(to, number) and self._clock() - waited_s <= FIRST_S:  # noqa: ASYNC110 - as below
+                    await asyncio.sleep(LOOK_S)
+                if to not in self._askers or self._ahead(to, number):
+                    return  # the asker has what it wants, is gone, or takes nothing
+                await session.put(_key(to, self._origin, number), parcel, KEPT_S)
+                number += 1
+
+    def _ahead(self, to: int, number: int) -> bool:
+        """Whether as many parcels wait in the store as may."""
+        return number - self._askers.get(to, number) >= WINDOW
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def ask(self, session: Session) -> None:
+        """Ask others for what they know, where this router has just started. Raises StoreFailed."""
+        try:
+            if self._side.wants:
+                await self._ask(session)
+        except StoreFailed as failed:
+            if failed.kind not in REFUSALS:
+                raise
+        finally:
+            self.asks = None
+        self._side.expect(more=False)
+        await asyncio.Event().wait()  # a session ends with the first of its works
+
+    async def _ask(self, session: Session) -> None:
+        while not self._whole():  # noqa: ASYNC110 - a look every so often; the session ends where that never comes
+            await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(LISTEN_S)
+        tried = set[int]()
+        while len(tried) < ASKED_MAX and (found := self._peers.longest(tried)) is not None:
+            origin, name = found
+            tried.add(origin)
+            pieces = await self._pieces_of(session, origin, name)
+            if pieces is not None and await self._side.handed(pieces, name):
+                return
+
+    async def _pieces_of(self, session: Session, origin: int, name: str) -> list[bytes] | None:
+        """What one router hands over; None where it does not come whole."""
+        pieces, number, size, since_s = list[bytes](), 0, 0, self._clock()
+        self.asks = (name, 0)
+        self._wake()
+        while size <= BYTES_MAX:
+            parcel = await session.take(_key(self._origin, origin, number))
+            if parcel is None:
+                if self._clock() - since_s > FIRST_S or not self._peers.hears(origin):
+                    return None
+                await asyncio.sleep(LOOK_S)
+                continue
+            some = opened(parcel)
+            if some is None:
+                return None
+            if not some:
+                return pieces
+            pieces += some
+            number, size, since_s = number + 1, size + len(parcel), self._clock()
+            self.asks = (name, number)
+            if not number % (WINDOW // 4):
+                self._wake()
+        return None
+
+
+def _key(to: int, origin: int, number: int) -> str:
+    return f"state:{to:x}:{origin:x}:{number}"
+
+
+def opened(parcel: bytes) -> list[bytes] | None:
+    """The pieces in a parcel, none in the last one; None where nobody of us has made it."""
+    if len(parcel) > PARCEL_BYTES_MAX:
+        return None
+    try:
+        return _decode(parcel)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+async def _parcels(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    some, size = list[bytes](), 0
+    async for piece in pieces:
+        some.append(piece)
+        size += len(piece)
+        if size >= PARCEL_BYTES:
+            yield _encode(some)
+            some, size = [], 0
+    if some:
+        yield _encode(some)
+    yield _encode([])

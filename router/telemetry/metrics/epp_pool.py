@@ -1,0 +1,112 @@
+"""The pool of replicas as endpoint pickers show it: levels that are read when a scrape asks (telemetry/epp.py)."""
+
+from __future__ import annotations
+
+from collections import Counter as Count
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router.core.fleet.member import Member
+from router.core.placement.router import Router
+from router.telemetry.epp import EPP, MODEL, OLD, POOL
+from router.telemetry.metrics.figures import Figures
+from router.telemetry.tallies import Tallies
+
+OF_POOL = ("name",)
+Values = Iterable[tuple[tuple[str, ...], float]]
+
+
+class Level(NamedTuple):
+    """A gauge under the picker's name; `old` is what `inference` stands before, "" where it had no name."""
+
+    name: str
+    old: str
+    text: str
+    labels: tuple[str, ...] = OF_POOL
+    old_labels: tuple[str, ...] = ()  # labels under the old name; () for the same
+
+
+RUNNING = Level("request_running", "objective_running_requests", "Requests placed and not ended.", MODEL)
+QUEUED = Level(
+    "flow_control_queue_size", "extension_flow_control_queue_size", "Requests in the router's queue.",
+    ("priority", "inference_pool", *MODEL),
+)  # fmt: skip
+READY = Level("ready_endpoints", "pool_ready_pods", "Replicas that may be sent requests.")
+EACH = Level(
+    "per_endpoint_queue_size", "pool_per_pod_queue_size", "Requests waiting at a replica, by the engine's count.",
+    ("name", "model_server_endpoint"), ("name", "model_server_pod"),
+)  # fmt: skip
+MEANS = (
+    Level("average_kv_cache_utilization", "pool_average_kv_cache_utilization", "Mean KV pool in use, 0 to 1."),
+    Level("average_queue_size", "pool_average_queue_size", "Mean of requests waiting at a replica."),
+    Level("average_running_requests", "pool_average_running_requests", "Mean of requests running at a replica."),
+)
+DEVIATIONS = (
+    Level("std_dev_kv_cache_utilization", "", "Standard deviation of KV pools in use, 0 to 1."),
+    Level("std_dev_queue_size", "", "Standard deviation of requests waiting at a replica."),
+    Level("std_dev_running_requests", "", "Standard deviation of requests running at a replica."),
+)
+LEVELS = (RUNNING, QUEUED, READY, *MEANS, *DEVIATIONS, EACH)
+"""Families that are read, in the order of the page but for the last ones."""
+
+
+class EppPool(Collector):
+    """Levels of the pool under the names that are asked for."""
+
+    def __init__(self, aliases: Collection[str], router: Router, tallies: Tallies, figures: Figures) -> None:
+        self._aliases, self._router, self._tallies, self._figures = aliases, router, tallies, figures
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield a gauge for each level under each name."""
+        yield from self._shown(RUNNING, self._running())
+        yield from self._shown(QUEUED, self._queued())
+        ready = [member for member in self._router.members if member.ready]
+        yield from self._shown(READY, [((POOL,), float(len(ready)))])
+        for mean, deviation, values in zip(MEANS, DEVIATIONS, _loads(ready), strict=True):
+            if values:
+                yield from self._shown(mean, [((POOL,), fmean(values))])
+                yield from self._shown(deviation, [((POOL,), stdev(values) if len(values) > 1 else 0.0)])
+        known = [(m, m.load.waiting) for m in self._router.members if m.load.waiting is not None]
+        yield from self._shown(EACH, [((POOL, m.replica.pod or m.id), float(waiting)) for m, waiting in known])
+
+    def _running(self) -> Values:
+        counts = Count[str]()
+        for member in self._router.members:
+            counts.update([self._tallies.label(lease.model) for lease in member.leases.values() if lease.model])
+        return [((model, model), float(count)) for model, count in sorted(counts.items())]
+
+    def _queued(self) -> Values:
+        counts = Count[tuple[str, str]]()
+        for (priority, model), requests in self._figures.waiting().items():
+            counts[priority.name.lower(), self._tallies.label(model) if model else ""] += requests
+        return [((priority, POOL, model, model), float(n)) for (priority, model), n in sorted(counts.items())]
+
+    def _shown(self, level: Level, values: Values) -> Iterator[Metric]:
+        text, values = f"With metrics.aliases: {level.text[0].lower()}{level.text[1:]}", list(values)
+        if EPP in self._aliases:
+            yield _family(f"{EPP}_{level.name}", text, level.labels, values)
+        if OLD in self._aliases and level.old:
+            yield _family(f"{OLD}_{level.old}", text, level.old_labels or level.labels, values)
+
+
+def _family(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for of, value in values:
+        family.add_metric(of, value)
+    return family
+
+
+def _loads(members: Iterable[Member]) -> tuple[list[float], list[float], list[float]]:
+    """What engines said of their KV pools, their queues and what runs there; a replica that has not said is left
+    out."""
+    usage, waiting, running = list[float](), list[float](), list[float]()
+    for member in members:
+        load = member.load
+        for known, values in ((load.kv_usage, usage), (load.waiting, waiting), (load.running, running)):
+            if known is not None:
+                values.append(float(known))
+    return usage, waiting, running

@@ -1,0 +1,112 @@
+"""The file in which a router leaves what it knows (router/hub/state_file.py)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.kv_events.states import UnreadableState
+from router.hub.state_file import MAGIC, pieces_of, written
+
+PIECES = [b"one", b"", b"x" * 70_000]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the file is."""
+    return tmp_path / "state"
+
+
+def test_what_was_written_is_read(path: Path) -> None:
+    """The same pieces, in a file that nobody else can read, with nothing left beside it."""
+    size = written(path, [b"older"])
+    size = written(path, PIECES)
+    assert pieces_of(path, size) == PIECES
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in path.parent.iterdir()] == ["state"]
+
+
+def test_a_process_that_died_while_it_wrote_leaves_the_old_one(path: Path) -> None:
+    """A half-written file is never in its place, and is in nobody's way."""
+    written(path, PIECES)
+    path.with_name("state.new").write_bytes(MAGIC + b"half")
+    assert pieces_of(path, 1 << 20) == PIECES
+    written(path, [b"next"])
+    assert pieces_of(path, 1 << 20) == [b"next"]
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file may become longer than 20,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_leaves_the_old_one(path: Path) -> None:
+    """OSError, and what was there is there still, without half a file beside it."""
+    written(path, [b"older"])
+    with pytest.raises(OSError, match="too large"):
+        written(path, PIECES)
+    assert pieces_of(path, 1 << 20) == [b"older"]
+    assert [each.name for each in path.parent.iterdir()] == ["state"]
+
+
+def cut(data: bytes) -> bytes:
+    """All but the last byte."""
+    return data[:-1]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "why"),
+    [
+        (cut, "cut off"),
+        (lambda data: data[: len(MAGIC) + 5], "cut off"),
+        (lambda data: data[:-1] + b"?", "damaged"),
+        (lambda _: b"", "no state of a router"),
+        (lambda _: b"\x7fELF" + bytes(100), "no state of a router"),
+        (lambda data: MAGIC.replace(b"1", b"2") + data[len(MAGIC) :], "of another release"),
+        (lambda data: data[: len(MAGIC)] + b"\xff" * 12, "a piece of 4294967295 bytes"),
+        (lambda data: data + bytes(200_000), "more than 100000"),
+    ],
+)
+def test_what_is_not_whole_is_not_read(path: Path, damaged: Callable[[bytes], bytes], why: str) -> None:
+    """Cut off, damaged, foreign, of another release, too large: each says which."""
+    written(path, PIECES)
+    path.write_bytes(damaged(path.read_bytes()))
+    with pytest.raises(UnreadableState, match=why):
+        pieces_of(path, 100_000)
+
+
+def test_what_is_no_file_is_not_read(path: Path) -> None:
+    """A pipe would be waited for; a folder is an error of the system's."""
+    os.mkfifo(path)
+    with pytest.raises(UnreadableState, match="no file"):
+        pieces_of(path, 100_000)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        pieces_of(path, 100_000)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.data())
+def test_no_change_of_a_byte_is_missed(
+    tmp_path_factory: pytest.TempPathFactory, some: list[bytes], data: st.DataObject
+) -> None:
+    """Whatever byte is another one, the pieces are not taken."""
+    path = tmp_path_factory.mktemp("state") / "state"
+    written(path, some)
+    whole = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(whole))
+    with pytest.raises(UnreadableState):
+        pieces_of(path, 1 << 20)
