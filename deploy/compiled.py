@@ -51,7 +51,9 @@ ROOMS = {
     "edge": "attempts proxy relay retry_budget routes",
     "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
-    "reading": "answering body callers charge kinship observer paths placing question reader turns used",
+    "reading": (
+        "answering body callers charge continuing forwarding kinship observer paths placing question reader turns used"
+    ),
     "hub": "admitter local_placer owners",
     "telemetry": "epp gen_ai logs record series tallies",
 }

@@ -43,8 +43,9 @@ from router.reading.answering import (
     request_id,
     route_of,
 )
+from router.reading.forwarding import FINAL_RECEIPT
 from router.reading.question import Question
-from router.reading.reader import FINAL_RECEIPT, Reader
+from router.reading.reader import Reader
 from router.reading.used import believed, tokens_in, tokens_of
 from router.settings.keys import ANYBODY, Caller
 from router.telemetry.record import RequestRecord

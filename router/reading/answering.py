@@ -100,6 +100,8 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
     if receipt.ttft_ms and record.stream:
         told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
         told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
+    if record.not_continued:
+        told += f"x-warmroute-not-continued: {record.not_continued}\r\n"
     return (
         f"x-warmroute-request-id: {record.id}\r\n"
         f"x-warmroute-replica: {receipt.replica}\r\n"

@@ -111,7 +111,7 @@ class Desk:
     def _show(self, *, admin_token: str, api_key: str) -> None:
         """Ask for this token before metrics are shown, and show replicas this key, from now on."""
         self.callers.admin_token = admin_token
-        self.reader.credentials(passed_on=self.keys is None, api_key=api_key)
+        self.reader.forwarding.credentials(passed_on=self.keys is None, api_key=api_key)
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
         """Prefixes that conversations of our clients share, new or changed since the last call."""

@@ -31,13 +31,14 @@ from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import Chain, chain_of, ring_key
 from router.core.prompts.bodies import step_of
 from router.core.prompts.identity import FEWER_TOOLS
-from router.http.request import HOP_HEADERS, Refusal, Request
+from router.http.request import Refusal, Request
 from router.placer import Placer
 from router.reading import answering
 from router.reading.answering import HISTORY_CHANGED, none_ready
 from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.reading.charge import charge
-from router.reading.continuing import CONTINUE, Planned, planned, wished
+from router.reading.continuing import Planned, planned, wished
+from router.reading.forwarding import Forwarding
 from router.reading.kinship import Kinship
 from router.reading.observer import Observer
 from router.reading.question import STORED, Question
@@ -52,11 +53,6 @@ BYTES_PER_TOKEN = 4  # assumed of a body whose prompt is unknown
 # Bounds of memory for each of the two threads that read bodies: beginnings of bodies; tools and what they became.
 SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
 
-CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
-TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
-FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
-
-_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, CONTINUE}
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 
@@ -114,6 +110,7 @@ class Reader:
         self._observer = observer
         self._secret = secret.encode()
         self._kinship = Kinship(self._secret)
+        self.forwarding = Forwarding()
         self._parse_thread = ThreadPoolExecutor(1, "parse")
         self.turns = ReadingTurns(clock=time.monotonic)
         sizes = (SEEN_BYTES_MAX, SEEN_BYTES_MAX + messages_bytes_max)
@@ -121,19 +118,13 @@ class Reader:
         self._aside_lock = Lock()
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
-        self.credentials(passed_on=True, api_key="")
 
     def configure(self, rules: ReadingRules) -> None:
         """Use these rules for the requests that follow."""
         self._rules = rules
-        self._repairs_wanted, self._step_header = in_order(rules.repairs), rules.step_header.lower().encode()
+        self._repairs_wanted = in_order(rules.repairs)
+        self.forwarding.step_header = rules.step_header.lower().encode()
         self.turns.bytes_max, self.turns.wait_s = rules.reading_bytes_max, rules.reading_wait_s
-
-    def credentials(self, *, passed_on: bool, api_key: str) -> None:
-        """Pass clients' own credentials on to replicas, or do not. An `api_key` is sent in place of a client's."""
-        kept = _NOT_SENT_ON | {self._step_header}
-        self._not_sent_on = kept if passed_on and not api_key else kept | CREDENTIALS
-        self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
 
     def close(self) -> None:
         """Stop the thread."""
@@ -314,7 +305,7 @@ class Reader:
 
     def _step(self, request: Request, ask: Ask) -> str:
         """The step of an agent that the request says to be; "" where it says none."""
-        said = request.fields.get(self._step_header)
+        said = request.fields.get(self.forwarding.step_header)
         step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._rules.step_field)
         return step if step and _STEP.fullmatch(step) else ""
 
@@ -339,7 +330,7 @@ class Reader:
         strip_usage = asks and self._asks_usage(wanted.model, metered=metered)
         return Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
-            self._forward_lines(request, request_id),
+            self.forwarding.lines(request, request_id),
             dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
             dialect or spoken_on(request.path),
             wanted,
@@ -357,17 +348,6 @@ class Reader:
             return asks
         kinds = self._placer.engines(model) if model is not None else ()
         return bool(kinds) and TELL_USAGE.issuperset(kinds)
-
-    def _forward_lines(self, request: Request, request_id: str) -> list[bytes]:
-        """Header lines for the engine: the client's, without those that are for us or for this connection alone."""
-        not_sent_on = self._not_sent_on
-        if b"connection" in request.fields:  # the header's value names more headers that are for this connection alone
-            named = request.fields[b"connection"].split(b",")
-            not_sent_on = not_sent_on.union([token.strip().lower() for token in named])
-        lines = [b"%b: %b\r\n" % (name, value) for low, name, value in request.lines if low not in not_sent_on]
-        lines += self._own_lines
-        lines.append(f"X-Request-Id: {request_id}\r\n".encode())
-        return lines
 
 
 def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller, hint: str | None) -> Wanted:
