@@ -106,6 +106,10 @@ RECEIPTS: dict[str, Part] = {
     },
     "x-warmroute-miss": {"description": "Other prompt tokens by reason: `new=210,evicted=512`.", "schema": text()},
     "x-warmroute-waited-ms": {"description": "Milliseconds in the router's queue.", "schema": whole()},
+    "x-warmroute-not-continued": {
+        "description": "Why its stream would not go on on another replica, where that is wanted.",
+        "schema": text(),
+    },
     "x-warmroute-warning": {
         "description": "Where a conversation's history has changed (`append_only: warn`).",
         "schema": text(),

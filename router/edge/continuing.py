@@ -55,6 +55,7 @@ from router.reading.placing import UNSENT_MAX, placed
 from router.reading.question import Question
 from router.telemetry.record import RequestRecord
 
+AGAIN_S = 0.25  # before a stream that was broken on purpose is offered to other replicas again
 EVENT_BYTES_MAX = PROMPT_BYTES_MAX + (1 << 20)  # the first event has the ids of the prompt
 
 
@@ -185,6 +186,10 @@ class Continuations:
             carrying.answer.fail(HandedOver("its replica is about to leave"))
         return len(moved)
 
+    def carries(self, replica: str) -> bool:
+        """Whether a stream that may be continued is open at a replica."""
+        return any(each.answer.replica == replica for each in self._open)
+
     async def _go_on(
         self, call: Call, carrying: Carrying, broke: BrokeMidway, record: RequestRecord, *, again: bool
     ) -> bool:
@@ -215,7 +220,7 @@ class Continuations:
             call.question.trace.failed(cause, 0, self._clock())
         self._placer.finish(call.lease, LEFT if planned else Outcome(Ending.FAILED), self._clock())
         self._upstream.done(call.answer)
-        found = await self._in_time(call.question, replica, carrying.carried.next_path, body)
+        found = await self._in_time(call.question, replica, carrying.carried.next_path, body, planned=planned)
         if isinstance(found, str):
             record.not_continued = found
             return False
@@ -231,12 +236,22 @@ class Continuations:
         return True
 
     async def _in_time(
-        self, question: Question, replica: str, path: str, body: bytes
+        self, question: Question, replica: str, path: str, body: bytes, *, planned: bool
     ) -> tuple[Placed, EngineAnswer] | str:
-        """An answer that goes on, and its lease; or why there is none."""
+        """An answer that goes on, and its lease; or why there is none. A stream that was broken on purpose waits for a
+        replica that takes it, and may be tried again as any request."""
+        failed = False
         try:
             async with asyncio.timeout(self.silence_s_max):
-                return await self._elsewhere(question, replica, path, body)
+                while True:
+                    found = await self._elsewhere(question, replica, path, body)
+                    if not planned or not isinstance(found, str):
+                        return found
+                    if found == "failed":
+                        if failed or not self._budget.withdraw(self._clock()):
+                            return found
+                        failed = True
+                    await asyncio.sleep(AGAIN_S)
         except TimeoutError:
             return "late"
 
@@ -261,7 +276,7 @@ class Continuations:
             if not isinstance(answer, ConnectFailed | Stale | EngineShed):
                 return "failed"  # some GPU time may be spent
             tried |= {lease.replica}
-        return "failed"
+        return "replica"
 
     async def _called(self, question: Question, lease: Placed, path: str, body: bytes) -> EngineAnswer | Failure:
         """A stream that has begun well; a failure is returned."""

@@ -35,6 +35,8 @@ from router.tokens.encoder import Prompts
 
 log = logging.getLogger(__name__)
 
+HAND_OVER_AGAIN_S = 1.0  # between two looks for streams of a replica that leaves which can be handed on by now
+
 
 class Edge:
     """`async with Edge(settings, placer) as edge`; leaving it drains."""
@@ -136,19 +138,26 @@ class Edge:
         soon handed on."""
         self.upstream.forget(replica)
         if replica not in self._leaving:
-            later = asyncio.get_running_loop().call_later
-            self._leaving[replica] = later(self._settings.upstream.hand_over_s, self._hand_over, replica)
+            upstream, loop = self._settings.upstream, asyncio.get_running_loop()
+            begun_s = loop.time() + upstream.hand_over_s + upstream.first_byte_timeout_s
+            self._leaving[replica] = loop.call_later(upstream.hand_over_s, self._hand_over, replica, begun_s)
 
     def ready(self, replica: str) -> None:
         """The replica is back, and keeps its streams."""
         if (timer := self._leaving.pop(replica, None)) is not None:
             timer.cancel()
 
-    def _hand_over(self, replica: str) -> None:
-        del self._leaving[replica]
+    def _hand_over(self, replica: str, begun_s: float) -> None:
+        """Hand its streams on: now, and again while there may be others. By `begun_s` all that were placed there have
+        begun."""
+        loop = asyncio.get_running_loop()
         if streams := self._continuations.hand_over(replica):
             fields = {"replica": replica, "streams": streams}
             log.info("streams handed over", extra={"event": "streams_handed_over", "fields": fields})
+        if loop.time() < begun_s or self._continuations.carries(replica):
+            self._leaving[replica] = loop.call_later(HAND_OVER_AGAIN_S, self._hand_over, replica, begun_s)
+        else:
+            del self._leaving[replica]
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
         """Prefixes that conversations of our clients share, new or changed since the last call."""
