@@ -56,6 +56,7 @@ from router.reading.question import Question
 from router.telemetry.record import RequestRecord
 
 AGAIN_S = 0.25  # before a stream that was broken on purpose is offered to other replicas again
+DIFFERS = "what was said was not said again"
 EVENT_BYTES_MAX = PROMPT_BYTES_MAX + (1 << 20)  # the first event has the ids of the prompt
 
 
@@ -112,7 +113,7 @@ class Carrying:
         if rest and (sse.payload(rest) == b"[DONE]" or sse.begins_well(rest + b"\n\n")):
             self._pass([rest + b"\n\n"])
         if self.differs:
-            raise Diverged("what was said was not said again")
+            raise Diverged(DIFFERS)
         if (self.resumed or self.carried).broken:
             raise Unfinished("the engine said that it failed, or ended the stream early")
         self._relay.end()
@@ -197,7 +198,7 @@ class Continuations:
         cause, replica = broke.kind, call.lease.replica
         if isinstance(broke, Diverged):
             self._placer.finish(call.lease, LEFT, self._clock())  # nobody's fault
-            record.not_continued = "differs"
+            record.continued, record.not_continued = ("", "", ""), "differs"
             return False
         try:
             body = carrying.carried.next_body()
@@ -305,6 +306,6 @@ async def _heard(carrying: Carrying) -> BrokeMidway | None:
     try:
         await carrying.answer.relay(carrying)
         carrying.end()
-    except BrokeMidway as error:
-        return error
+    except BrokeMidway as error:  # of an answer that is failed within its head nobody is told why
+        return Diverged(DIFFERS) if carrying.differs else error
     return None

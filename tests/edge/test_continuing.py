@@ -20,7 +20,7 @@ from tests.support.fakes import FakeEngine, Reply, idle, running, status
 from tests.support.speaking import Speaking, chunks_of, said_in, whole
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-KILLS = int(os.environ.get("WARMROUTE_KILLS", "2"))  # 200 for the full size, of each fault and API
+KILLS = int(os.environ.get("WARMROUTE_KILLS", "2"))  # 50 for a thousand random kills
 EXACT = {"x-warmroute-continue": "exact"}
 USAGE = {"stream_options": {"include_usage": True}}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -127,6 +127,10 @@ async def test_random_kills(client: ClientSession) -> None:
                 assert said_in(chunks_of(got)) == said_in(whole(path, body))
         differs = await metric(app, 'warmroute_refused_continuations_total{reason="differs"}')
         assert differs == honest < 5 * KILLS
+        continued = await metric(app, 'warmroute_continued_streams_total{cause="broke_midway",how="exact"}')
+        assert 0 < continued <= 20 * KILLS - honest  # of others all was said
+        assert await metric(app, 'warmroute_continued_streams_total{cause="broke_midway",how="approximate"}') == 0
+        assert await metric(app, 'warmroute_refused_continuations_total{reason="again"}') == 0
 
 
 async def test_tools(client: ClientSession) -> None:

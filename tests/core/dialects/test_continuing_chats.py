@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from router.core.dialects.continuing import (
     APPROXIMATE,
@@ -21,11 +23,15 @@ from tests.core.dialects.continued import CHAT, TOOLS, body_of, planned, streame
 from tests.support.speaking import chunks_of, said_in, whole
 
 
-def chatted(body: dict[str, Any], after: int, mode: str) -> tuple[list[dict[str, Any]], bool]:
+def chatted(
+    body: dict[str, Any], after: int, mode: str, *, together_max: int = 1, seed: int = 0
+) -> tuple[list[dict[str, Any]], bool]:
     """The chunks of a chat with tools that is killed behind so many events, and continued; and whether only
     approximately. Raises StreamDiffers."""
     carried = carried_of(planned(CHAT, body, mode), lambda: json.dumps(body).encode())
-    got = b"".join([carried.take(event) for event in streamed(CHAT, body)[:after]])
+    got = b"".join(
+        [carried.take(event) for event in streamed(CHAT, body, together_max=together_max, seed=seed)[:after]]
+    )
     try:
         following = json.loads(carried.next_body())
     except SaidToEnd as said:
@@ -34,10 +40,36 @@ def chatted(body: dict[str, Any], after: int, mode: str) -> tuple[list[dict[str,
     assert following["tools"] == TOOLS
     assert "prompt" not in following
     resumed = resumed_of(carried)
-    for event in streamed(CHAT, following):
+    for event in streamed(CHAT, following, together_max=together_max, seed=seed + 1):
         got += resumed.take(event)
     assert not resumed.broken
     return chunks_of(got), carried.approximate
+
+
+@settings(max_examples=100)
+@given(
+    text=st.text(max_size=8),
+    stop=st.sampled_from([[], ["STOP"], [" cat sat", "s"], ["🙂"]]),
+    tokens_max=st.integers(1, 60),
+    together_max=st.integers(1, 4),
+    seed=st.integers(0, 1 << 20),
+    data=st.data(),
+)
+def test_exact_or_refused(
+    text: str, stop: list[str], tokens_max: int, together_max: int, seed: int, data: st.DataObject
+) -> None:
+    """Killed behind any event, a chat with tools is the unbroken one, its limits kept, or found out; also where events
+    have several tokens and text is held back."""
+    body = body_of(CHAT, messages=[{"role": "user", "content": text}], tools=TOOLS, stop=stop, max_tokens=tokens_max)
+    body |= {"min_tokens": data.draw(st.integers(0, tokens_max)), "stream_options": {"include_usage": True}}
+    count = len(streamed(CHAT, body, together_max=together_max, seed=seed))
+    after = data.draw(st.integers(1, count))
+    try:
+        got, approximate = chatted(body, after, EXACT, together_max=together_max, seed=seed)
+    except (StreamDiffers, NotContinued):
+        return
+    assert not approximate
+    assert said_in(got) == said_in(whole(CHAT, body))
 
 
 def test_chats_with_tools() -> None:

@@ -63,23 +63,22 @@ class CarriedChat(CarriedStream):
         return "spent" if most is not None and most <= self._said() else ""
 
     def _said(self) -> int:
-        """Tokens that count as said: without ids one for each piece of text."""
-        return self._points[0][0] if self._ids and self._points else len(self._text)
+        """Tokens that count as said, from which the limits of the next request are reckoned: those of the text, as far
+        as that is known. Without ids one for each piece of text."""
+        if not self._ids or not self._points:
+            return len(self._text)
+        return len(self._ids) if self._behind else self._points[0][0]
 
     def _request(self) -> bytes:
         self.said_tokens = self._said()
         return self.plan.next_chat(self._body(), "".join(self._text), self.said_tokens)
 
     def meets(self, prompt: list[int]) -> bool:
-        """Whether a prompt of these ids is the first prompt with what was said, and its text all that was said."""
-        expected = [*_decode_ids(self._prompt or b"[]"), *self._ids]
-        said = len(prompt) - self.prompt_tokens
-        if said < 0 or prompt != expected[: len(prompt)]:
-            return False
-        if said == len(self._ids) or (said == self._said() and not self._behind):
-            self.said_tokens = said
-            return True
-        return False
+        """Whether a prompt of these ids is the first prompt with the tokens that count as said. Their text is then all
+        that was said, and the limits are those of the whole."""
+        if self._behind and self.plan.held_chars:
+            return False  # the tokens made more text, which is held back
+        return prompt == [*_decode_ids(self._prompt or b"[]"), *self._ids[: self.said_tokens]]
 
 
 class ResumedChat(ResumedStream):
