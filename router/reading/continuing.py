@@ -29,10 +29,10 @@ def wished(request: Request, tenant: Tenant | None, model: str, models: Mapping[
     return wish or (OFF if allowed == ASKED else allowed)
 
 
-def planned(path: str, body: bytes, ask: Ask, engines: frozenset[str], mode: str) -> Planned:
-    """The plan for a streaming request's body."""
+def planned(path: str, body: bytes, ask: Ask, engines: frozenset[str], context_tokens: int, mode: str) -> Planned:
+    """The plan for a streaming request's body, on a model that has room for so many tokens."""
     media = ask.prompt is None or ask.prompt.opaque_bytes > 0
     try:
-        return plan_of(path, body, engines, mode, media=media), ""
+        return plan_of(path, body, engines, mode, media=media, context_tokens=context_tokens), ""
     except NotContinued as why:
         return None, why.reason

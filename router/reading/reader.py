@@ -186,7 +186,8 @@ class Reader:
             rules = self._rules
             mode = wished(request, tenant, model, rules.continue_models, rules.continue_streams)
             if mode != OFF:
-                plan = await how.run(planned, request.path, body, ask, frozenset(self._placer.engines(model)), mode)
+                engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
+                plan = await how.run(planned, request.path, body, ask, engines, room, mode)
         return _Read(ask, chain, model, sighting, warning, body, repairs, ids, plan)
 
     async def _asked(

@@ -90,6 +90,16 @@ async def test_every_event(client: ClientSession, path: str) -> None:
                 assert got.endswith(b"data: [DONE]\n\n")
 
 
+async def test_without_limit(client: ClientSession) -> None:
+    """A chat that names no limit goes on to its own end: a completion that named none would end at sixteen tokens."""
+    async with pair() as (one, two, app):
+        body = body_of(CHAT, "tell 1", max_tokens=None)
+        assert said_in(whole(CHAT, body))["usage"][0][1] > 40
+        script(one, two, Speaking(after=7))
+        got = await asked(client, app, CHAT, body)
+        assert said_in(chunks_of(got)) == said_in(whole(CHAT, body))
+
+
 @pytest.mark.parametrize("how", ["close", "end", "error"])
 async def test_kinds_of_breaks(client: ClientSession, how: str) -> None:
     """A reset, an end without a reason, and an engine that says that it died: all are continued, each counted."""

@@ -20,9 +20,11 @@ def body_of(path: str, **fields: Any) -> dict[str, Any]:
     return {"model": "m", "stream": True, "temperature": 0, "max_tokens": 40, **asked, **fields}
 
 
-def planned(path: str, body: dict[str, Any], mode: str = EXACT, engines: frozenset[str] = VLLM) -> Any:
+def planned(
+    path: str, body: dict[str, Any], mode: str = EXACT, engines: frozenset[str] = VLLM, context_tokens: int = 4_096
+) -> Any:
     """The plan of a body."""
-    return plan_of(path, json.dumps(body).encode(), engines, mode, media=False)
+    return plan_of(path, json.dumps(body).encode(), engines, mode, media=False, context_tokens=context_tokens)
 
 
 def streamed(path: str, body: dict[str, Any], *, together_max: int = 1, seed: int = 0) -> list[bytes]:

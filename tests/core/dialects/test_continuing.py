@@ -189,7 +189,7 @@ def test_refused_by_place() -> None:
     with pytest.raises(NotContinued, match="engine"):
         planned(COMPLETIONS, body_of(COMPLETIONS), engines=frozenset(("sglang", "vllm")))
     with pytest.raises(NotContinued, match="media"):
-        plan_of(CHAT, json.dumps(body_of(CHAT)).encode(), VLLM, EXACT, media=True)
+        plan_of(CHAT, json.dumps(body_of(CHAT)).encode(), VLLM, EXACT, media=True, context_tokens=4_096)
     with pytest.raises(NotContinued, match="prompts"):
         planned(COMPLETIONS, body_of(COMPLETIONS, prompt=["a", "b"]))
     with pytest.raises(NotContinued, match="path"):
@@ -238,15 +238,19 @@ def test_next_request() -> None:
 
 
 def test_without_limit() -> None:
-    """A chat without a limit is continued without one; a completion has sixteen tokens."""
-    for path, limit in ((CHAT, None), (COMPLETIONS, 16)):
-        body = body_of(path)
-        del body["max_tokens"]
-        carried = CarriedStream(planned(path, body))
-        for event in streamed(path, body)[:4]:
-            carried.take(event)
-        following = json.loads(carried.next_body())
-        assert following["max_tokens"] == (None if limit is None else limit - carried.said_tokens)
+    """A chat without a limit has what the model has room for; a completion has sixteen tokens, as one with null has, so
+    that no limit is ever left out."""
+    for path in (CHAT, COMPLETIONS):
+        for most in ({}, {"max_tokens": None}):
+            body = body_of(path)
+            del body["max_tokens"]
+            body |= most
+            carried = CarriedStream(planned(path, body, context_tokens=500))
+            for event in streamed(path, body)[:4]:
+                carried.take(event)
+            following = json.loads(carried.next_body())
+            limit = 16 if path == COMPLETIONS else 500 - carried.prompt_tokens
+            assert following["max_tokens"] == limit - carried.said_tokens
 
 
 def test_ids_that_do_not_come() -> None:

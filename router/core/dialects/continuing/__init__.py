@@ -34,12 +34,15 @@ from router.core.dialects.continuing.resumed import ResumedStream
 from router.core.dialects.tenancy import MESSAGES
 
 
-def plan_of(path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool) -> ContinuationPlan:
+def plan_of(
+    path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool, context_tokens: int
+) -> ContinuationPlan:
     """The plan of a streaming request on a model of these kinds of engines. `mode` is EXACT or APPROXIMATE; `media`:
-    its prompt has parts that are no text, or is not understood. Raises NotContinued."""
+    its prompt has parts that are no text, or is not understood; `context_tokens`: those that the model has room for.
+    Raises NotContinued."""
     if path == MESSAGES:
         return messages_plan(body, engines, mode)
-    return openai_plan(path, body, engines, mode, media=media)
+    return openai_plan(path, body, engines, mode, media=media, context_tokens=context_tokens)
 
 
 def carried_of(plan: ContinuationPlan, body: Callable[[], bytes]) -> CarriedStream | CarriedMessages:

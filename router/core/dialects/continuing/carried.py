@@ -216,7 +216,8 @@ class CarriedStream:
         self.said_tokens = self._points[0][0]
         said = ",".join(map(str, self._ids[: self.said_tokens])).encode()
         inside = self._prompt.strip()[1:-1]
-        return self.plan.next_body(b"[" + b",".join(part for part in (inside, said) if part) + b"]", self.said_tokens)
+        prompt = b"[%b]" % b",".join(part for part in (inside, said) if part)
+        return self.plan.next_body(prompt, self.prompt_tokens, self.said_tokens)
 
     @property
     def can_go_on(self) -> bool:
@@ -232,8 +233,7 @@ class CarriedStream:
             return self._why_not
         if not self._points or self._points[0][1] > self._sure_chars:
             return "reasoning"
-        most = self.plan.tokens_max
-        return "spent" if most is not None and most <= self._points[0][0] else ""
+        return "spent" if self.plan.most(self.prompt_tokens) <= self._points[0][0] else ""
 
     @property
     def said_again(self) -> str:

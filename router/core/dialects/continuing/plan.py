@@ -30,7 +30,7 @@ from router.core.prompts.bodies import UNREADABLE
 
 OFF, EXACT, APPROXIMATE = "off", "exact", "approximate"
 MODES = (OFF, EXACT, APPROXIMATE)  # a request's words for how its stream is to be continued
-COMPLETION_TOKENS = 16  # max_tokens of a completion that names none
+COMPLETION_TOKENS = 16  # max_tokens of a completion that names none, or null
 STOP_CHARS_MAX = 1_024  # the longest stop string of a stream that may be continued
 
 # Why a stream was not continued. Of the first ones a request is told apart before it is sent.
@@ -129,7 +129,7 @@ class ContinuationPlan(Struct):
     engine: str  # kind of engine, "vllm" or "sglang"
     approximate: bool  # something of the request begins anew with the next replica, which its client puts up with
     kept: bytes  # fields of the next request that stay as they are: a JSON object without its last brace
-    tokens_max: int | None  # tokens that the answer may have; None: as many as the engine allows
+    tokens_max: int | None  # tokens that the answer may have; None: as many as the model has room for
     tokens_min: int
     # Characters before the end of what the engine has made in which a stop string may have begun: it holds them back,
     # or, where stop strings are part of the answer, sends them.
@@ -141,17 +141,22 @@ class ContinuationPlan(Struct):
     takes_approximate: bool = False  # the client puts up with an answer that may come out otherwise
     limit: bytes = b"max_tokens"  # the name by which the chat limits its tokens
     added: bytes = b""  # fields that the router adds to its client's, each behind a comma
+    context_tokens: int = 0  # tokens of prompt and answer that the model has room for
 
     def ask_usage(self) -> None:
         """Ask for usage at the end of the stream, which the client did not ask for."""
         self.wants_usage = True
         self.added = b',"stream_options":{"include_usage":true}'
 
-    def next_body(self, prompt: bytes, said_tokens: int) -> bytes:
+    def most(self, prompt_tokens: int) -> int:
+        """Tokens that the answer to a prompt of so many may have."""
+        return self.tokens_max if self.tokens_max is not None else self.context_tokens - prompt_tokens
+
+    def next_body(self, prompt: bytes, prompt_tokens: int, said_tokens: int) -> bytes:
         """The next request, for `/v1/completions`. `prompt` is a JSON array of ids: the prompt's, and those of the
-        `said_tokens` tokens that are said, which are fewer than `tokens_max`."""
-        left = None if self.tokens_max is None else self.tokens_max - said_tokens
-        fields = [self.kept, self.added, b',"max_tokens":', b"null" if left is None else b"%d" % left]
+        `said_tokens` tokens that are said, which are fewer than it may have. It must say a limit: a completion without
+        one, or with null, has COMPLETION_TOKENS."""
+        fields = [self.kept, self.added, b',"max_tokens":%d' % (self.most(prompt_tokens) - said_tokens)]
         if self.tokens_min > said_tokens:
             fields.append(b',"min_tokens":%d' % (self.tokens_min - said_tokens))
         fields += [b',"return_token_ids":true,"prompt":', prompt, b"}"]
@@ -170,7 +175,9 @@ class ContinuationPlan(Struct):
         return _chat_body(body, text, fields)
 
 
-def openai_plan(path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool) -> ContinuationPlan:
+def openai_plan(
+    path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool, context_tokens: int
+) -> ContinuationPlan:
     """The plan of a streaming chat or completion (`plan_of`). Raises NotContinued."""
     if path not in (CHAT, COMPLETIONS):
         raise NotContinued("path")
@@ -198,6 +205,7 @@ def openai_plan(path: str, body: bytes, engines: frozenset[str], mode: str, *, m
     kept = _encode({name: raw for name, raw in fields.items() if name in _CARRIED})[:-1]
     plan = ContinuationPlan(path, engine, bool(bends), kept, tokens_max, tokens_min, held, opened, wants_usage)
     plan.asks_ids, plan.by_text, plan.takes_approximate = asks_ids, by_text, mode == APPROXIMATE
+    plan.context_tokens = context_tokens
     if path == CHAT and "max_completion_tokens" in fields:
         plan.limit = b"max_completion_tokens"
     return plan
@@ -251,7 +259,7 @@ def _limits(path: str, fields: dict[str, Raw]) -> tuple[int | None, int]:
     if path == CHAT:
         given = _value(fields, "max_completion_tokens")
         most = given if given is not None else most
-    elif "max_tokens" not in fields:
+    elif most is None:
         most = COMPLETION_TOKENS
     fewest = _value(fields, "min_tokens")
     return (most if isinstance(most, int) else None), (fewest if isinstance(fewest, int) else 0)
