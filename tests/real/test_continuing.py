@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -59,14 +60,16 @@ async def streamed(client: httpx.AsyncClient, url: str, body: dict[str, Any]) ->
 
 
 async def settle(client: httpx.AsyncClient, router: Router) -> None:
-    """Have both replicas trusted again: kills in a row open a breaker, which answers close."""
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 1}
+    """Have both replicas trusted again: kills in a row open a breaker, which answers close. Each prompt is a new one,
+    so that one that nobody has is placed on either."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
+            for _ in range(3):
+                body = {"model": MODEL, "prompt": f"{random.random()} is a number", "max_tokens": 1}
+                await client.post(router.url + COMPLETIONS, json=body)
             rows = await asyncio.to_thread(router.replica_rows)
             if rows and all(row["breaker"]["state"] == "closed" and row["ready"] for row in rows):
                 return
-            await client.post(router.url + COMPLETIONS, json=body)
             await asyncio.sleep(0.2)
 
 
