@@ -34,7 +34,8 @@ async def cut(replicas: list[Replica], folder: Path) -> AsyncIterator[tuple[list
         made = Cut()
         cutters = [await stack.enter_async_context(Cutter(replica.port, made)) for replica in replicas]
         budget = ("--set", "upstream.retry_floor_per_s=1000")
-        router = Router([cutter.url for cutter in cutters], folder, "router-continuing", budget)
+        port = cutters[0].url.rpartition(":")[2]  # a log of its own, which says where this one listens
+        router = Router([cutter.url for cutter in cutters], folder, f"router-continuing-{port}", budget)
         try:
             await asyncio.to_thread(router.wait_ready)  # the cutters are served by this loop
             await asyncio.to_thread(router.wait_replicas, len(cutters))
