@@ -55,7 +55,8 @@ ROOMS = {
     "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "reading": (
-        "answering body callers charge deadlines kinship observer onward paths placing question reader turns used"
+        "answering body callers charge continuing deadlines forwarding kinship observer paths placing question"
+        " reader turns used"
     ),
     "hub": "admitter local_placer owners",
     "telemetry": "epp gen_ai logs record series tallies",

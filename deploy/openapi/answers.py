@@ -106,6 +106,10 @@ RECEIPTS: dict[str, Part] = {
     },
     "x-warmroute-miss": {"description": "Other prompt tokens by reason: `new=210,evicted=512`.", "schema": text()},
     "x-warmroute-waited-ms": {"description": "Milliseconds in the router's queue.", "schema": whole()},
+    "x-warmroute-not-continued": {
+        "description": "Why its stream would not go on on another replica, where that is wanted.",
+        "schema": text(),
+    },
     "x-warmroute-warning": {
         "description": "Where a conversation's history has changed (`append_only: warn`).",
         "schema": text(),
@@ -120,6 +124,12 @@ HINTS: dict[str, Part] = {
         "x-warmroute-tenant",
         "Whose request it is; where there are no keys.",
         text(pattern="^[A-Za-z0-9][A-Za-z0-9_.@:-]{0,63}$"),
+        within="header",
+    ),
+    "continue": asked(
+        "x-warmroute-continue",
+        "Whether its stream goes on on another replica if it breaks.",
+        one_of("exact", "approximate", "off"),
         within="header",
     ),
     "priority": asked("x-warmroute-priority", "How urgent it is.", one_of("high", "normal", "low"), within="header"),

@@ -111,6 +111,22 @@ def _of_admins() -> Part:
                 parameters=[url],
             ),
         },
+        "/admin/replicas/drain": {
+            "post": _page(
+                "Sends a replica nothing new, and hands its streams on",
+                {"200": answer("It drains.", replica)},
+                404,
+                415,
+                body="ReplicaUrl",
+            ),
+            "delete": _page(
+                "Takes that back",
+                {"200": answer("It is as any other again.", replica)},
+                404,
+                415,
+                parameters=[url],
+            ),
+        },
         "/admin/decisions": got("Past requests and why they went where they went", "Decisions", _decisions()),
         "/admin/series": got("Figures over time", "Series", _series()),
         "/admin/index": got("Size of the prefix index", "Index"),

@@ -185,6 +185,8 @@ def _decision() -> Part:
         **_ended(),
         "tenant": text(),
         "retries": rows(record("An attempt that failed.", each(text(), "kind replica"))),
+        "continued": maybe(record("How a broken stream went on elsewhere.", each(text(), "how cause replica"))),
+        "not_continued": maybe(text("Why a stream did not, or could not have.")),
         "queued_s": number("Seconds in the router's queue."),
         "overhead_s": maybe(number("Seconds that the router itself took.")),
         "predicted_ttft_s": maybe(number("Seconds to the first token as predicted: the median.")),

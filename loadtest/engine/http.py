@@ -2,8 +2,9 @@
 
 The shapes were compared with recorded answers of a real vLLM. As there, status and headers leave before the
 prefill starts, the role and the first text come with the first token, unknown fields are ignored, and a
-missing `model` is accepted. Unlike there, answers have exactly `max_tokens` tokens (default 128), as with
-`ignore_eos`, and `n`, `stop`, `logprobs` and sampling parameters change nothing."""
+missing `model` is accepted. `return_token_ids` and prompts of ids are as there, so that a stream can be continued.
+Unlike there, answers have exactly `max_tokens` tokens (default 128), as with `ignore_eos`, and `n`, `stop`, `logprobs`
+and sampling parameters change nothing."""
 
 from __future__ import annotations
 
@@ -52,6 +53,8 @@ class Body(msgspec.Struct):
     max_completion_tokens: int | None = None
     cache_salt: str | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_ids: bool | None = None
 
 
 _BODY = msgspec.json.Decoder(Body)
@@ -82,6 +85,7 @@ class Job:
     answer: Choices
     prompt_tokens: list[int]
     created: int
+    prompts: list[bytes] | None  # the prompts of the choices, where their ids are to be told
 
 
 class Surface:
@@ -120,7 +124,7 @@ class Surface:
         body = await self._body(http)
         if body.messages is None:
             raise Refused(400, "Field required: messages", "Bad Request", "messages")
-        return await self._generate(http, body, [tokens.render_chat(body.messages, body.tools)], chat=True)
+        return await self._generate(http, body, [_rendered(body, body.messages)], chat=True)
 
     async def _completion(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)
@@ -157,7 +161,9 @@ class Surface:
         texts = [tokens.answer(prompt, output_n) for prompt in prompts]
         name = http.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        job = Job(f"{'chatcmpl' if chat else 'cmpl'}-{name}", chat, usage, [], texts, answer, counts, int(time.time()))
+        told = prompts if body.return_token_ids else None
+        id_ = f"{'chatcmpl' if chat else 'cmpl'}-{name}"
+        job = Job(id_, chat, usage, [], texts, answer, counts, int(time.time()), told)
         for index, prompt in enumerate(prompts):
             text = tokens.Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
@@ -200,12 +206,18 @@ class Surface:
         head = f'{self._head(job)},"choices":[{{"index":{index}'
         text = job.texts[index][start * tokens.BYTES_PER_TOKEN : end * tokens.BYTES_PER_TOKEN]
         reason = '"length","stop_reason":null' if finished else "null"
+        ids = prompt_ids = "null"
+        if job.prompts is not None:
+            ids = _listed(tokens.ids(text.encode()))
+            prompt_ids = "null" if start else _listed(tokens.ids(job.prompts[index]))
+        rest = f'"logprobs":null,"finish_reason":{reason}'
         if not job.chat:
-            return [f'{head},"text":"{text}","logprobs":null,"finish_reason":{reason}}}]}}\n\n']
-        events = [f'{head},"delta":{{"content":"{text}"}},"logprobs":null,"finish_reason":{reason}}}]}}\n\n']
+            ids = f'"prompt_token_ids":{prompt_ids},"token_ids":{ids}'
+            return [f'{head},"text":"{text}",{rest},{ids}}}]}}\n\n']
+        events = [f'{head},"delta":{{"content":"{text}"}},{rest},"token_ids":{ids}}}]}}\n\n']
         if not start:
-            role = '{"role":"assistant","content":""}'
-            events.insert(0, f'{head},"delta":{role},"logprobs":null,"finish_reason":null}}]}}\n\n')
+            role = f'{head},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
+            events.insert(0, f'{role},"prompt_token_ids":{prompt_ids}}}\n\n')
         return events
 
     def _usage(self, job: Job) -> str:
@@ -237,9 +249,16 @@ class Surface:
                 choice["message"] = {"role": "assistant", "content": text, "refusal": None}
             else:
                 choice["text"] = text
-            choices.append(choice | {"logprobs": None, "finish_reason": "length", "stop_reason": None})
+            choice |= {"logprobs": None, "finish_reason": "length", "stop_reason": None}
+            if job.prompts is not None:
+                choice["token_ids"] = tokens.ids(text.encode())
+                if not job.chat:
+                    choice["prompt_token_ids"] = tokens.ids(job.prompts[index])
+            choices.append(choice)
         kind = "chat.completion" if job.chat else "text_completion"
         whole = {"id": job.response_id, "object": kind, "created": job.created, "model": self._model_name}
+        if job.chat and job.prompts is not None:
+            whole["prompt_token_ids"] = tokens.ids(job.prompts[0])
         return msgspec.json.encode(whole | {"choices": choices, "usage": msgspec.Raw(self._usage(job).encode())})
 
     # --- all the rest
@@ -261,10 +280,8 @@ class Surface:
 
     async def _tokenize(self, http: web.Request) -> web.Response:
         body = await self._body(http)
-        if body.messages is not None:
-            data = tokens.render_chat(body.messages, body.tools, generate=body.add_generation_prompt)
-        else:
-            data = _prompts(body.prompt)[0]
+        messages = body.messages
+        data = _rendered(body, messages) if messages is not None else _prompts(body.prompt)[0]
         ids = tokens.ids(data)
         longest = self._replica.model.context_tokens_max
         return web.json_response({"count": len(ids), "max_model_len": longest, "tokens": ids})
@@ -300,6 +317,19 @@ class Surface:
         replica = self._replica
         page = render(replica.model, self._model_name, replica.ttft, replica.e2e, replica.lag_max_s, replica.started_s)
         return web.Response(body=page.encode(), headers={"Content-Type": answers.METRICS_KIND})
+
+
+def _listed(ids: list[int]) -> str:
+    return f"[{','.join(map(str, ids))}]"
+
+
+def _rendered(body: Body, messages: list[tokens.Message]) -> bytes:
+    """The prompt that a chat becomes. Raises Refused for a last message that is to be continued and closed, as vLLM
+    does."""
+    opened = body.continue_final_message
+    if opened and body.add_generation_prompt:
+        raise Refused(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    return tokens.render_chat(messages, body.tools, generate=body.add_generation_prompt, opened=opened)
 
 
 def _prompts(prompt: str | list[Any] | None) -> list[bytes]:

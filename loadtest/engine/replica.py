@@ -1,10 +1,10 @@
 """One simulated replica in real time: steps the engine model by the clock and hands out tokens.
 
-Simulated seconds pass `time_scale` times faster than wall seconds. A step begins where the one before it
-ended, not when the event loop got round to it, so late wake-ups do not add up; `lag_max_s` says how late the
-worst one was. First and last tokens go out at once. Tokens between are handed out when a tick has passed
-since the last hand-out, or before a step that takes longer than one: at life's own speed that is one event a
-token, as vLLM sends them."""
+Simulated seconds pass `time_scale`, which may be changed, times faster than wall seconds. A step begins where the one
+before it ended, not when the event loop got round to it, so late wake-ups do not add up; `lag_max_s` says how late the
+worst one was. First and last tokens go out at once. Tokens between are handed out when a tick has passed since the
+last hand-out, or before a step that takes longer than one: at life's own speed that is one event a token, as vLLM sends
+them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SimulatedReplica:
         self.e2e = Histogram(E2E_BUCKETS_S)
         self.lag_max_s = 0.0
         self.started_s = time.time()
-        self._scale = time_scale
+        self.time_scale = time_scale
         self._tick_s = tick_s
         self._on_events = on_events
         self._clock = clock
@@ -106,7 +106,7 @@ class SimulatedReplica:
             self._began_s = now_s
             self._begin()
         elif self._step.iterations > 1 or self._step.idle:
-            self.model.truncate(self._step, (now_s - self._began_s) * self._scale)
+            self.model.truncate(self._step, (now_s - self._began_s) * self.time_scale)
             self._arm(self._step)
 
     def cancel(self, request_id: int) -> None:
@@ -121,19 +121,19 @@ class SimulatedReplica:
             self._timer = None
 
     def _begin(self) -> None:
-        self._step = self.model.begin(self._tick_s * self._scale, self._began_s * self._scale)
+        self._step = self.model.begin(self._tick_s * self.time_scale, self._began_s * self.time_scale)
         if self._step is not None:
             self._arm(self._step)
 
     def _arm(self, step: Step) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        delay_s = self._began_s + step.duration_s / self._scale - self._clock()
+        delay_s = self._began_s + step.duration_s / self.time_scale - self._clock()
         self._timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._due, step)
 
     def _due(self, step: Step) -> None:
         self._timer = None
-        self._began_s += step.duration_s / self._scale
+        self._began_s += step.duration_s / self.time_scale
         self.lag_max_s = max(self.lag_max_s, self._clock() - self._began_s)
         outcome = self.model.complete(step)
         self._begin()
@@ -166,7 +166,7 @@ class SimulatedReplica:
 
     def _flush(self, now_s: float, urgent: set[Choices]) -> None:
         step = self._step
-        everything = step is None or step.duration_s / self._scale > self._tick_s
+        everything = step is None or step.duration_s / self.time_scale > self._tick_s
         # Half a tick of grace: a hand-out due in a moment must not wait for the step after it.
         due_s = now_s - self._tick_s / 2
         sent = [a for a in self._held if everything or a.flushed_s <= due_s or a in urgent]
@@ -176,4 +176,4 @@ class SimulatedReplica:
 
     def _since(self, wall_s: float) -> float:
         # Simulated, by the model's clock: how late the event loop wakes up is not the engine's doing.
-        return max(0.0, self._began_s - wall_s) * self._scale
+        return max(0.0, self._began_s - wall_s) * self.time_scale

@@ -5,7 +5,9 @@ So counting is a division, a prompt's token ids are its bytes, and a chain of bl
 chain over bytes. What matters to a cache is kept: a conversation's next turn renders to an extension of this
 one, answer included, because a prompt ends with the very header that the answer's message will get, and text
 continues right there. (When a prompt's length is no multiple of four, its last token is a short one; with the
-answer's first bytes it becomes a whole one, which leaves all counts as they are.)"""
+answer's first bytes it becomes a whole one, which leaves all counts as they are. The ids that a stream tells are
+those of the prompt and of the answer by themselves: as a prompt they go on with the same answer, and find in a cache
+what they share with the first prompt.)"""
 
 from __future__ import annotations
 
@@ -13,11 +15,10 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import shake_128
 from typing import Any
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 BYTES_PER_TOKEN = 4
 TOKEN_IDS = 1 << 32
@@ -40,8 +41,11 @@ class Text:
     salt: str
 
 
-def render_chat(messages: Iterable[Message], tools: Sequence[Any] | None, *, generate: bool = True) -> bytes:
-    """The prompt a chat becomes: tools first, then `<|role|>`, text and a newline for every message."""
+def render_chat(
+    messages: Iterable[Message], tools: Sequence[Any] | None, *, generate: bool = True, opened: bool = False
+) -> bytes:
+    """The prompt a chat becomes: tools first, then `<|role|>`, text and a newline for every message; `opened`: the last
+    one has no newline, so that it goes on."""
     parts: list[str] = []
     if tools:
         parts += ["<|tools|>\n", msgspec.json.encode(tools).decode(), "\n"]
@@ -54,6 +58,8 @@ def render_chat(messages: Iterable[Message], tools: Sequence[Any] | None, *, gen
         if message.tool_calls:
             parts += ["<|tool_calls|>", msgspec.json.encode(message.tool_calls).decode()]
         parts.append("\n")
+    if opened and parts:
+        parts.pop()
     if generate:
         parts.append("<|assistant|>\n")
     return "".join(parts).encode("utf-8", "surrogatepass")
@@ -103,7 +109,12 @@ def chain(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
 
 
 def answer(prompt: bytes, tokens: int) -> str:
-    """What the model says, greedily: the same for the same prompt, and a longer answer continues a shorter
-    one. Four printable ASCII bytes a token, none of which JSON escapes."""
-    seed = xxh3_64_intdigest(prompt).to_bytes(8, "little")
-    return shake_128(seed).hexdigest(tokens * BYTES_PER_TOKEN // 2)
+    """What the model says, greedily: each token follows from all text before it, be that prompt or answer. Four
+    printable ASCII bytes a token, none of which JSON escapes. Zeros, which fill short tokens, do not count."""
+    text = xxh3_64(prompt.replace(b"\0", b""))
+    said: list[str] = []
+    for _ in range(tokens):
+        token = text.hexdigest()[:BYTES_PER_TOKEN]
+        said.append(token)
+        text.update(token.encode())
+    return "".join(said)

@@ -40,6 +40,8 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "error": record.error,
         "detail": record.detail,
         "retries": [{"kind": kind, "replica": replica} for kind, replica in record.retries],
+        "continued": _continued(record),
+        "not_continued": record.not_continued or None,
         "queued_s": round(record.queued_s, 3),
         "overhead_s": record.overhead_s and round(record.overhead_s, 6),
         "ttft_s": record.ttft_s,
@@ -67,6 +69,11 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "warning": record.warning or None,
         "trace_id": record.trace_id or None,
     }
+
+
+def _continued(record: RequestRecord) -> Row | None:
+    how, cause, replica = record.continued
+    return {"how": how, "cause": cause, "replica": replica} if how else None
 
 
 def _explained(record: RequestRecord) -> Row:

@@ -26,7 +26,14 @@ from router.settings.files import NotYaml, yaml_of
 from router.settings.hints import nearest, refused, shown
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.settings.networks import allowed_problems, is_address, is_loopback
-from router.settings.pairs import base_urls, event_problems, objective_problems, token_problems, url_problems
+from router.settings.pairs import (
+    base_urls,
+    continue_problems,
+    event_problems,
+    objective_problems,
+    token_problems,
+    url_problems,
+)
 from router.settings.schema import SECRETS, DiscoverySettings, ObservatorySettings, Settings, SettingsError, field_keys
 from router.settings.tls import listener_problems, replica_problems
 from router.sharing.checks import shared_problems
@@ -38,7 +45,10 @@ ENV_PREFIX = "WARMROUTE_"
 ENV_OF_BUILD = "WARMROUTE_NATIVE"  # for pip (deploy/backend.py); who exported it there may start the router there, too
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
 TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings whose value YAML may read as a number
-SWITCHED_OFF = ("observatory.append_only",)  # settings whose value `off` YAML reads as false
+SWITCHED_OFF = (
+    "observatory.append_only",
+    "upstream.continue_streams",
+)  # settings whose value `off` YAML reads as false
 
 
 def load(
@@ -174,6 +184,7 @@ def _check(settings: Settings) -> list[str]:
     listen, upstream = settings.listen, settings.upstream
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += _check_gateway(settings)
+    problems += continue_problems(upstream.continue_models)
     problems += replica_problems(upstream.tls_ca, upstream.tls_certificate, upstream.tls_key)
     problems += tracing_problems(settings.tracing.endpoint)
     problems += tracing_problems(settings.metrics.otlp_endpoint, "metrics.otlp_endpoint", METRICS_PATH)

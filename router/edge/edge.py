@@ -4,6 +4,7 @@ through a Placer (placer.py)."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import Self
 
 from router.core.facts.misses import Template
 from router.edge.attempts import Attempts, RetryLimits
+from router.edge.continuing import Continuations
 from router.edge.proxy import Proxy
 from router.edge.retry_budget import RetryBudget
 from router.edge.routes import Routes
@@ -30,6 +32,10 @@ from router.settings.keys import Keys, files_of_settings
 from router.settings.schema import Settings
 from router.telemetry.process_counts import BODIES, CLOSED, CONNECTIONS
 from router.tokens.encoder import Prompts
+
+log = logging.getLogger(__name__)
+
+HAND_OVER_AGAIN_S = 1.0  # between two looks for streams of a replica that leaves which can be handed on by now
 
 
 class Edge:
@@ -49,6 +55,7 @@ class Edge:
         self._settings = settings
         self._placer = placer
         self._socket = listening
+        self._leaving: dict[str, asyncio.TimerHandle] = {}  # timers of leaving replicas, by id
         self._owns_desk = desk is None
         self._desk = desk or Desk(settings, placer, shared_prompts=shared_prompts)
         self._stack = AsyncExitStack()
@@ -75,6 +82,8 @@ class Edge:
                         await self._server.drain()
                         await self.proxy.idle()
         finally:  # a cancelled drain must close everything, too
+            for timer in self._leaving.values():
+                timer.cancel()
             await self.cut_all("The router has ended before the answer was whole; ask again.")
             await self._stack.aclose()
 
@@ -99,6 +108,7 @@ class Edge:
         self._settings = s
         self.upstream.limits = _engine_limits(s)
         self._attempts.limits = _retry_limits(s)
+        self._continuations.silence_s_max = s.upstream.idle_timeout_s
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
         self.proxy.receipts = s.api.receipts
         self._routes.configure(s)
@@ -124,11 +134,30 @@ class Edge:
         self.upstream.stuck(replica)
 
     def left(self, replica: str) -> None:
-        """Discovery no longer names the replica."""
+        """Discovery no longer names the replica, or no longer calls it ready: its streams that can be continued are
+        soon handed on."""
         self.upstream.forget(replica)
+        if replica not in self._leaving:
+            upstream, loop = self._settings.upstream, asyncio.get_running_loop()
+            begun_s = loop.time() + upstream.hand_over_s + upstream.first_byte_timeout_s
+            self._leaving[replica] = loop.call_later(upstream.hand_over_s, self._hand_over, replica, begun_s)
 
     def ready(self, replica: str) -> None:
-        """Do nothing: which replicas are ready is the placer's to know."""
+        """The replica is back, and keeps its streams."""
+        if (timer := self._leaving.pop(replica, None)) is not None:
+            timer.cancel()
+
+    def _hand_over(self, replica: str, begun_s: float) -> None:
+        """Hand its streams on: now, and again while there may be others. By `begun_s` all that were placed there have
+        begun."""
+        loop = asyncio.get_running_loop()
+        if streams := self._continuations.hand_over(replica):
+            fields = {"replica": replica, "streams": streams}
+            log.info("streams handed over", extra={"event": "streams_handed_over", "fields": fields})
+        if loop.time() < begun_s or self._continuations.carries(replica):
+            self._leaving[replica] = loop.call_later(HAND_OVER_AGAIN_S, self._hand_over, replica, begun_s)
+        else:
+            del self._leaving[replica]
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
         """Prefixes that conversations of our clients share, new or changed since the last call."""
@@ -156,11 +185,19 @@ class Edge:
         self._attempts = Attempts(
             self._placer, self.upstream, _retry_limits(s), clock=time.monotonic, budget=self._budget
         )
+        self._continuations = Continuations(
+            self._placer,
+            self.upstream,
+            clock=time.monotonic,
+            budget=self._budget,
+            silence_s_max=s.upstream.idle_timeout_s,
+        )
         self.proxy = Proxy(
             self._placer,
             self.reader,
             self._attempts,
             self.upstream,
+            self._continuations,
             self._desk.report,
             clock=time.monotonic,
             receipts=s.api.receipts,

@@ -20,12 +20,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from router.core.dialects import Dialect, spoken_on
+from router.core.dialects.continuing import ContinuationPlan
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.observatory.explain import settled
 from router.edge.attempts import Attempts, Call, judge_of
+from router.edge.continuing import Carrying, Continuations
 from router.edge.relay import Relay
 from router.http.client_connection import ClientLeft
-from router.http.failures import BrokeMidway, Stalled
+from router.http.failures import BrokeMidway, NobodysBreak, Stalled
 from router.http.request import ADDRESS_HEADERS, Refusal, Request
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placer
@@ -41,7 +43,7 @@ from router.reading.answering import (
     request_id,
     route_of,
 )
-from router.reading.onward import FINAL_RECEIPT
+from router.reading.forwarding import FINAL_RECEIPT
 from router.reading.question import Question
 from router.reading.reader import Reader
 from router.reading.used import believed, tokens_in, tokens_of
@@ -64,6 +66,7 @@ class Proxy:
         reader: Reader,
         attempts: Attempts,
         upstream: Upstream,
+        continuations: Continuations,
         report: Callable[[RequestRecord], None],
         *,
         clock: Callable[[], float],
@@ -77,6 +80,7 @@ class Proxy:
         self._reader = reader
         self._attempts = attempts
         self._upstream = upstream
+        self._continuations = continuations
         self._report = report
         self._clock = clock
         self._tracer = tracer
@@ -151,7 +155,10 @@ class Proxy:
         try:
             self._deliver(call, caller, record)
             if call.relay is not None:
-                await self._relay(call, call.relay, record)
+                if question.plan is None:
+                    await self._relay(call, call.relay, record)
+                else:
+                    await self._carry(call, call.relay, question.plan, record)
         finally:
             self._close(call, record)
 
@@ -227,10 +234,7 @@ class Proxy:
             await call.answer.relay(relay)
             relay.end()
         except BrokeMidway as error:
-            if not relay.broke(_stalled if isinstance(error, Stalled) else _broken):
-                record.error = f"{error.kind}: {error}"
-                self._placer.failed(call.lease.replica, error.kind)
-                call.outcome = Outcome(Ending.FAILED)
+            if not self._whole(call, relay, error, record):
                 return
         except asyncio.CancelledError:
             if self.cut_why:  # the client is still there
@@ -238,6 +242,33 @@ class Proxy:
                 relay.broke(_drained)
             raise
         call.outcome = self._outcome(call)
+
+    async def _carry(self, call: Call, relay: Relay, plan: ContinuationPlan, record: RequestRecord) -> None:
+        """Relay a body that may be continued on another replica, where it is a stream whose events can be read."""
+        if judge_of(call.question, call.answer) is None:
+            await self._relay(call, relay, record)
+            return
+        try:
+            broke = await self._continuations.relay(call, Carrying(plan, call.question, relay, call.answer), record)
+        except asyncio.CancelledError:
+            if self.cut_why:  # the client is still there
+                relay.broke(_drained)
+            raise
+        if broke is None or self._whole(call, relay, broke, record):
+            call.outcome = outcome = self._outcome(call)
+            if record.continued[0] and outcome.usage is not None:  # the cached tokens are of a longer prompt
+                counts = Usage(outcome.usage.prompt_tokens, outcome.usage.completion_tokens)
+                call.outcome = Outcome(outcome.ending, counts, outcome.events)
+
+    def _whole(self, call: Call, relay: Relay, broke: BrokeMidway, record: RequestRecord) -> bool:
+        """Whether all of an answer had come before it broke. If not, its client is told, and its replica blamed."""
+        if relay.broke(_stalled if isinstance(broke, Stalled) else _broken):
+            return True
+        record.error = f"{broke.kind}: {broke}"
+        if not isinstance(broke, NobodysBreak):
+            self._placer.failed(call.lease.replica, broke.kind)
+        call.outcome = Outcome(Ending.FAILED)
+        return False
 
     def _lines(self, call: Call, caller: Caller, record: RequestRecord) -> list[bytes]:
         """Header lines for the client: the engine's, and our own."""
@@ -273,6 +304,7 @@ class Proxy:
     def _close(self, call: Call, record: RequestRecord) -> None:
         """Give the connection and the lease back, and record how the answer ended."""
         self._upstream.done(call.answer)
+        call.question.request.let_go()
         lease, relay, outcome, now_s = call.lease, call.relay, call.outcome, self._clock()
         if outcome is None:  # the client left, or we stop; events that were delivered count against a tenant's rate
             outcome = Outcome(Ending.CLIENT_LEFT, events=self._got(call, relay)) if relay is not None else LEFT
@@ -287,9 +319,10 @@ class Proxy:
             record.miss = settled(miss, outcome.usage)
         if record.ttft_s is not None and relay is not None:
             record.events = relay.events
-            if lease.first_token_s is not None and relay.events > 2 and outcome.ending is _OK:
+            first_s = None if record.continued[0] else lease.first_token_s
+            if first_s is not None and relay.events > 2 and outcome.ending is _OK:
                 # The time of the last event is that of the end, since no event is timed by itself.
-                record.inter_token_s = (now_s - lease.first_token_s) / (relay.events - 1)
+                record.inter_token_s = (now_s - first_s) / (relay.events - 1)
 
 
 def _used(call: Call, relay: Relay) -> int:

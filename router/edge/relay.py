@@ -45,7 +45,7 @@ class Relay:
 
     __slots__ = (
         "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_last", "_long_ended", "_partial",
-        "_splitter", "_strip_usage", "_tail", "bytes", "ending", "events", "mark",
+        "_splitter", "_strip_usage", "_tail", "bytes", "ending", "events", "mark", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class Relay:
         self._partial = bytearray()
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.events = 0
+        self.paused = False  # the client does not read
         self.bytes = 0  # bytes that have passed, some with the framing of their chunks
         client.sender = self
 
@@ -146,14 +147,21 @@ class Relay:
                 self._client.write(self._framed(self._last(tail)))
         self._client.end()
 
+    def adopt(self, answer: EngineAnswer) -> None:
+        """Another answer goes on with the body, which stands between two events."""
+        self._partial.clear()
+        self._answer = answer
+
     # -- the client's side ---------------------------------------------------------------------------------------
 
     def pause(self) -> None:
         """The client does not read."""
+        self.paused = True
         self._answer.pause()
 
     def resume(self) -> None:
         """The client reads again."""
+        self.paused = False
         self._answer.resume()
 
     def gone(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from router.gateway import extproc_pb2 as pb
 from router.http.request import Refusal, Request
-from router.reading.onward import PRIORITY, TENANT
+from router.reading.forwarding import PRIORITY, TENANT
 from router.settings.keys import sane_name
 from router.telemetry.record import session_key
 

@@ -16,7 +16,9 @@
     no file descriptor left to connect with   descriptors  nothing       no: it is ours          no
 
 An answer that breaks off after its beginning (broke_midway), falls silent (stalled) or ends without saying that it is
-whole (unfinished) cannot be tried again, and is the replica's fault.
+whole (unfinished) cannot be tried again, and is the replica's fault. Where its client wants that, the stream is
+continued on another replica (edge/continuing.py); it is also ended for that alone (drain), which is nobody's fault, nor
+is it when the other replica does not say again what was said (differs).
 
 What stores an answer (Responses) is only tried again where nothing was sent, or where the engine refused to begin. Any
 other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
@@ -65,6 +67,22 @@ class Unfinished(BrokeMidway):
     """The stream ended correctly as HTTP, and did not say that it was whole."""
 
     kind = "unfinished"
+
+
+class NobodysBreak(BrokeMidway):
+    """The stream broke through no fault of its replica's."""
+
+
+class HandedOver(NobodysBreak):
+    """The stream was ended by us, to be continued on another replica: its own is about to leave."""
+
+    kind = "drain"
+
+
+class Diverged(NobodysBreak):
+    """The replica that was to continue a stream said something else than was said."""
+
+    kind = "differs"
 
 
 class ConnectFailed(Failure):

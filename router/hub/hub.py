@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from router.admin.draining import DrainPage
 from router.admin.prewarm import PrewarmPage
 from router.admin.replicas import Additions
 from router.core.admission.holding import TICK_S
@@ -153,7 +154,8 @@ class Hub:
     async def _listen(self) -> None:
         self.prewarm_page = PrewarmPage(self.router, self.warmer)
         self._additions = Additions(self.replicas, allowed(self.settings.admin.replicas_allowed))
-        routes = [*self.pages.routes(), *self._additions.routes(), *self.prewarm_page.routes()]
+        drains = DrainPage(self.discoveries)
+        routes = [*self.pages.routes(), *self._additions.routes(), *drains.routes(), *self.prewarm_page.routes()]
         if self.observatory is not None:
             routes += self.observatory.routes()
         self.admin = assembly.admin_of(self, routes)

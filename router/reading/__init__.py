@@ -7,6 +7,8 @@ desk          the parts that the faces of one process share, and their settings
 paths         what is for engines, and what is not
 callers       whose request it is
 reader        what a client asks; body parses and hashes, in turns if it is long; question is what comes of it
+continuing    whether a stream that breaks may go on elsewhere
+forwarding    header lines for engines
 observer      what earlier prompts' texts say of a prompt
 placing       a lease, or a refusal in words for the client
 answering     answers of our own: ids, errors, pages

@@ -82,6 +82,7 @@ def note(question: Question, record: RequestRecord) -> None:
     if whose is not None:
         record.session, record.agent = whose.session, whose.agent
         record.agent_id, record.agent_parent, record.agent_final = whose.conversation, whose.parent, whose.final
+    record.not_continued = question.not_continued
 
 
 def may_not_hear(caller: Caller, record: RequestRecord) -> bool:
@@ -102,6 +103,8 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
     if receipt.ttft_ms and record.stream:
         told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
         told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
+    if record.not_continued:
+        told += f"x-warmroute-not-continued: {record.not_continued}\r\n"
     return (
         f"x-warmroute-request-id: {record.id}\r\n"
         f"x-warmroute-replica: {receipt.replica}\r\n"
@@ -134,6 +137,7 @@ def final_receipt(
             "miss": miss.header(isolated=isolated) if miss is not None else None,
             "wanted_ttft_ms": record.wanted_ttft_ms,
             "in_time": record.in_time,
+            **({"continued": record.continued[0]} if record.continued[0] else {}),
         }
         return b": warmroute %b\n\n" % msgspec.json.encode(told)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from router.core.facts.requests import Priority
 from router.http.request import Refusal, Request
 from router.reading.charge import Met
-from router.reading.onward import CREDENTIALS, PRIORITY, TENANT
+from router.reading.forwarding import CREDENTIALS, PRIORITY, TENANT
 from router.settings.keys import ANYBODY, OPEN, Caller, Keys, is_admin, priority_of, sane_name
 
 METRICS = "/metrics"

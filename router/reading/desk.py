@@ -21,6 +21,7 @@ from router.reading.observer import Observer
 from router.reading.reader import Reader, ReadingRules
 from router.settings import secrets, tls
 from router.settings.keys import Keys, files_of_settings, keys_of
+from router.settings.pairs import continued_models
 from router.settings.schema import Settings
 from router.telemetry import logs
 from router.telemetry.process_counts import PROMPTS, SPANS_DROPPED, UNEXPLAINED
@@ -110,7 +111,7 @@ class Desk:
     def _show(self, *, admin_token: str, api_key: str) -> None:
         """Ask for this token before metrics are shown, and show replicas this key, from now on."""
         self.callers.admin_token = admin_token
-        self.reader.credentials(passed_on=self.keys is None, api_key=api_key)
+        self.reader.forwarding.credentials(passed_on=self.keys is None, api_key=api_key)
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
         """Prefixes that conversations of our clients share, new or changed since the last call."""
@@ -152,4 +153,6 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         append_only=observatory.append_only,
         step_header=observatory.step_header,
         step_field=observatory.step_field,
+        continue_streams=settings.upstream.continue_streams,
+        continue_models=continued_models(settings.upstream.continue_models),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from router.core.dialects import Dialect
+from router.core.dialects.continuing import ContinuationPlan, with_ids
 from router.core.placement.wanted import Wanted
 from router.http.request import Request
 from router.reading.kinship import Whose
@@ -30,11 +31,26 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     warning: str = ""  # value of a header for the client; "" for none
     ttft_ms: float | None = None  # time within which its first token is wanted; None: any
     whose: Whose | None = None  # conversation that it belongs to; None where nothing is known of one
+    plan: ContinuationPlan | None = None  # plan for its stream, should that break; None: an error ends it
+    not_continued: str = ""  # reason for which there is no plan, where one is wanted
 
     def let_go(self) -> None:
         """Drop the body: its answer has begun, so it is sent to nobody else."""
         self.body = b""
-        self.request.let_go()
+        if self.plan is None or not self.plan.by_text:  # otherwise it may be sent once more
+            self.request.let_go()
+
+    def take_plan(self, plan: ContinuationPlan | None, why_not: str) -> None:
+        """Have the stream continued by this plan, for which the engine is asked for token ids; None: `why_not`."""
+        self.plan, self.not_continued = plan, why_not
+        if plan is None:
+            return
+        # The events must be read, so none may be compressed: ids could not be taken out again.
+        self.lines = [line for line in self.lines if line[:16].lower() != b"accept-encoding:"]
+        if plan.asks_ids:
+            self.body = with_ids(self.body)
+        if self.strip_usage:
+            plan.ask_usage()
 
     @property
     def stored(self) -> bool:

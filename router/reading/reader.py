@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 
@@ -36,10 +37,11 @@ from router.reading import answering
 from router.reading.answering import HISTORY_CHANGED, none_ready
 from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
 from router.reading.charge import charge
+from router.reading.continuing import Planned, planned, wished
 from router.reading.deadlines import ttft_ms_of
+from router.reading.forwarding import Forwarding, asks_usage
 from router.reading.kinship import Kinship
 from router.reading.observer import Observer
-from router.reading.onward import HeadersOn, asks_usage
 from router.reading.question import STORED, Question
 from router.reading.turns import ReadingTurns
 from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
@@ -68,6 +70,8 @@ class ReadingRules:
     append_only: str = OFF
     step_header: str = ""
     step_field: str = ""
+    continue_streams: str = "asked"
+    continue_models: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -81,6 +85,7 @@ class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     body: bytes
     repairs: tuple[str, ...]
     ids: AgentIds | None
+    planned: Planned
 
 
 class Reader:
@@ -105,6 +110,7 @@ class Reader:
         self._observer = observer
         self._secret = secret.encode()
         self._kinship = Kinship(self._secret)
+        self.forwarding = Forwarding()
         self._parse_thread = ThreadPoolExecutor(1, "parse")
         self.turns = ReadingTurns(clock=time.monotonic)
         sizes = (SEEN_BYTES_MAX, SEEN_BYTES_MAX + messages_bytes_max)
@@ -112,17 +118,13 @@ class Reader:
         self._aside_lock = Lock()
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
-        self.credentials(passed_on=True, api_key="")
 
     def configure(self, rules: ReadingRules) -> None:
         """Use these rules for the requests that follow."""
         self._rules = rules
-        self._repairs_wanted, self._step_header = in_order(rules.repairs), rules.step_header.lower().encode()
+        self._repairs_wanted = in_order(rules.repairs)
+        self.forwarding.step_header = rules.step_header.lower().encode()
         self.turns.bytes_max, self.turns.wait_s = rules.reading_bytes_max, rules.reading_wait_s
-
-    def credentials(self, *, passed_on: bool, api_key: str) -> None:
-        """Pass clients' own credentials on to replicas, or do not. An `api_key` is sent in place of a client's."""
-        self._headers_on = HeadersOn(self._step_header, passed_on=passed_on, api_key=api_key)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -179,7 +181,14 @@ class Reader:
         if tenant is not None:
             self._check_isolation(request.path, model, tenant)
             body = await how.run(owned, request, ask, tenant, id_)
-        return _Read(ask, chain, model, sighting, warning, body, repairs, ids)
+        plan: Planned = (None, "")
+        if ask.stream and model is not None and how.relayed and how.dialect is not None:
+            rules = self._rules
+            mode = wished(request, tenant, model, rules.continue_models, rules.continue_streams)
+            if mode != OFF:
+                engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
+                plan = await how.run(planned, request.path, body, ask, engines, room, mode)
+        return _Read(ask, chain, model, sighting, warning, body, repairs, ids, plan)
 
     async def _asked(
         self, request: Request, id_: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
@@ -195,6 +204,7 @@ class Reader:
         wanted.kin = self._kinship.kin(read.ids, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
         question = self._question(request, id_, body, how, wanted)
+        question.take_plan(*read.planned)
         question.repairs, question.warning, ask.stream_options = read.repairs, read.warning, None
         question.whose = self._kinship.whose(request, read.ids, ask, caller)
         if question.body is not request.body:
@@ -299,7 +309,7 @@ class Reader:
 
     def _step(self, request: Request, ask: Ask) -> str:
         """The step of an agent that the request says to be; "" where it says none."""
-        said = request.fields.get(self._step_header)
+        said = request.fields.get(self.forwarding.step_header)
         step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._rules.step_field)
         return step if step and _STEP.fullmatch(step) else ""
 
@@ -325,7 +335,7 @@ class Reader:
         strip_usage = asks and asks_usage(self._rules.ask_usage, self._placer, wanted.model, metered=metered)
         question = Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
-            self._headers_on.lines(request, request_id),
+            self.forwarding.lines(request, request_id),
             dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
             dialect or spoken_on(request.path),
             wanted,

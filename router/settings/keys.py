@@ -8,8 +8,8 @@ Only the SHA-256 of a key is kept. A key is 256 random bits, so that nobody can 
 hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest:
 timing reveals something of the digest only, which nobody can steer towards another without breaking SHA-256.
 
-Rates, isolation, receipts, repairs, `append_only` and `ttft_ms` apply to the tenant, whichever key says so; keys that
-contradict each other are refused. Models and priority apply to the key.
+Rates, isolation, receipts, repairs, `append_only`, `continue_streams` and `ttft_ms` apply to the tenant, whichever key
+says so; keys that contradict each other are refused. Models and priority apply to the key.
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ OTHER, NONE = "other", "none"  # label values that no tenant may be named
 TTFT_MS_MAX = 3_600_000  # longest time to first token that may be asked for: an hour
 OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conversations whose history has changed
 
+CONTINUE = ("off", "asked", "exact", "approximate")  # treatment of streams that break
+_OF_TENANT = (
+    "requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only", "continue_streams",
+)  # fmt: skip
+
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"[0-9A-Fa-f]{{64}}|{PREFIX}[\w-]{{40}}")  # a digest, or a key of `make_key`
@@ -73,6 +78,7 @@ class Tenant:
     repairs: tuple[str, ...] = ()  # repairs that are made to its requests
     append_only: str = OFF
     ttft_ms: float | None = None  # time to first token that its requests want unless they say; None: any
+    continue_streams: str = ""  # one of CONTINUE; "": as the model or the settings say
 
     def allows(self, model: str) -> bool:
         """Whether the tenant may use this model."""
@@ -104,12 +110,15 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repairs: tuple[str, ...] | None = None
     append_only: str | Literal[False] | None = None  # YAML reads `off` as false
     ttft_ms: Annotated[float, Meta(gt=0, le=TTFT_MS_MAX)] | None = None
+    continue_streams: str | Literal[False] | None = None
 
     def __post_init__(self) -> None:
         if self.repairs is not None and not set(self.repairs) - set(REPAIRS):
             self.repairs = in_order(self.repairs)
         if self.append_only is False:
             self.append_only = OFF
+        if self.continue_streams is False:
+            self.continue_streams = OFF
 
 
 class Keys:
@@ -157,6 +166,7 @@ class Keys:
                 repairs=said.get("repairs", repairs),
                 append_only=said.get("append_only", append_only),
                 ttft_ms=said.get("ttft_ms"),
+                continue_streams=said.get("continue_streams", ""),
             )
             by_digest[entry.sha256] = made
             tenants.setdefault(entry.tenant, made)
@@ -225,6 +235,8 @@ def _wrong(entry: _Entry) -> list[str]:
     wrong += [f"'repairs': there is no '{_shown(name)}'{nearest(name, REPAIRS)}" for name in odd]
     if entry.append_only not in (None, *APPEND_ONLY):
         wrong.append(f"'append_only' must be one of {', '.join(APPEND_ONLY)}")
+    if entry.continue_streams not in (None, *CONTINUE):
+        wrong.append(f"'continue_streams' must be one of {', '.join(CONTINUE)}")
     return wrong
 
 

@@ -68,6 +68,17 @@ def objective_problems(pairs: Iterable[str]) -> list[str]:
     return [f"'gateway.objectives': '{given}' is not of the form NAME=high, normal or low" for given in wrong]
 
 
+def continued_models(pairs: Iterable[str]) -> dict[str, str]:
+    """Parse `MODEL=exact` into a mapping."""
+    return {model: mode for model, _, mode in (given.rpartition("=") for given in pairs)}
+
+
+def continue_problems(pairs: Iterable[str]) -> list[str]:
+    """Problems of the setting `upstream.continue_models`."""
+    wrong = [given for given in pairs if not re.fullmatch(r".+=(off|asked|exact|approximate)", given)]
+    return [f"'upstream.continue_models': '{given}' is not MODEL=off, asked, exact or approximate" for given in wrong]
+
+
 def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -> list[str]:
     """Problems of the settings `events.*`."""
     problems = []

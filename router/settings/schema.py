@@ -523,6 +523,16 @@ class UpstreamSettings:
     """Retries per request allowed on average, as Envoy's and linkerd's budgets: a dead fleet is not hammered."""
     retry_floor_per_s: NotNegative = 10.0
     """Retries per second that are allowed whatever the ratio."""
+    continue_streams: Literal["off", "asked", "exact", "approximate"] = "asked"
+    """Whether a stream that breaks goes on on another replica, where neither a key nor `upstream.continue_models` says:
+    `asked`, if the request asks for it (`x-warmroute-continue`); `exact`, if the whole is what one replica would have
+    sent; `approximate`, also if it may differ; `off`, never. Engines are then asked for token ids, and each event of
+    such streams is read."""
+    continue_models: tuple[str, ...] = ()
+    """The same for single models: `MODEL=exact`."""
+    hand_over_s: NotNegative = 5.0
+    """Seconds after discovery says that a replica is leaving or not ready, or it was told to drain; then its streams
+    that can be continued are handed on to others. Shorter than the grace that engines have to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from router.core.dialects.continuing import APPROXIMATE, EXACT, REASONS
 from router.core.dialects.repairs import REPAIRS
 from router.core.facts.misses import Change, Miss
 from router.core.facts.placements import Ending, Grade
@@ -66,6 +67,16 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family("attempts", "Attempts on replicas, retries included, by outcome.", "outcome"),
     Family("retries", "Failed attempts retried on another replica, by kind of failure.", "kind"),
+    Family(
+        "continued_streams",
+        "Streams continued on another replica, by exactness and kind of failure.",
+        "how cause",
+    ),
+    Family(
+        "refused_continuations",
+        "Streams that broke and could not be continued as wanted, by reason.",
+        "reason",
+    ),
     Family("replica_failures", "Failed attempts, by replica and kind of failure.", "replica kind"),
     Family(
         "worker_hub_lost_placements",
@@ -149,6 +160,7 @@ KINDS = (  # kinds of failures (http/failures.py)
     "broke_early", "broke_midway", "connect", "descriptors", "engine", "garbage", "lost", "shed", "stale", "stalled",
     "stuck", "timeout", "unfinished",
 )  # fmt: skip
+CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of breaks after which a stream may be continued
 
 # Series that are there from the first scrape on: one that begins with its first increment has no rate that shows it.
 _OUTCOMES = (Ending.OK.value, Ending.CLIENT_LEFT.value, *KINDS)
@@ -158,6 +170,8 @@ BEGUN: dict[str, list[Labels]] = {
     "overpredicted_tokens": [(grade,) for grade in Grade],
     "attempts": [(outcome,) for outcome in _OUTCOMES],
     "retries": [(kind,) for kind in KINDS],
+    "continued_streams": [(how, cause) for how in (EXACT, APPROXIMATE) for cause in CAUSES],
+    "refused_continuations": [(reason,) for reason in REASONS],
     "worker_hub_lost_placements": [()],
     "reloads": [("ok",), ("refused",)],
     "prewarm_requests": [("ok",), ("failed",), ("skipped",)],

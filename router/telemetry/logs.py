@@ -102,6 +102,8 @@ class _RequestLine(msgspec.Struct):
     hit_tokens: int | UnsetType = UNSET
     miss: Mapping[Miss, int] | UnsetType = UNSET
     retries: list[str] | UnsetType = UNSET
+    continued: str | UnsetType = UNSET
+    not_continued: str | UnsetType = UNSET
     error: str | UnsetType = UNSET
     detail: str | UnsetType = UNSET
     tenant: str | UnsetType = UNSET
@@ -126,6 +128,11 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
         line.hit_tokens, line.miss = record.miss.hit, record.miss.misses
     if record.retries:
         line.retries = [f"{kind} at {replica}" for kind, replica in record.retries]
+    if record.continued[0]:
+        how, cause, replica = record.continued
+        line.continued = f"{how} after {cause} at {replica}"
+    if record.not_continued:
+        line.not_continued = record.not_continued
     if record.error:
         line.error = record.error
     if record.detail:

@@ -47,6 +47,10 @@ class RequestRecord(Struct):
     priority: Priority = Priority.NORMAL
     wanted_ttft_ms: float | None = None  # time within which the first token was wanted; None: any
     in_time: bool | None = None  # whether a stream's first token came within that; None: there was none, or no wish
+    # Of a stream that went on on another replica: exactness ("exact", "approximate"), kind of the break, and the
+    # replica that broke; "" of any other.
+    continued: tuple[str, str, str] = ("", "", "")
+    not_continued: str = ""  # reason for which a stream was not continued, or could not have been
     number: int = 0  # given by the hub at the end: unique, rising, microseconds of Unix time where the clock is steady
 
 

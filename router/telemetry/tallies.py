@@ -41,6 +41,7 @@ from router.telemetry.series import Counter, Histogram, KindSeries, ModelSeries,
 MODELS_MAX = 1_000  # models with a label value of their own: adapters may come and go for ever
 
 _OK = Ending.OK
+_FAILED = Ending.FAILED
 _TOKENS_MIN = 1e-9  # what has faded below it is nothing
 _COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # endings of requests whose prompts were computed
 _REPLICA_COUNTERS = (
@@ -134,6 +135,10 @@ class Tallies:
             self._exemplify(model, record)
         for failure, _ in record.retries:
             self._of("retries", failure)[0] += 1
+        if record.continued[0]:
+            self._of("continued_streams", *record.continued[:2])[0] += 1
+        if record.not_continued and record.ending == _FAILED:
+            self._of("refused_continuations", record.not_continued)[0] += 1
         for repair in record.repairs:
             self._of("repairs", repair)[0] += 1
         receipt = record.receipt

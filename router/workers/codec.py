@@ -185,6 +185,8 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         record.session,
         (record.agent, record.agent_id, record.agent_parent, record.agent_final),
         (record.priority, record.wanted_ttft_ms, record.in_time),
+        record.continued,
+        record.not_continued,
     )
 
 
@@ -227,6 +229,8 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         priority=report.deadline[0],
         wanted_ttft_ms=report.deadline[1],
         in_time=report.deadline[2],
+        continued=report.continued,
+        not_continued=report.not_continued,
     )
 
 

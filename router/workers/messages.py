@@ -132,6 +132,8 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     agent: tuple[str, str, str, bool] = ("", "", "", False)
     # priority, milliseconds within which the first token was wanted, whether it came in time
     deadline: tuple[Priority, float | None, bool | None] = (Priority.NORMAL, None, None)
+    continued: tuple[str, str, str] = ("", "", "")
+    not_continued: str = ""
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admin import dashboard, openapi, runbook
+from router.admin.draining import DrainPage
 from router.admin.replicas import Additions
 from router.app import App
 from router.core.dialects import PATHS
@@ -35,7 +36,8 @@ def admin_routes(app: App) -> list[tuple[str, str]]:
     """Every route of the admin listener, from the code."""
     assert app.hub.observatory is not None
     own = [*app.hub.pages.routes(), *app.hub.observatory.routes(), *app.hub.prewarm_page.routes()]
-    routes = [*own, *Additions(StaticDiscovery(()), ()).routes()]
+    drains = DrainPage(app.hub.discoveries).routes()
+    routes = [*own, *drains, *Additions(StaticDiscovery(()), ()).routes()]
     found = [(route.method, route.path) for route in routes]
     served = {(route.method, route.path) for route in app.hub.admin.table.routes}
     static = [(route.method, route.path) for route in (*dashboard.routes(), *runbook.routes())]

@@ -16,10 +16,11 @@ from tests.http.wire import Wire
 HERE = Path(__file__).parent
 
 
-async def read_streams(url: str, path: str, count: int) -> list[dict[str, Any]]:
-    """What the client of that path makes of so many streams, one after the other."""
+async def read_streams(url: str, path: str, count: int, wish: str = "") -> list[dict[str, Any]]:
+    """What the client of that path makes of so many streams, one after the other. `wish` is how they are to go on
+    elsewhere."""
     node = await asyncio.create_subprocess_exec(
-        "node", "read_streams.mjs", url, path, str(count), cwd=HERE, stdout=asyncio.subprocess.PIPE
+        "node", "read_streams.mjs", url, path, str(count), wish, cwd=HERE, stdout=asyncio.subprocess.PIPE
     )
     out, _ = await node.communicate()
     assert node.returncode == 0

@@ -66,12 +66,13 @@ def in_force(router: Running) -> dict[str, Any]:
     """What parts of the router hold that was given to them by settings."""
     edge, hub = router.app.edge, router.app.hub
     upstream, proxy, server, reader = edge.upstream, edge.proxy, edge._server, edge.reader
+    lines = reader.forwarding
     return {
         "engines": upstream.limits,
         "retries": proxy._attempts.limits,
         "budget": (edge._budget.ratio, edge._budget.floor_per_s),
         "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
-        "credentials": (reader._own_lines, reader._not_sent_on, edge._callers.admin_token, hub.admin_token),
+        "credentials": (lines._own_lines, lines._kept, edge._callers.admin_token, hub.admin_token),
         "clients": (server.limits, server._slots.limits),
         "operators": (hub.admin.server.limits, hub.admin.server._slots.limits),
         "bodies": (reader._rules, reader._repairs_wanted),
@@ -80,8 +81,9 @@ def in_force(router: Running) -> dict[str, Any]:
         "standing": (hub.router._stuck_after_s, hub.router.fitness.slow_start_s),
         "replicas": (hub.replicas._urls, hub._additions.allowed),
         "prewarm": hub.warmer.settings,
+        "silence": edge._continuations.silence_s_max,
         # Looked up when it is needed.
-        "later": edge._settings.listen.drain_s,
+        "later": (edge._settings.listen.drain_s, edge._settings.upstream.hand_over_s),
         "at the end": router.reloader.settings.listen.lame_duck_s,
         "between looks": router.reloader.settings.listen.files_interval_s,
     }

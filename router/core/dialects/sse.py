@@ -20,8 +20,10 @@ EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than h
 class EventSplitter:
     """feed(bytes) -> whole events, terminators included; joined, they are the input byte for byte."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bytes_max: int = EVENT_BYTES_MAX) -> None:
+        """An event longer than `bytes_max` is passed on in pieces."""
         self._held = bytearray()
+        self._bytes_max = bytes_max
 
     @property
     def holds(self) -> bool:
@@ -37,7 +39,7 @@ class EventSplitter:
             events.append(bytes(held[start : match.end()]))
             start = match.end()
         del held[:start]
-        if len(held) > EVENT_BYTES_MAX:
+        if len(held) > self._bytes_max:
             events.append(self.close())
         return events
 

@@ -2,7 +2,7 @@
 
 Replicas of the settings do not wait for the source: with any of them the router is ready even without an API server.
 Without any there is no complete set until the source's first. A replica that both know is taken as the source knows
-it, with its name and its instance.
+it, with its name and its instance. One that was told to drain is not ready, whatever its source says.
 """
 
 from __future__ import annotations
@@ -32,7 +32,24 @@ class Together:
         self._bugs: dict[str, tuple[int, str]] = {}  # (bugs so far, the present one or ""), by source
         self._taken: set[str] = set()  # ids taken from the source
         self._over = 0  # replicas found and not taken
+        self._draining: set[str] = set()  # URLs of replicas that were told to drain
         self._changed = asyncio.Event()
+
+    def drain(self, url: str) -> bool:
+        """Send nothing new to a replica from now on. False: none is known at this URL."""
+        if url not in {replica.url for replica in self._union()}:
+            return False
+        self._draining.add(url)
+        self._changed.set()
+        return True
+
+    def take_back(self, url: str) -> bool:
+        """The replica is as any other again. False: it was not told to drain."""
+        if url not in self._draining:
+            return False
+        self._draining.discard(url)
+        self._changed.set()
+        return True
 
     def statuses(self) -> dict[str, Status]:
         """The state of each discovery's view, by its name."""
@@ -96,6 +113,12 @@ class Together:
         if self._source is not None and self._source.source in self._said:
             found = self._bounded(self._said[self._source.source])
             by_id |= {id_: replica for id_, replica in found.items() if replica.ready or id_ not in by_id}
+        if self._draining:
+            self._draining &= {replica.url for replica in by_id.values()}
+            return frozenset(
+                dataclasses.replace(each, ready=False) if each.url in self._draining else each
+                for each in by_id.values()
+            )
         return frozenset(by_id.values())
 
     def _bounded(self, found: frozenset[Replica]) -> dict[str, Replica]:

@@ -1,0 +1,59 @@
+"""Replicas told to drain: `POST /admin/replicas/drain {"url": ...}`, taken back by DELETE with the parameter `url`.
+
+A replica that drains is as one that discovery calls not ready: it gets no new requests, its answers go on, and after
+`upstream.hand_over_s` those streams that can be continued elsewhere are handed on. It drains until that is taken back,
+or until discovery names it no more.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, json_answer, refused
+from router.engines.discovery.together import Together
+
+log = logging.getLogger(__name__)
+
+PATH = "/admin/replicas/drain"
+
+
+class _Drained(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+
+
+_decode = msgspec.json.Decoder(_Drained).decode
+
+
+class DrainPage:
+    """Handlers of `/admin/replicas/drain`."""
+
+    def __init__(self, discoveries: Together) -> None:
+        self._discoveries = discoveries
+
+    def routes(self) -> list[AdminRoute]:
+        """Routes for the admin listener."""
+        return [
+            AdminRoute(method="POST", path=PATH, page=self.drain),
+            AdminRoute(method="DELETE", path=PATH, page=self.take_back, takes=("url",)),
+        ]
+
+    async def drain(self, call: AdminCall) -> AdminAnswer:
+        """200; 404 for a replica that is not known."""
+        try:
+            url = _decode(call.body).url.rstrip("/")
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return refused(400, "bad_body", 'The body must be {"url": "http://ADDRESS:PORT"}.')
+        if not self._discoveries.drain(url):
+            return refused(404, "unknown_replica", "No such replica is known.")
+        log.info("replica drains", extra={"event": "replica_drains", "fields": {"replica": url}})
+        return json_answer({"url": url}, 200)
+
+    async def take_back(self, call: AdminCall) -> AdminAnswer:
+        """200; 404 for a replica that does not drain."""
+        url = call.query.get("url", "").rstrip("/")
+        if not self._discoveries.take_back(url):
+            return refused(404, "unknown_replica", "No such replica drains.")
+        log.info("replica drains no more", extra={"event": "replica_drains_no_more", "fields": {"replica": url}})
+        return json_answer({"url": url}, 200)

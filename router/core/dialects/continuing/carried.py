@@ -1,0 +1,287 @@
+"""What a stream of OpenAI's APIs has said so far, told event by event, and its events as the client is to see them.
+
+vLLM 0.32 and SGLang 0.5.23 tell the prompt's ids in the first event and those of its tokens in each; they are taken
+out, so that the client gets what it would have got without them. vLLM then has the fields as null, SGLang has none.
+
+Ids and text do not keep step. An event may have ids and no text: half a character, or what may be the beginning of a
+stop string. An event of several tokens may end with half a character. So the stream is not continued behind its last
+id, but from its last *point*: behind an event of one token that brought text. There every character that the ids make
+was said, but for those that the engine holds back for stop strings (`ContinuationPlan.held_chars`), which are then
+said at a later point. What was said behind the point is said again by the next replica, compared, and left out; what
+was not said behind it is nobody's loss. Every stop string that may yet come begins behind the point, so that the next
+replica finds it: what may begin one is held back, or where it is sent, the point lies before it
+(`ContinuationPlan.open_chars`).
+
+An error event, an answer that the engine gives up, or a `[DONE]` before a reason to finish is kept from the client: the
+stream counts as broken there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from router.core.dialects import sse
+from router.core.dialects.continuing.plan import ContinuationPlan, NotContinued
+from router.core.dialects.tenancy import CHAT, COMPLETIONS
+from router.core.prompts import bodies
+from router.core.prompts.bodies import ABSENT
+
+SAID_TOKENS_MAX = 1 << 20  # tokens that are remembered of an answer; 4 MB
+PROMPT_BYTES_MAX = 16 << 20  # bytes of a prompt's ids as JSON: two million tokens
+ABORT = "abort"  # the reason with which vLLM, told to stop, ends what runs
+BEHIND_CHARS_MAX = 64 << 10  # characters said behind the last point
+
+_IDS, _PROMPT_IDS = b'"token_ids":[', b'"prompt_token_ids":['
+
+
+class _Delta(Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Raw = ABSENT
+    refusal: str | None = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: Raw = ABSENT
+
+
+class _Chunk(Struct):
+    id: str = ""
+    object: str = ""
+    created: Raw = ABSENT
+    model: str = ""
+    choices: list[_Choice] = []
+    usage: Raw = ABSENT
+    prompt_token_ids: Raw = ABSENT
+    error: Raw = ABSENT
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class StreamDiffers(Exception):
+    """The next replica did not say again what was said: the two do not make one answer."""
+
+
+class SaidToEnd(Exception):
+    """All of the answer was said, and only its end is missing. `events` are the end as the engine would have sent
+    it."""
+
+    def __init__(self, events: bytes) -> None:
+        super().__init__("all of the answer was said")
+        self.events = events
+
+
+class CarriedStream:
+    """One answer, carried from replica to replica. Feed it whole events."""
+
+    next_path = COMPLETIONS
+
+    def __init__(self, plan: ContinuationPlan) -> None:
+        self.plan = plan
+        self.broken = False  # the engine said that it failed, or that it had ended before it had
+        self.prompt_tokens = 0
+        self.said_tokens = 0  # tokens that the next replica is given, once `next_body` was called
+        self.said_chars = 0
+        self._made_chars = 0  # characters that the present replica has sent, and those before it
+        self._prompt = b""  # JSON array of the prompt's ids
+        self._ids = array("I")
+        self._points = deque([(0, 0)])  # (ids, characters that they make); the first is where to continue from
+        self._behind = ""  # the text that was said behind the first point
+        self._why_not = ""  # the reason for which it cannot be continued
+        self._names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
+        self._fields = False  # choices have the field token_ids, as null
+        self.finished = self.told_usage = self.done = False  # its reason to finish, its usage, its end were told
+        self._reasoned = False  # it has reasoned, and said nothing since
+        self.approximate = plan.approximate
+
+    # -- the first replica ---------------------------------------------------------------------------------------
+
+    def take(self, event: bytes) -> bytes:
+        """What the client gets of an event, its blank line included; b"" for one that it does not get."""
+        if self.broken:
+            return b""
+        data = sse.payload(event)
+        if data == b"[DONE]":
+            self.broken, self.done = not self.finished, self.finished
+            return b"" if self.broken else event
+        if not data.startswith(b"{"):
+            return event
+        chunk = bodies.decoded(_decode_chunk, data)
+        if chunk is None:
+            self._why_not = "answer"
+            return event
+        if bodies.given(chunk.error) or any(choice.finish_reason == ABORT for choice in chunk.choices):
+            self.broken = True
+            return b""
+        if not self._names:
+            self._begin(chunk)
+        self.told_usage = self.told_usage or (bodies.given(chunk.usage) and not chunk.choices)
+        for choice in chunk.choices:
+            self._note(choice)
+        if self.plan.path == CHAT and b'"delta":{}' in event and not self.finished:
+            return b""  # vLLM sends such an event only since ids were asked for
+        return self._without_ids(event)
+
+    def _begin(self, chunk: _Chunk) -> None:
+        raw = chunk.prompt_token_ids
+        if not bodies.given(raw) and chunk.choices:
+            raw = chunk.choices[0].prompt_token_ids
+        created = msgspec.json.decode(chunk.created) if bodies.given(chunk.created) else 0
+        self._names = {"id": chunk.id, "object": chunk.object, "created": created, "model": chunk.model}
+        if not bodies.given(raw) or len(raw) > PROMPT_BYTES_MAX or not bytes(raw).startswith(b"["):
+            self._why_not = "no_ids"
+            return
+        self._prompt = bytes(raw)
+        self.prompt_tokens = 0 if self._prompt[1:-1].strip() == b"" else self._prompt.count(b",") + 1
+        self._fields = self.plan.engine == "vllm"
+
+    def _note(self, choice: _Choice) -> None:
+        """Note what a choice has said."""
+        text, ids = choice.text or "", choice.token_ids or []
+        delta = choice.delta
+        if delta is not None:
+            text = delta.content or ""
+            if bodies.given(delta.tool_calls) and bytes(delta.tool_calls) != b"[]":
+                self._why_not = "tool_call"
+            if delta.reasoning or delta.reasoning_content:
+                self._points.clear()  # only the engine's parser knows how to go on
+                self._behind, self._reasoned = "", True
+        if text and not ids:
+            self._why_not = self._why_not or "no_ids"
+        self.note(ids, text, text)
+        if choice.finish_reason:
+            self.finished = True
+
+    def note(self, ids: Sequence[int], text: str, shown: str) -> None:
+        """Note tokens, the text that came with them, and that part of it which the client did not have."""
+        self._ids.extend(ids)
+        if len(self._ids) > SAID_TOKENS_MAX:
+            self._why_not, self._ids = "too_long", array("I")
+        if not text:
+            return
+        self._made_chars += len(text)
+        self.said_chars += len(shown)
+        points = self._points
+        if points:
+            self._behind += shown
+        if len(ids) == 1:  # no more of them stay than characters are held back
+            points.append((len(self._ids), self._made_chars + self.plan.held_chars))
+        while len(points) > 1 and points[1][1] <= self._sure_chars:
+            points.popleft()
+        if points:
+            behind = self.said_chars - points[0][1]
+            self._behind = self._behind[-behind:] if behind > 0 else ""
+        if len(self._behind) > BEHIND_CHARS_MAX:
+            self._why_not, self._behind = "no_point", ""
+
+    @property
+    def _sure_chars(self) -> int:
+        """Characters of what was said in which no stop string has begun that is not whole yet."""
+        return max(0, self.said_chars - self.plan.open_chars)
+
+    def _without_ids(self, event: bytes) -> bytes:
+        event = _cut_out(event, _PROMPT_IDS, null=self._fields)
+        return _cut_out(event, _IDS, null=self._fields)
+
+    # -- in between ----------------------------------------------------------------------------------------------
+
+    def go_on_from(self, tokens: int) -> None:
+        """Another replica goes on behind so many tokens of the answer: those at which `next_body` ended."""
+        del self._ids[tokens:]
+        self._made_chars = self.said_chars - len(self._behind)
+        self._points = deque([(tokens, self._made_chars)])
+
+    def next_body(self) -> bytes:
+        """The request that goes to the next replica. Raises SaidToEnd where none is needed, and NotContinued."""
+        if self.finished:
+            raise SaidToEnd(self._end())
+        if reason := self._against:
+            raise NotContinued(reason)
+        return self._request()
+
+    def _request(self) -> bytes:
+        self.said_tokens = self._points[0][0]
+        said = ",".join(map(str, self._ids[: self.said_tokens])).encode()
+        inside = self._prompt.strip()[1:-1]
+        prompt = b"[%b]" % b",".join(part for part in (inside, said) if part)
+        return self.plan.next_body(prompt, self.prompt_tokens, self.said_tokens)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether more is to be said, which another replica can say."""
+        return not (self.finished or self._against)
+
+    @property
+    def _against(self) -> str:
+        """Why another replica cannot go on; "" where it can."""
+        if not self._names:
+            return "answer"
+        if self._why_not:
+            return self._why_not
+        if not self._points or self._points[0][1] > self._sure_chars:
+            return "reasoning"
+        return "spent" if self.plan.most(self.prompt_tokens) <= self._points[0][0] else ""
+
+    @property
+    def said_again(self) -> str:
+        """What was said behind the point from which the stream is continued, so that it is said again."""
+        return self._behind
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The fields by which the client knows the answer: `id`, `object`, `created`, `model`."""
+        return self._names
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether choices have the field `token_ids`, as null, though no ids were asked for."""
+        return self._fields
+
+    def _end(self) -> bytes:
+        """What is missing of an answer that was said to its reason to finish."""
+        if self.done:
+            return b""
+        end = b"data: [DONE]\n\n"
+        if self.told_usage or not self.plan.wants_usage or self._why_not:
+            return end
+        said = len(self._ids)
+        usage = {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + said,
+            "completion_tokens": said,
+        }
+        return data_event(self._names | {"choices": [], "usage": usage}) + end
+
+
+def data_event(chunk: dict[str, Any]) -> bytes:
+    """An event of this data."""
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def _cut_out(event: bytes, name: bytes, *, null: bool) -> bytes:
+    """The event with this list of ids as null, or without it. In strings of JSON the quotes have backslashes, so what
+    is found is the field. There is one choice, so it is there once."""
+    start = event.find(name)
+    if start < 0:
+        return event
+    end = event.index(b"]", start) + 1
+    if null:
+        return event[: start + len(name) - 1] + b"null" + event[end:]
+    if event[start - 1 : start] == b",":
+        start -= 1
+    elif event[end : end + 1] == b",":
+        end += 1
+    return event[:start] + event[end:]

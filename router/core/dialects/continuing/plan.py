@@ -1,0 +1,306 @@
+"""Which requests may be continued, and what the next request is made of.
+
+The next request is nearly always a completion of token ids, `prompt ids + ids said so far`, with the sampling fields of
+the first: vLLM 0.32 and SGLang 0.5.23 add nothing to a prompt of ids, take the same defaults for sampling on
+`/v1/completions` as on their chat (vLLM's generation config), and give the same reasons to finish. What would make
+the second half differ from the unbroken answer is refused, field by field; so is every field that is not known here,
+since engines learn new ones.
+
+- A count of what was said so far begins anew: presence and frequency penalties (vLLM's repetition penalty counts the
+  prompt too, and is carried), `bad_words`, `repetition_detection`, budgets of thinking. A seed's sequence of random
+  numbers begins anew, too, which shows where the temperature is not 0.
+- A grammar begins anew: `response_format`, `structured_outputs`, tools that must be called.
+- Tools that must be called are a grammar, too. Tools that may be called are taken out of a chat's text by a parser of
+  the engine, which `/v1/completions` does not ask: such a chat is continued as one (by_text.py).
+- Media are not in the ids. Several choices, several prompts, beams and `echo` make no one answer.
+
+Fields read in vLLM 0.32 (entrypoints/openai/{completion,chat_completion}/protocol.py) and SGLang 0.5.23
+(srt/entrypoints/openai/protocol.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from router.core.dialects.tenancy import CHAT, COMPLETIONS
+from router.core.prompts.bodies import UNREADABLE
+
+OFF, EXACT, APPROXIMATE = "off", "exact", "approximate"
+MODES = (OFF, EXACT, APPROXIMATE)  # a request's words for how its stream is to be continued
+COMPLETION_TOKENS = 16  # max_tokens of a completion that names none, or null
+STOP_CHARS_MAX = 1_024  # the longest stop string of a stream that may be continued
+
+# Why a stream was not continued. Of the first ones a request is told apart before it is sent.
+REASONS = (
+    "body", "engine", "path", "field", "choices", "prompts", "echo", "logprobs", "ids", "media", "tools", "grammar",
+    "penalty", "seed", "stop",
+    "no_ids", "tool_call", "reasoning", "no_point", "too_long", "spent", "answer", "budget", "replica", "failed",
+    "late", "differs", "again",
+)  # fmt: skip
+# Reasons for which a stream is still continued where its client takes an approximate one.
+_BENDS = frozenset(("penalty", "seed"))
+
+# Fields that the next request has as the first one had them.
+_CARRIED = frozenset(
+    (
+        "model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias", "allowed_token_ids",
+        "stop", "stop_token_ids", "include_stop_str_in_output", "no_stop_trim", "ignore_eos", "skip_special_tokens",
+        "spaces_between_special_tokens", "cache_salt", "extra_key", "priority", "session_id", "user", "stream",
+        "stream_options", "stream_interval", "seed", "presence_penalty", "frequency_penalty", "lora_path", "watermark",
+        "watermarking", "custom_labels", "routing_key",
+    )
+)  # fmt: skip
+# Fields that only say what the prompt is, how it becomes ids, or nothing to the engine: the ids are known.
+_LEFT_OUT = frozenset(
+    (
+        "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt",
+        "continue_final_message", "add_special_tokens", "chat_template", "chat_template_kwargs", "documents",
+        "reasoning_effort", "include_reasoning", "separate_reasoning", "stream_reasoning", "truncate_prompt_tokens",
+        "truncation_side", "request_id", "rid", "metadata", "store", "prompt_cache_key", "prompt_cache_retention",
+        "safety_identifier", "service_tier", "verbosity", "max_tokens", "max_completion_tokens", "min_tokens",
+        "length_penalty", "return_token_ids", "return_tokens_as_token_ids", "session_params", "media_io_kwargs",
+        "mm_processor_kwargs", "mm_payload", "routed_experts_prompt_start",
+    )
+)  # fmt: skip
+# Fields that must say nothing: their name, why a stream with one is not continued, and what counts as nothing besides
+# null, false, 0 and what is empty.
+_NOTHING: dict[str, tuple[str, tuple[object, ...]]] = {
+    "n": ("choices", (1,)),
+    "best_of": ("choices", (1,)),
+    "use_beam_search": ("choices", ()),
+    "echo": ("echo", ()),
+    "suffix": ("echo", ()),
+    "logprobs": ("logprobs", ()),
+    "top_logprobs": ("logprobs", ()),
+    "prompt_logprobs": ("logprobs", ()),
+    "logprob_token_ids": ("logprobs", ()),
+    "return_hidden_states": ("logprobs", ()),
+    "response_format": ("grammar", ({"type": "text"},)),
+    "structured_outputs": ("grammar", ()),
+    "guided_json": ("grammar", ()),
+    "guided_regex": ("grammar", ()),
+    "guided_choice": ("grammar", ()),
+    "guided_grammar": ("grammar", ()),
+    "regex": ("grammar", ()),
+    "ebnf": ("grammar", ()),
+    "json_schema": ("grammar", ()),
+    "bad_words": ("penalty", ()),
+    "repetition_detection": ("penalty", ()),
+    "thinking_token_budget": ("penalty", (-1,)),
+    "functions": ("tools", ()),
+    "function_call": ("tools", ("none",)),
+    "prompt_embeds": ("media", ()),
+    "modalities": ("media", (["text"],)),
+    "audio": ("media", ()),
+    "stop_regex": ("stop", ()),
+    "kv_transfer_params": ("field", ()),
+    "ec_transfer_params": ("field", ()),
+    "vllm_xargs": ("field", ()),
+    "logits_processors": ("field", ()),
+    "custom_logit_processor": ("field", ()),
+    "custom_params": ("field", ()),
+    "return_prompt_text": ("field", ()),
+    "bootstrap_host": ("field", ()),
+    "bootstrap_port": ("field", ()),
+    "bootstrap_room": ("field", ()),
+}
+_EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
+
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.encode
+
+
+class NotContinued(Exception):
+    """A stream that cannot be continued as its client asks. `reason` is one of REASONS."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ContinuationPlan(Struct):
+    """How the stream of one request may be continued."""
+
+    path: str  # CHAT or COMPLETIONS
+    engine: str  # kind of engine, "vllm" or "sglang"
+    approximate: bool  # something of the request begins anew with the next replica, which its client puts up with
+    kept: bytes  # fields of the next request that stay as they are: a JSON object without its last brace
+    tokens_max: int | None  # tokens that the answer may have; None: as many as the model has room for
+    tokens_min: int
+    # Characters before the end of what the engine has made in which a stop string may have begun: it holds them back,
+    # or, where stop strings are part of the answer, sends them.
+    held_chars: int
+    open_chars: int
+    wants_usage: bool  # the stream is to end with its usage
+    asks_ids: bool = True  # the engine is asked for token ids
+    by_text: bool = False  # the next request is the chat again, with what was said: its body must be kept
+    takes_approximate: bool = False  # the client puts up with an answer that may come out otherwise
+    limit: bytes = b"max_tokens"  # the name by which the chat limits its tokens
+    added: bytes = b""  # fields that the router adds to its client's, each behind a comma
+    context_tokens: int = 0  # tokens of prompt and answer that the model has room for
+
+    def ask_usage(self) -> None:
+        """Ask for usage at the end of the stream, which the client did not ask for."""
+        self.wants_usage = True
+        self.added = b',"stream_options":{"include_usage":true}'
+
+    def most(self, prompt_tokens: int) -> int:
+        """Tokens that the answer to a prompt of so many may have."""
+        return self.tokens_max if self.tokens_max is not None else self.context_tokens - prompt_tokens
+
+    def next_body(self, prompt: bytes, prompt_tokens: int, said_tokens: int) -> bytes:
+        """The next request, for `/v1/completions`. `prompt` is a JSON array of ids: the prompt's, and those of the
+        `said_tokens` tokens that are said, which are fewer than it may have. It must say a limit: a completion without
+        one, or with null, has COMPLETION_TOKENS."""
+        fields = [self.kept, self.added, b',"max_tokens":%d' % (self.most(prompt_tokens) - said_tokens)]
+        if self.tokens_min > said_tokens:
+            fields.append(b',"min_tokens":%d' % (self.tokens_min - said_tokens))
+        fields += [b',"return_token_ids":true,"prompt":', prompt, b"}"]
+        return b"".join(fields)
+
+    def next_chat(self, body: bytes, text: str, said_tokens: int) -> bytes:
+        """The chat of this body again, with a text of so many tokens as its last message, left open. Where nothing was
+        said it is the same chat."""
+        fields = self.added
+        if self.tokens_max is not None:
+            fields += b',"%b":%d' % (self.limit, self.tokens_max - said_tokens)
+        if self.tokens_min:
+            fields += b',"min_tokens":%d' % max(0, self.tokens_min - said_tokens)
+        if self.asks_ids:
+            fields += b',"return_token_ids":true'
+        return _chat_body(body, text, fields)
+
+
+def openai_plan(
+    path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool, context_tokens: int
+) -> ContinuationPlan:
+    """The plan of a streaming chat or completion (`plan_of`). Raises NotContinued."""
+    if path not in (CHAT, COMPLETIONS):
+        raise NotContinued("path")
+    engine = next(iter(engines)) if len(engines) == 1 else ""
+    asks_ids = engine == "vllm" or path == COMPLETIONS
+    if engine not in ("vllm", "sglang") or not (asks_ids or mode == APPROXIMATE):
+        raise NotContinued("engine")  # SGLang refuses to tell ids on a chat that streams
+    if media and path == CHAT:
+        raise NotContinued("media")
+    try:
+        fields = _decode_fields(body)
+        bends = _looked_at(fields)
+        by_text = path == CHAT and (not asks_ids or _may_call(fields))
+        tokens_max, tokens_min = _limits(path, fields)
+        held, opened = _stop_chars(fields, engine)
+        wants_usage = _wants_usage(fields)
+    except UNREADABLE as error:
+        raise NotContinued("body") from error
+    if path == COMPLETIONS and bytes(fields.get("prompt", b"")).lstrip()[:1] == b"[":
+        _one_prompt(bytes(fields["prompt"]))
+    if bends and mode != APPROXIMATE:
+        raise NotContinued(bends)
+    if by_text and opened:
+        raise NotContinued("stop")  # a stop string may have begun in what was said
+    kept = _encode({name: raw for name, raw in fields.items() if name in _CARRIED})[:-1]
+    plan = ContinuationPlan(path, engine, bool(bends), kept, tokens_max, tokens_min, held, opened, wants_usage)
+    plan.asks_ids, plan.by_text, plan.takes_approximate = asks_ids, by_text, mode == APPROXIMATE
+    plan.context_tokens = context_tokens
+    if path == CHAT and "max_completion_tokens" in fields:
+        plan.limit = b"max_completion_tokens"
+    return plan
+
+
+def with_ids(body: bytes) -> bytes:
+    """The same request, asking for token ids. A last duplicate key wins in the JSON parsers of vLLM and SGLang."""
+    end = body.rindex(b"}")
+    return b"".join((memoryview(body)[:end], b',"return_token_ids":true', memoryview(body)[end:]))
+
+
+def _looked_at(fields: dict[str, Raw]) -> str:
+    """Why the continuation would only be approximate; "" where it would be exact. Raises NotContinued."""
+    bends = ""
+    for name, raw in fields.items():
+        if name in _NOTHING:
+            reason, nothing = _NOTHING[name]
+            value = _decode(raw)
+            if value in _EMPTY or value in nothing:
+                continue
+            if reason not in _BENDS:
+                raise NotContinued(reason)
+            bends = reason
+        elif name not in _CARRIED and name not in _LEFT_OUT and bytes(raw) != b"null":
+            raise NotContinued("field")
+    if _value(fields, "return_token_ids") or _value(fields, "return_tokens_as_token_ids"):
+        raise NotContinued("ids")  # the client counts on ids, and gets those of pieces that may be said anew
+    if _value(fields, "tools") and _value(fields, "tool_choice") not in (None, "auto", "none"):
+        raise NotContinued("tools")  # a call that must be made is made by a grammar
+    for name in ("presence_penalty", "frequency_penalty"):
+        if _value(fields, name):
+            bends = "penalty"
+    if _value(fields, "seed") is not None and _value(fields, "temperature") not in (0, 0.0):
+        bends = bends or "seed"
+    return bends
+
+
+def _may_call(fields: dict[str, Raw]) -> bool:
+    """Whether the answer may call tools."""
+    return bool(_value(fields, "tools")) and _value(fields, "tool_choice") != "none"
+
+
+def _value(fields: dict[str, Raw], name: str) -> Any:  # noqa: ANN401 - any JSON
+    raw = fields.get(name)
+    return None if raw is None else _decode(raw)
+
+
+def _limits(path: str, fields: dict[str, Raw]) -> tuple[int | None, int]:
+    """Most tokens and fewest tokens of the answer."""
+    most: object = _value(fields, "max_tokens")
+    if path == CHAT:
+        given = _value(fields, "max_completion_tokens")
+        most = given if given is not None else most
+    elif most is None:
+        most = COMPLETION_TOKENS
+    fewest = _value(fields, "min_tokens")
+    return (most if isinstance(most, int) else None), (fewest if isinstance(fewest, int) else 0)
+
+
+def _stop_chars(fields: dict[str, Raw], engine: str) -> tuple[int, int]:
+    """`held_chars` and `open_chars`: vLLM's are the longest stop string less one. Raises NotContinued for stop strings
+    of SGLang, which looks for them behind what it has sent."""
+    stop = _value(fields, "stop")
+    listed = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    longest = max((len(each) for each in listed if isinstance(each, str)), default=0)
+    if longest > STOP_CHARS_MAX or (longest > 1 and engine != "vllm"):
+        raise NotContinued("stop")
+    before = max(0, longest - 1)
+    return (0, before) if _value(fields, "include_stop_str_in_output") else (before, 0)
+
+
+def _wants_usage(fields: dict[str, Raw]) -> bool:
+    options = _value(fields, "stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _one_prompt(prompt: bytes) -> None:
+    """Raises NotContinued for a list of prompts, of texts or of ids, unless there is one."""
+    inside = prompt.lstrip()[1:].lstrip()[:1]
+    if inside in (b"[", b'"'):
+        listed = _decode(prompt)
+        if len(listed) != 1:
+            raise NotContinued("prompts")
+
+
+def _chat_body(body: bytes, text: str, fields: bytes) -> bytes:
+    """The same chat with this text as its last message, and with these fields, which go before the same ones of the
+    body: of two equal names the engines' parsers take the last."""
+    end = body.rindex(b"}")
+    parts = [memoryview(body)[:end]]
+    if text:
+        messages = bytes(_decode_fields(body)["messages"]).rstrip()[:-1].rstrip()
+        comma = b"" if messages.endswith(b"[") else b","
+        last = _encode({"role": "assistant", "content": text})
+        parts.append(memoryview(b',"messages":%b%b%b]' % (messages, comma, last)))
+        parts.append(memoryview(b',"continue_final_message":true,"add_generation_prompt":false'))
+    parts += [memoryview(fields), memoryview(body)[end:]]
+    return b"".join(parts)

@@ -1,0 +1,104 @@
+"""The next replica's events, a completion's, as if the first replica had gone on sending its own.
+
+All events bear the names of the first one. What was said already is compared and left out. Counts of tokens are those
+of the whole answer: the prompt is the client's, and what was said before counts as said. Of the tokens found cached
+no more are told than the client's prompt has: they are those of the replica that went on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.core.dialects import sse
+from router.core.dialects.continuing.carried import ABORT, CarriedStream, StreamDiffers, data_event
+from router.core.dialects.tenancy import CHAT
+from router.core.prompts.bodies import UNREADABLE
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_OWN = ("id", "object", "created", "model", "choices", "usage", "prompt_token_ids")
+
+
+class ResumedStream:
+    """Rewrites the events of the replica that goes on. Feed it whole events."""
+
+    def __init__(self, carried: CarriedStream) -> None:
+        """`carried` has made the request that the replica got."""
+        self._carried = carried
+        self._names = carried.names
+        self._expected = carried.said_again
+        self._begun = False
+        self._tokens = carried.said_tokens
+        self.broken = False  # the engine said that it failed, or that it had ended before it had
+
+    def take(self, event: bytes) -> bytes:
+        """What the client gets of an event; b"" for one that it does not get. Raises StreamDiffers."""
+        if self.broken:
+            return b""
+        data = sse.payload(event)
+        if data == b"[DONE]":
+            carried = self._carried
+            self.broken, carried.done = not carried.finished, carried.finished
+            return b"" if self.broken else event
+        if not data.startswith(b"{"):
+            return event
+        try:
+            chunk = _decode(data)
+            if "error" in chunk or any(choice.get("finish_reason") == ABORT for choice in chunk["choices"]):
+                self.broken = True
+                return b""
+            return self._rewritten(chunk)
+        except (*UNREADABLE, TypeError, KeyError, AttributeError) as error:
+            raise StreamDiffers("an event that is none") from error
+
+    def _rewritten(self, chunk: dict[str, Any]) -> bytes:
+        said = [made for each in chunk["choices"] if (made := self._choice(each)) is not None]
+        if chunk["choices"] and not said:
+            return b""
+        made = self._names | {"choices": said}
+        if chunk.get("usage"):
+            made["usage"] = self._usage(chunk["usage"])
+            self._carried.told_usage = self._carried.told_usage or not said
+        return data_event(made | {name: value for name, value in chunk.items() if name not in _OWN})
+
+    def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
+        """A choice as the first replica would have sent it; None where the client has it. Raises StreamDiffers."""
+        carried, ids = self._carried, choice.pop("token_ids", None) or ()
+        prompt = choice.pop("prompt_token_ids", None)
+        if not self._begun:
+            self._begun = True
+            if prompt is not None and len(prompt) != carried.prompt_tokens + carried.said_tokens:
+                raise StreamDiffers("another prompt")
+            carried.go_on_from(carried.said_tokens)
+        self._tokens += len(ids)
+        text, finish = choice.pop("text", None) or "", choice.get("finish_reason")
+        again = self._expected[: len(text)]
+        if not text.startswith(again) or (finish and len(again) < len(self._expected)):
+            raise StreamDiffers("what was said is not said again")
+        self._expected = self._expected[len(again) :]
+        made_text, text = text, text[len(again) :]
+        carried.note(ids, made_text, text)
+        if again and not text and not finish:
+            return None
+        carried.finished = carried.finished or bool(finish)
+        if carried.plan.path == CHAT:
+            made = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
+            if finish and "stop_reason" in choice:
+                made["stop_reason"] = choice["stop_reason"]
+            return made | ({"token_ids": None} if carried.has_fields else {})
+        made = {"index": 0, "text": text, "logprobs": None} | choice
+        made |= {"index": 0, "text": text}
+        return made | ({"prompt_token_ids": None, "token_ids": None} if carried.has_fields else {})
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        prompt = self._carried.prompt_tokens or max(0, usage["prompt_tokens"] - self._carried.said_tokens)
+        made = usage | {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + self._tokens,
+            "completion_tokens": self._tokens,
+        }
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+            made["prompt_tokens_details"] = details | {"cached_tokens": min(details["cached_tokens"], prompt)}
+        return made

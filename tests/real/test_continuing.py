@@ -1,0 +1,190 @@
+"""Streams of real vLLM that are killed behind every event go on on the other replica as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.real.cutter import Cut, Cutter
+from tests.real.router_process import Router
+from tests.real.talk import prose
+from tests.real.vllm_server import MODEL, Replica
+from tests.support.speaking import chunks_of, said_in
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+TOKENS = 40
+TIMEOUT_S = 120.0
+PROMPTS = 2  # of each API; each is asked once for every event of its answer
+
+
+@asynccontextmanager
+async def cut(replicas: list[Replica], folder: Path) -> AsyncIterator[tuple[list[Cutter], Router]]:
+    """A router before both replicas, and what breaks their streams."""
+    async with AsyncExitStack() as stack:
+        made = Cut()
+        cutters = [await stack.enter_async_context(Cutter(replica.port, made)) for replica in replicas]
+        budget = ("--set", "upstream.retry_floor_per_s=1000")
+        port = cutters[0].url.rpartition(":")[2]  # a log of its own, which says where this one listens
+        router = Router([cutter.url for cutter in cutters], folder, f"router-continuing-{port}", budget)
+        try:
+            await asyncio.to_thread(router.wait_ready)  # the cutters are served by this loop
+            await asyncio.to_thread(router.wait_replicas, len(cutters))
+            yield cutters, router
+        finally:
+            router.server.kill()
+
+
+def body_of(path: str, number: int, **fields: Any) -> dict[str, Any]:
+    """A greedy request."""
+    text = prose(f"continuing {number}", 60)
+    asked = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
+    more = {"stream_options": {"include_usage": True}, "max_tokens": TOKENS, "ignore_eos": True}
+    return {"model": MODEL, "stream": True, "temperature": 0.0, **more, **asked, **fields}
+
+
+async def streamed(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The chunks of a stream that ends well."""
+    answer = await client.post(url, json=body, headers={"x-warmroute-continue": "exact"})
+    assert answer.status_code == 200, answer.text
+    assert answer.content.endswith(b"data: [DONE]\n\n"), answer.content[-500:]
+    return chunks_of(answer.content)
+
+
+async def settle(client: httpx.AsyncClient, router: Router) -> None:
+    """Have both replicas trusted again: kills in a row open a breaker, which answers close. Each prompt is a new one,
+    so that one that nobody has is placed on either."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            for _ in range(3):
+                body = {"model": MODEL, "prompt": f"{random.random()} is a number", "max_tokens": 1}
+                await client.post(router.url + COMPLETIONS, json=body)
+            rows = await asyncio.to_thread(router.replica_rows)
+            if rows and all(row["breaker"]["state"] == "closed" and row["ready"] for row in rows):
+                return
+            await asyncio.sleep(0.2)
+
+
+def given_on(cutters: list[Cutter]) -> dict[str, Any]:
+    """The last request that continued a stream."""
+    asked = [each for cutter in cutters for each in cutter.asked if b'"prompt":[' in each]
+    body: dict[str, Any] = json.loads(asked[-1].partition(b"\r\n\r\n")[2])
+    return body
+
+
+FIELDS: list[dict[str, Any]] = [{}, {"stop": ["zzqq", "self self self"]}, {"repetition_penalty": 1.3, "min_tokens": 20}]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=["plain", "stop", "penalty"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_every_event(
+    replicas: list[Replica], folder: Path, figures: Callable[[str], None], path: str, fields: dict[str, Any]
+) -> None:
+    """Killed behind every event in turn, a greedy answer is the unbroken one: text, ids, reason to finish and usage."""
+    kills = differ = 0
+    async with (
+        cut(replicas, folder) as (cutters, router),
+        httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client,
+    ):
+        for number in range(PROMPTS):
+            body = body_of(path, number, **fields)
+            whole = await streamed(client, replicas[0].url + path, body | {"return_token_ids": True})
+            ids = [id_ for chunk in whole for choice in chunk["choices"] for id_ in choice.get("token_ids") or ()]
+            expected = said_in(whole) | {"ids": []}
+            events = sum(bool(chunk["choices"]) for chunk in whole)
+            for after in range(1, events):
+                await settle(client, router)
+                cutters[0].cut.after = after
+                for cutter in cutters:
+                    cutter.asked.clear()
+                got = said_in(await streamed(client, router.url + path, body))
+                kills += 1
+                assert cutters[0].cut.made == kills
+                said = given_on(cutters)["prompt"][expected["usage"][0][0] :]
+                assert said == ids[: len(said)], after
+                differ += got != expected
+                assert got == expected, after
+    figures(f"{path} {fields or ''}: {kills} streams killed and continued, {differ} differ from the unbroken answer")
+
+
+async def test_official_client(replicas: list[Replica], folder: Path) -> None:
+    """OpenAI's own client sees one stream, wherever it broke."""
+    async with cut(replicas, folder) as (cutters, router):
+        body = body_of(CHAT, 7)
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+            expected = said_in(await streamed(client, replicas[0].url + CHAT, body))
+        del body["ignore_eos"]  # the client takes it elsewhere
+        async with openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="x", max_retries=0) as official:
+            for after in (1, 2, 15, TOKENS):
+                cutters[0].cut.after = after
+                stream = await official.chat.completions.create(
+                    **body, extra_body={"ignore_eos": True}, extra_headers={"x-warmroute-continue": "exact"}
+                )
+                chunks = [chunk.model_dump(exclude_unset=True) async for chunk in stream]
+                assert said_in(chunks) == expected, after
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def test_tools(replicas: list[Replica], folder: Path, figures: Callable[[str], None]) -> None:
+    """A chat that may call tools is the unbroken one, or ends in an error that says so."""
+    exact = honest = 0
+    talking = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+    async with cut(replicas, folder) as (cutters, router), talking as client:
+        body = body_of(CHAT, 11, tools=[TOOL], tool_choice="auto")
+        expected = said_in(await streamed(client, replicas[0].url + CHAT, body))
+        for after in range(1, TOKENS, 3):
+            await settle(client, router)
+            cutters[0].cut.after = after
+            headers = {"x-warmroute-continue": "exact"}
+            answer = await client.post(router.url + CHAT, json=body, headers=headers)
+            if b"stream_broken" in answer.content:
+                honest += 1
+                shown = said_in(chunks_of(answer.content.rpartition(b"data: ")[0]))["text"]
+                assert expected["text"].startswith(shown)
+            else:
+                exact += 1
+                assert said_in(chunks_of(answer.content)) == expected, after
+    figures(f"chat with tools: {exact} streams continued exactly, {honest} refused honestly")
+    assert exact
+
+
+async def test_messages(replicas: list[Replica], folder: Path, figures: Callable[[str], None]) -> None:
+    """Anthropic's own client sees one message, wherever it broke; what had come stands, and counts are of the whole."""
+    same = 0
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": TOKENS, "extra_body": {"temperature": 0.0}}
+    body["messages"] = [{"role": "user", "content": prose("continuing 13", 60)}]
+    async with cut(replicas, folder) as (cutters, router):
+        async with anthropic.AsyncAnthropic(base_url=replicas[0].url, api_key="x", max_retries=0) as direct:
+            unbroken = await _final(direct, body)
+        async with anthropic.AsyncAnthropic(base_url=router.url, api_key="x", max_retries=0) as official:
+            for after in (1, 2, 3, 10, 30):
+                cutters[0].cut.after = after
+                got = await _final(official, body)
+                assert [block.type for block in got.content] == [block.type for block in unbroken.content]
+                shown = max(0, after - 3)  # characters at least
+                assert got.content[0].text[:shown] == unbroken.content[0].text[:shown]
+                assert _prompt_tokens(got.usage) == _prompt_tokens(unbroken.usage)
+                same += got.content == unbroken.content
+    figures(f"messages: {same} of 5 continued streams say what the unbroken one says")
+
+
+def _prompt_tokens(usage: Any) -> int:
+    """All tokens of the prompt, found cached or not."""
+    return int(usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0))
+
+
+async def _final(client: anthropic.AsyncAnthropic, body: dict[str, Any]) -> Any:
+    headers = {"x-warmroute-continue": "approximate"}
+    async with client.messages.stream(**body, extra_headers=headers) as stream:
+        return await stream.get_final_message()
