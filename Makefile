@@ -90,7 +90,7 @@ test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, En
 
 test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, linted workflows and images
 	$(BIN)/python -m tests.supply.install
-	$(BIN)/python -m pytest tests/supply --timeout=900 $(ARGS)
+	$(BIN)/python -m pytest tests/supply -n auto --dist loadfile --timeout=900 $(ARGS)
 
 test-envoy: $(VENV)/.dev  ## the picker behind a real Envoy, which is 107 MB of disk
 	$(BIN)/python -m tests.envoy.install

@@ -68,14 +68,12 @@ def test_ci_asks_nothing_of_the_clock() -> None:
 
 
 def test_lanes_of_ci_share_their_stages(tmp_path: Path) -> None:
-    """Every stage but the first belongs to one lane, and what one lane has begun another passes over."""
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    lanes = [re.findall(rf"^{lane}=\((.*?)\)", script, re.MULTILINE)[0].split() for lane in ("computes", "waits")]
+    """What one lane has begun another passes over, and what is left it runs."""
     told = subprocess.run([ROOT / ".ci" / "run", "nothing"], capture_output=True, text=True, check=False).stderr
-    assert sorted(["coverage", "check", *lanes[0], *lanes[1]]) == sorted(told.partition(": ")[2].strip().split(", "))
-    for name in (*lanes[0], *lanes[1]):
+    stages = told.partition(": ")[2].strip().split(", ")
+    for name in stages:
         (tmp_path / name).mkdir()
-    command, environment = [ROOT / ".ci" / "run", *lanes[0], *lanes[1]], os.environ | {"CI_TAKEN": str(tmp_path)}
+    command, environment = [ROOT / ".ci" / "run", *stages], os.environ | {"CI_TAKEN": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "")
     command.append("nothing")
