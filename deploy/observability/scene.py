@@ -125,7 +125,8 @@ class Scene:
         return await run_replay(shipped_trace("claude_code_sessions"), settings)
 
     async def burst(self, count: int, tenant: str) -> list[int]:
-        """So many requests at once; their statuses."""
+        """So many streams at once, each with a deadline of a minute for its first token; their statuses."""
+        headers = self.headers(tenant) | {"x-warmroute-ttft-ms": "60000"}
         async with aiohttp.ClientSession() as client:
 
             async def one(number: int) -> int:
@@ -133,8 +134,9 @@ class Scene:
                     "model": MODEL,
                     "max_tokens": 1_500,
                     "messages": [{"role": "user", "content": f"{number} " * 2_000}],
+                    "stream": True,
                 }
-                async with client.post(self.url + CHAT, json=body, headers=self.headers(tenant)) as response:
+                async with client.post(self.url + CHAT, json=body, headers=headers) as response:
                     await response.read()
                     return response.status
 

@@ -8,7 +8,8 @@ decide the exit status. A row that does not apply to a router says why.
 Counts and orders are exact. Times are of a machine that does other things too: with --slack they may be over what is
 promised by that factor and are taken as the best of three tries; the figure that is printed is the true one. With
 --counts no time is judged, only that what is waited for comes at all, and sizes are half: as before a merge, where
-nothing may depend on how busy the machine is.
+nothing may depend on how busy the machine is. Rows mostly wait for timers, so that with --counts several may run side
+by side (--jobs); where times are judged each has the machine to itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
@@ -39,22 +41,29 @@ TRIES = 3
 ROW_TIMEOUT_S, FULL_TIMEOUT_S = 180.0, 1_800.0
 PAGE_WIDTH, NOTE_CHARACTERS = 140, 300
 SOAK_S = 1_800.0
+JOBS_MAX = 8
 
 
 async def measure(
-    bench: Bench, goals: Sequence[int], console: Console, matrix: Mapping[int, Sequence[Rows]]
+    bench: Bench, goals: Sequence[int], console: Console, matrix: Mapping[int, Sequence[Rows]], jobs: int = 1
 ) -> list[Row]:
-    """All rows of one router. A rival that does not come up has rows that say so."""
-    found: list[Row] = []
-    for goal in goals:
-        for rows in matrix[goal]:
+    """All rows of one router, in the order of the goals; `jobs` of the functions that make them run at a time. A rival
+    that does not come up has rows that say so."""
+    turns = asyncio.Semaphore(jobs)
+
+    async def one(goal: int, rows: Rows) -> list[Row]:
+        async with turns:
             began_s = time.monotonic()
-            some = await _tries(bench, goal, rows)
-            found += _named(bench, some)
+            own = replace(bench, folder=Path(tempfile.mkdtemp(prefix=f"{goal}-", dir=bench.folder)))
+            some = _named(bench, await _tries(own, goal, rows))
             bad = sum(row.ok is False for row in some)
             told = f"{bench.router.name}: {goal} {rows.__name__}: {len(some)} rows, {bad} missed"
             console.print(f"{told}, {time.monotonic() - began_s:.0f} s", highlight=False)
-    return found
+            return some
+
+    async with asyncio.TaskGroup() as group:  # what is cancelled or fails stops the processes of every row
+        tasks = [group.create_task(one(goal, rows)) for goal in goals for rows in matrix[goal]]
+    return [row for task in tasks for row in task.result()]
 
 
 def _named(bench: Bench, rows: list[Row]) -> list[Row]:
@@ -107,7 +116,7 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
                 rows = await soak(bench, options.soak, options.seed)
                 found += _named(bench, rows)
             else:
-                found += await measure(bench, list(map(int, options.rows)), console, GOALS)
+                found += await measure(bench, list(map(int, options.rows)), console, GOALS, options.jobs)
     return found
 
 
@@ -129,6 +138,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rows", type=flags.among(goals), default=goals, metavar="N,N", help=f"of {','.join(goals)} (all)")
     add("--full", action="store_true", help="at full size; it takes an hour")
     add("--counts", action="store_true", help="judge counts and orders alone, at half the size")
+    add("--jobs", type=flags.whole(1, JOBS_MAX), default=1, metavar="N", help="rows side by side, with --counts (1)")
     add("--slack", type=float, default=1.0, metavar="F", help="times may be over by this factor (1)")
     add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
     add("--rival", action="append", default=[], metavar="NAME=CMD", help="one more; CMD takes {port} and {urls}")
@@ -145,6 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. 1 when a row of warmroute's was missed, 2 when a command line was wrong."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
+    if options.jobs > 1 and not options.counts:
+        print("faults: rows side by side disturb each other's times: give --counts with --jobs", file=sys.stderr)
+        return 2
     try:
         rows = uvloop.run(run(options, Console(stderr=True)))
     except rivals.RivalError as error:

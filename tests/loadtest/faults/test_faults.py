@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -93,6 +94,33 @@ async def test_with_counts_no_time_is_judged(tmp_path: Path) -> None:
     assert [(r.case, r.ok) for r in found] == [("time", None), ("never", False), ("count", False), ("fine", True)]
     assert verdict_of(found[0]) == "not judged"
     assert (bench.scale.of(10, 100), bench.scale.patience_s(1.0)) == (5, 10.0)
+
+
+async def test_with_counts_rows_run_side_by_side(tmp_path: Path) -> None:
+    """Two of three run at a time, each with a folder of its own, and are told in the order of the goals."""
+    there, both = set[Path](), asyncio.Event()
+
+    async def meets(bench: Bench) -> list[Row]:
+        assert bench.folder not in there
+        there.add(bench.folder)
+        if len(there) == 2:
+            both.set()
+        async with asyncio.timeout(60.0):
+            await both.wait()
+        return [row(1, "met", 0, 0)]
+
+    async def third(_: Bench) -> list[Row]:
+        return [row(2, "third", 2, len(there))]
+
+    bench = Bench(rivals.ours(), Scale(counts=True), tmp_path)
+    found = await faults.measure(bench, [1, 2], Console(quiet=True), {1: (meets, meets), 2: (third,)}, jobs=2)
+    assert [(r.case, r.ok) for r in found] == [("met", True), ("met", True), ("third", True)]
+
+
+def test_where_times_are_judged_rows_run_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """Several at a time are refused without --counts, with what to do."""
+    assert faults.main(["--jobs", "2"]) == 2
+    assert "--counts" in capsys.readouterr().err
 
 
 def test_errors_are_counted_by_kind() -> None:
