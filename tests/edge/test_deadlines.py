@@ -34,6 +34,7 @@ async def test_what_is_no_number_is_refused(client: ClientSession, engine: FakeE
     assert not engine.seen
 
 
+@pytest.mark.inside  # looks into what is placed
 async def test_what_the_client_says_goes_before_what_its_key_says(
     client: ClientSession, engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
