@@ -86,11 +86,11 @@ test-browser: $(VENV)/.browser  ## the dashboard in Debian's chromium; needs chr
 test-k8s: $(VENV)/.dev  ## chart, dashboards, rules, a rolling restart: Helm, Envoy, Prometheus and schemas, no cluster
 	$(BIN)/python -m tests.k8s.install
 	$(BIN)/python -m tests.envoy.install
-	$(BIN)/python -m pytest tests/k8s -n auto --dist loadfile --timeout=600 $(ARGS)
+	$(BIN)/python -m pytest tests/k8s --timeout=600 $(ARGS)
 
 test-supply: $(VENV)/.dev  ## locks, reproducible wheel, bill of materials, linted workflows and images
 	$(BIN)/python -m tests.supply.install
-	$(BIN)/python -m pytest tests/supply -n auto --dist loadfile --timeout=900 $(ARGS)
+	$(BIN)/python -m pytest tests/supply --timeout=900 $(ARGS)
 
 test-envoy: $(VENV)/.dev  ## the picker behind a real Envoy, which is 107 MB of disk
 	$(BIN)/python -m tests.envoy.install

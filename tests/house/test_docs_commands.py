@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -65,18 +64,3 @@ def test_ci_asks_nothing_of_the_clock() -> None:
     stages = done.stderr.partition(": ")[2].strip().split(", ")
     assert {"check", "test", "coverage", "faults", "engines"} <= set(stages)
     assert all(re.search(rf"^    {name}\)", script, re.MULTILINE) for name in stages)
-
-
-def test_lanes_of_ci_share_their_stages(tmp_path: Path) -> None:
-    """What one lane has begun another passes over, and what is left it runs."""
-    told = subprocess.run([ROOT / ".ci" / "run", "nothing"], capture_output=True, text=True, check=False).stderr
-    stages = told.partition(": ")[2].strip().split(", ")
-    for name in stages:
-        (tmp_path / name).mkdir()
-    command, environment = [ROOT / ".ci" / "run", *stages], os.environ | {"CI_TAKEN": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "")
-    command.append("nothing")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert (tmp_path / "nothing").is_dir()

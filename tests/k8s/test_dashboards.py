@@ -134,7 +134,7 @@ async def _look(it: Scene, seen: Run, begun_s: float) -> None:
 def test_the_run_had_what_it_takes(ran: Run) -> None:
     """There were requests that were answered, some that were turned away for either reason, and one that broke off."""
     assert ran.statuses.count(200) > 10
-    assert ran.statuses.count(429) > 10
+    assert ran.statuses.count(429) >= 2
     for code in ("overloaded", "rate_limited"):
         assert re.search(rf'shed_requests_total{{code="{code}",[^}}]*priority="normal"}} [1-9]', ran.page), code
     assert re.search(r'replica_failures_total{kind="broke_midway",[^}]*} [1-9]', ran.page)
