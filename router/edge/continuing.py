@@ -66,7 +66,7 @@ class Carrying:
     mark = b""  # nothing takes the shortcut
 
     def __init__(self, plan: ContinuationPlan, question: Question, relay: Relay, answer: EngineAnswer) -> None:
-        request = question.request  # it keeps its body where the plan needs that
+        request = question.request  # a request keeps its body where a plan needs it
         self.carried = carried_of(plan, lambda: request.body)
         self.answer = answer
         self.resumed: ResumedStream | ResumedMessages | None = None  # None before another replica goes on
@@ -306,6 +306,6 @@ async def _heard(carrying: Carrying) -> BrokeMidway | None:
     try:
         await carrying.answer.relay(carrying)
         carrying.end()
-    except BrokeMidway as error:  # of an answer that is failed within its head nobody is told why
+    except BrokeMidway as error:  # an answer that fails within its head tells nobody why
         return Diverged(DIFFERS) if carrying.differs else error
     return None

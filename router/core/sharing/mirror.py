@@ -176,7 +176,7 @@ class Mirror:
     def _close(self, mirrored: _Mirrored, now_s: float, *, computed: bool, grown: list[int] | None = None) -> None:
         mirrored.over = True
         if mirrored.partly:
-            grown = None  # it would stand behind a gap
+            grown = None  # the block would stand behind a gap
         member, number, router = mirrored.member, mirrored.number, self._router
         member.live.close(number, mirrored.keys, mirrored.own_tokens)
         if router.fleet.members.get(member.id) is not member:

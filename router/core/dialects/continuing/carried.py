@@ -104,7 +104,7 @@ class CarriedStream:
         self._names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
         self._fields = False  # choices have the field token_ids, as null
         self.finished = self.told_usage = self.done = False  # its reason to finish, its usage, its end were told
-        self._reasoned = False  # it has reasoned, and said nothing since
+        self._reasoned = False  # whether the answer has reasoned and said nothing since
         self.approximate = plan.approximate
 
     # -- the first replica ---------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class CarriedMessages:
     def __init__(self, plan: ContinuationPlan, body: Callable[[], bytes]) -> None:
         self.plan = plan
         self.broken = False  # the engine said that it failed, or that it had ended before it had
-        self.usage: dict[str, Any] = {}  # of the first event
+        self.usage: dict[str, Any] = {}  # usage that the first event told
         self.said_tokens = 0  # pieces of text: the tokens are not told
         self.blocks = 0  # blocks that have begun
         self.open = False  # the last one has not ended
