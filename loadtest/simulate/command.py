@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -39,7 +39,7 @@ from loadtest.simulate.results import predictions as of_predictions
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
-from loadtest.simulate.results.race import Changes, Entrant, RaceJob, race, run_job
+from loadtest.simulate.results.race import AnyJob, Changes, Entrant, RaceJob, race, run_job
 from loadtest.simulate.results.several import (
     OF_SEVERAL,
     VARIANTS,
@@ -322,7 +322,7 @@ def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) 
     """Routers that share beside one router, each scenario at its loads. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--several does not go with --trace, --race or --sweep")
-    changes, variants, fresh = changes_of(options), tuple(options.several or VARIANTS), list[Row]()
+    changes, variants = changes_of(options), tuple(options.several or VARIANTS)
     jobs = [
         SeveralJob(RaceJob(name, load, seed, (), changes), variants)
         for seed in options.seed or [1]
@@ -330,16 +330,7 @@ def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) 
         for load in options.load or loads_of(name)
         if name not in OF_SEVERAL
     ]
-    with progress_bar(Console(stderr=True), "workloads", len(jobs)) as progress:
-        finished = count(1)
-
-        def done(rows: Sequence[Row]) -> None:
-            fresh.extend(rows)
-            progress(next(finished))
-            if options.json:
-                write_json(options.json, command, _merged(earlier, fresh))
-
-        rows = _merged(earlier, [] if options.no_run else race(jobs, options.jobs, done, run_several))
+    rows = _kept(jobs, run_several, options, command, lambda fresh: _merged(earlier, fresh))
     if not rows:
         raise SimulateError("there are no rows")
     if options.json:
@@ -356,7 +347,7 @@ def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     if options.trace is not None or options.race or options.sweep or options.scenario:
         raise SimulateError("--tiers does not go with --trace, --race, --sweep or --scenario")
     _known("price of a load", options.policy, tiers.PRICES)
-    fresh, sizes = list[Row](), [options.replicas] if options.replicas else tiers.SIZES
+    sizes = [options.replicas] if options.replicas else tiers.SIZES
     prices, requests = tuple(options.policy or tiers.PRICES), options.requests or tiers.REQUESTS
     jobs = [
         tiers.TierJob(link, replicas, load, seed, prices, requests)
@@ -365,20 +356,32 @@ def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
         for load in options.load or tiers.SHARES
         for link in options.tiers or tiers.LINKS
     ]
+    rows = _kept(jobs, tiers.run_tiers, options, command, lambda fresh: [*earlier, *fresh])
+    if options.json:
+        write_json(options.json, command, rows)
+    tiers.print_tiers(report_console(WIDTH), rows)
+    return 0
+
+
+def _kept(
+    jobs: Sequence[AnyJob],
+    run: Callable[[AnyJob], list[Row]],
+    options: argparse.Namespace,
+    command: str,
+    merged: Callable[[Sequence[Row]], list[Row]],
+) -> list[Row]:
+    """Run these jobs, none with --no-run; `merged` puts what came of them to earlier rows, and is written as it
+    grows."""
+    fresh, finished = list[Row](), count(1)
     with progress_bar(Console(stderr=True), "workloads", len(jobs)) as progress:
-        finished = count(1)
 
         def done(rows: Sequence[Row]) -> None:
             fresh.extend(rows)
             progress(next(finished))
             if options.json:
-                write_json(options.json, command, [*earlier, *fresh])
+                write_json(options.json, command, merged(fresh))
 
-        rows = [*earlier, *([] if options.no_run else race(jobs, options.jobs, done, tiers.run_tiers))]
-    if options.json:
-        write_json(options.json, command, rows)
-    tiers.print_tiers(report_console(WIDTH), rows)
-    return 0
+        return merged([] if options.no_run else race(jobs, options.jobs, done, run))
 
 
 def _list() -> None:
