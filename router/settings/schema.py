@@ -338,7 +338,7 @@ class TierSettings:
     """What engines keep in memory and files behind their GPUs, by their KV events, and how soon it is loaded."""
 
     enabled: bool = True
-    """Whether such blocks count as held, at the price of loading them. Off: only what GPUs hold counts."""
+    """Whether such blocks count as held. Off: only what GPUs hold counts."""
     kv_bytes_per_token: Annotated[float, Meta(ge=1, le=1e9)] = 262_144.0
     """KV bytes of a token that one replica's links move: 2 x layers x KV heads x head size x bytes of a number, divided
     by the GPUs whose links work side by side. 256 KiB: Qwen3-32B in bf16. With the speeds below it makes the first

@@ -85,7 +85,7 @@ class Router:
         its cache is gone. With a `slow_start_s` of 0 no replica starts slowly. With an `explainer` receipts say why
         tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
         `repeats`: engines may be asked to repeat events (cache/engine_blocks.py). With `tiers` what engines hold behind
-        their GPUs counts, at the price of loading it; `load_guesses` are by tier, before that is learned."""
+        their GPUs counts as cached; `load_guesses` say by tier what loading it takes, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         self.explainer = explainer

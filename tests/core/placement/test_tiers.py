@@ -78,8 +78,8 @@ def _candidates(lease: Lease) -> dict[str, tuple[int, int, float]]:
     return {c.id: (c.cached_tokens, c.tier_tokens, c.loading_ms) for c in lease.receipt.candidates}
 
 
-def test_a_hit_in_a_tier_costs_its_load() -> None:
-    """It counts as cached, and the load's time is a term of its own; the receipt says how many tokens are loaded."""
+def test_a_hit_in_a_tier_is_told_with_its_load() -> None:
+    """It counts as cached, and what the load takes is told apart; the receipt says how many tokens are loaded."""
     fleet = _Fleet()
     fleet.says("a", "GPU", "CPU")
     fleet.evicts("a")
@@ -102,14 +102,20 @@ def test_a_hit_on_the_gpu_is_better_than_one_in_a_tier() -> None:
     assert fleet.place().replica == "b"
 
 
-def test_a_slow_tier_is_left_alone() -> None:
-    """Where loading takes longer than computing, a replica with nothing to do computes."""
-    fleet = _Fleet()
-    fleet.router.fleet.means.load_guesses[CPU] = LoadModel(10.0, 0.5)
-    fleet.says("a", "GPU", "CPU")
-    fleet.evicts("a")
-    lease = fleet.place()
-    assert (lease.replica, lease.receipt.spill) == ("b", "loading")
+def test_a_load_is_no_reason_to_compute_elsewhere() -> None:
+    """Its time is in the predicted time to first token, and not in the price: a load takes nothing of the GPU's time,
+    and a second copy would push others out of their tiers (docs/evidence/tiers.md)."""
+    predicted_ms = []
+    for per_token_ms in (0.001, 0.5):
+        fleet = _Fleet()
+        fleet.router.fleet.means.load_guesses[CPU] = LoadModel(10.0, per_token_ms)
+        fleet.says("a", "GPU", "CPU")
+        fleet.evicts("a")
+        lease = fleet.place()
+        assert (lease.replica, lease.receipt.spill) == ("a", "")
+        predicted_ms.append(lease.expected_ms)
+    quick_ms, slow_ms = predicted_ms
+    assert slow_ms - quick_ms == pytest.approx(0.499 * TOKENS)
 
 
 def test_loads_under_way_are_a_queue() -> None:
@@ -220,7 +226,7 @@ def test_a_load_that_did_not_come_teaches_nothing() -> None:
     assert member.links.of(CPU).fit.observations == 0
 
 
-def test_tiers_off_cost_and_credit_nothing() -> None:
+def test_tiers_off_credit_nothing() -> None:
     """With the setting off a prompt that only the tier has is computed like any other."""
     fleet = _Fleet(tiers=False)
     fleet.says("a", "GPU", "CPU")

@@ -1,7 +1,6 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
-    price(q, r) = wait(r) + loading(q, r)
-                  + uncached(q, r) + load(r) x min(uncached(q, r), unit)
+    price(q, r) = wait(r) + uncached(q, r) + load(r) x min(uncached(q, r), unit)
                   + evicted(q, r)
                   + evicted_again(q, r) / (1 + backlog)^2
                   + (decode(q, r) + slowed(q, r) + stalled(q, r)) / (1 + CROWD x median_ms / tie_ms)
@@ -10,10 +9,15 @@ All terms are milliseconds that somebody waits. Each is a field of Candidate, wh
 
 `wait` is the time until the prompt's prefill begins: until the prefills before it are done and the KV pool has room.
 Both come about at the same time, so the longer of the two counts. `uncached` is the prefill of what the replica does
-not hold: a request goes to its cache unless waiting there costs more than computing it again. `load`, the wait in units
-of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the requests behind it, and an
-idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever finds it before him is
-placed elsewhere, for about a unit's work done again, so more than a unit is not counted for each.
+not hold: a request goes to its cache unless waiting there costs more than computing it again. What memory behind the
+GPU holds is loaded while others are prefilled, so a load is a time of this request alone and none of the GPU's; a
+price with it was raced, and is no better than one without (docs/evidence/tiers.md). It decides where nothing else
+does, between replicas that hold as much.
+
+`load`, the wait in units of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the
+requests behind it, and an idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever
+finds it before him is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
+each.
 
 `evicted` is work for later: the tokens that the placement evicts, times the chance that they are asked for again. Then
 they evict others in their turn, and so on (core/placement/evictions.py). So where more conversations go on than fit,
@@ -186,13 +190,14 @@ def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 
 def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
-    """The candidate with the shortest wait among several that hold as much; of equals the least loaded. No cache is at
-    stake between them, so every wait counts, however short: most of the open leases decode and delay no prefill."""
+    """The candidate with the shortest wait, for loads too, among several that hold as much; of equals the least loaded.
+    No cache is at stake between them, so every wait counts, however short: most of the open leases decode and delay no
+    prefill."""
     soonest, *others = holders
     least = [soonest]
-    least_ms = wait_ms(soonest)
+    least_ms = wait_ms(soonest) + soonest.loading_ms
     for c in others:
-        waits_ms = wait_ms(c)
+        waits_ms = wait_ms(c) + c.loading_ms
         if waits_ms < least_ms:
             least, least_ms = [c], waits_ms
         elif waits_ms == least_ms:
@@ -202,9 +207,9 @@ def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 def wait_ms(candidate: Candidate) -> float:
     """Time until a prefill would begin: until the prefills before it are done and the KV pool has room, whichever is
-    later, and what is to be loaded is loaded."""
-    pending_ms, kv_wait_ms, loading_ms = candidate.pending_ms, candidate.kv_wait_ms, candidate.loading_ms
-    return loading_ms + (pending_ms if pending_ms > kv_wait_ms else kv_wait_ms)  # noqa: FURB136 - half of max()'s time
+    later."""
+    pending_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
+    return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half of max()'s time
 
 
 def thrashes(candidate: Candidate, market: Market) -> bool:
@@ -244,7 +249,6 @@ def price(candidate: Candidate, weights: Weights) -> float:
     delay_ms = uncached_ms if uncached_ms < weights.unit_ms else weights.unit_ms  # noqa: FURB136 - as in wait_ms()
     return (
         waited_ms
-        + candidate.loading_ms
         + uncached_ms
         + load * delay_ms
         + candidate.evicted_ms
