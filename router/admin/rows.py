@@ -110,6 +110,8 @@ def _difference(difference: Difference) -> Row:
 
 def _candidate(candidate: Candidate) -> Row:
     row = _fields(candidate)
+    del row["moved"]
+    row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
 
 

@@ -23,6 +23,7 @@ _REASONS = {
     Reason.ONLY: "it was the only candidate: others are not ready, or do not serve the model",
     Reason.POLICY: "the policy does not look at caches",
     Reason.RETRY: "another replica had failed before",
+    Reason.PULL: "another replica holds more of it, and its memory sends that here",
 }
 _CAUSES = {
     SpillCause.QUEUE: "prefill work waited there",

@@ -208,6 +208,12 @@ class Member:
         if lease.to_load is not None:
             self.links.begin(lease, self.speeds.loads, now_s)
 
+    def undisturbed(self, lease: Lease) -> bool:
+        """Whether no long prefill went on since a lease was placed whose first token is about to be noted, nor is its
+        own long: what it took beyond its prefill is then the time of what it brought."""
+        is_long = lease.uncached_tokens >= LEARN_TOKENS_MIN
+        return not self.queue.computing and self.long_s < lease.placed_s and not is_long
+
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
         queue = self.queue
@@ -228,8 +234,7 @@ class Member:
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
         if (load := lease.to_load) is not None:
-            alone = load.alone and not queue.computing and self.long_s < lease.placed_s and not is_long
-            self.links.loaded(lease, load, now_s, alone=alone)
+            self.links.loaded(lease, load, now_s, alone=load.alone and self.undisturbed(lease))
         if is_long:
             self.long_s = now_s
 
@@ -250,15 +255,13 @@ class Member:
         took_ms = (now_s - since_s) * 1e3
         if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
             took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
-        expected_ms, load = lease.prefill_ms, lease.to_load
-        if load is not None:
-            expected_ms += load.modelled_ms
+        expected_ms = lease.prefill_ms + lease.loading_ms
         if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
                 return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        if load is None and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
+        if not lease.loading_ms and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
             lease.own_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * expected_ms + ON_TIME_MS:
             self.late_s = now_s
@@ -321,7 +324,7 @@ class Member:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
             lease.recount(max(0, uncached))  # an engine may say anything
         speeds = self.speeds
-        if lease.to_load is not None:
+        if lease.loading_ms:
             learn_load(self.links, speeds.loads, lease, cached)
         elif (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
+from math import inf
 
 from msgspec import Struct
 
 from router.core.cache.estimate import Holder, PrefixIndex
 from router.core.cache.knowledge import Knowledge
 from router.core.cache.reported import StoredPrefix
-from router.core.facts.placements import Candidate, Grade
+from router.core.cache.tiered import Source
+from router.core.facts.placements import Candidate, Grade, Moved, Pull
 from router.core.facts.tiers import CPU
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
@@ -27,6 +29,7 @@ from router.core.prompts.blocks import BLOCK_BYTES
 FEW = 16  # up to so many replicas, each is priced for every request
 # Of more replicas, so many with least to do are priced, and so many that hold most of the prompt.
 CALMEST, HOLDERS = 6, 6
+SOURCES = 4  # replicas that hold most of a prompt in CPU memory, of which one may be pulled from
 ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 _ESTIMATED = Grade.ESTIMATED  # looking up an enum's member costs as much as a call
 
@@ -180,9 +183,43 @@ class Pricer:
                 )
             )
             if tiers:
-                candidates[-1].tier_tokens = tier_tokens
-                candidates[-1].loading_ms = loading_ms(member, tiers, now_s)
+                candidates[-1].moved = Moved(tier_tokens, loading_ms(member, tiers, now_s))
+            if match.sources and said is not None and id_ in self._fleet.pulls.peers:
+                factor = slower[id_] if slower and id_ in slower else 1.0
+                block = said.block_tokens or member.load.block_tokens or 0
+                self._offer(member, candidates[-1], match.sources, block, factor, now_s)
         return candidates
+
+    def _offer(
+        self,
+        member: Member,
+        candidate: Candidate,
+        sources: Sequence[Source],
+        block_tokens: int,
+        slower: float,
+        now_s: float,
+    ) -> None:
+        """Note in a candidate which of the `sources` it could pull from to have its first token soonest. The replica
+        itself is none, nor is one of another kind or with blocks of another size: its blocks have other names."""
+        pulls, prefill, members, best_ms = self._fleet.pulls, member.prefill_model, self._fleet.members, inf
+        cached, uncached = candidate.cached_tokens, candidate.uncached_tokens
+        for source in sources[:SOURCES]:
+            there, id_ = members.get(source.replica), source.replica
+            if there is None or there is member or there.speeds is not member.speeds or not there.health.fit:
+                continue
+            tokens = capped(source.tokens, cached + uncached, block_tokens) - cached
+            if tokens <= 0 or source.block_tokens != block_tokens:
+                continue
+            took_ms = pulls.model(id_, member.id, member.speeds.loads).ms(tokens)
+            fetch_ms = pulls.pending_ms(id_, member.id, now_s) + took_ms
+            left_ms = slower * prefill.ms(uncached - tokens, cached + tokens)
+            if fetch_ms + left_ms >= best_ms:
+                continue
+            best_ms, moved = fetch_ms + left_ms, candidate.moved
+            if moved is None:
+                moved = candidate.moved = Moved()
+            stalled_ms = candidate.in_flight * max(0.0, left_ms - prefill.floor_ms)
+            moved.pull = Pull(id_, pulls.peers[id_].address, tokens, fetch_ms, left_ms, stalled_ms)
 
     def elsewhere(self, asked: list[Member], match: PromptMatch) -> dict[str, int]:
         """Tokens of the prompt that replicas which may not take it (all but `asked`) are believed to hold."""

@@ -38,7 +38,7 @@ from router.core.placement.eligible import who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.policies import Near, Policy
-from router.core.placement.receipts import kept, reason_of
+from router.core.placement.receipts import kept, reason_of, settle_pulls
 from router.core.placement.spill import spill
 from router.core.placement.wanted import Wanted
 from router.core.placement.watch import LeaseWatch
@@ -109,7 +109,7 @@ class Router:
         self.fitness = Fitness(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
-        self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
+        self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits, self.fleet.pulls)
         self.conversations = Conversations(memory_max, self.index, self.reuse)
         self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._next_lease = 0
@@ -154,6 +154,12 @@ class Router:
         member = self.fleet.members.get(id_)
         if member is not None:
             self.fitness.rest(member, until_s)
+
+    def prove_peer(self, id_: str, address: str) -> None:
+        """A replica sends its peers what its CPU memory holds where they ask at this address (`host:port`), and asks
+        them in its turn; "": it does not."""
+        if id_ in self.fleet.members:
+            self.fleet.pulls.prove(id_, address)
 
     def look(self, now_s: float) -> Iterator[list[str]]:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
@@ -206,6 +212,8 @@ class Router:
         receipt.weighed = market.replicas
         receipt.predicted_tier_tokens = chosen.tier_tokens
         lasts_ms = expected_ms(chosen)
+        if match.sources:
+            settle_pulls(receipt, candidates, chosen)
         receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
@@ -241,7 +249,10 @@ class Router:
         """The first body event of a stream arrived."""
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
+            alone = lease.receipt.pull is not None and lease.receipt.pull.alone and member.undisturbed(lease)
             member.prefilled(lease, now_s)
+            if lease.receipt.pull is not None:
+                self.fleet.pulls.arrived(lease, lease.receipt.pull, now_s, alone=alone)
             if self.watch is not None:
                 self.watch.first_token(lease, now_s)
             if lease.streams:
@@ -261,6 +272,8 @@ class Router:
         late = late and stuck.is_late(member, lease, now_s, self._stuck_after_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
+        if lease.receipt.pull is not None:
+            self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         if left:
             member.left(lease, late=late)
         computed = ok or lease.first_token_s is not None
@@ -368,7 +381,7 @@ class Router:
             wanted.model or "",
             ask.stream and not wanted.unseen,
             size.prompt_tokens,
-            chosen.cached_tokens,
+            receipt.predicted_cached_tokens,
             credit.tokens if credit is not None and credit.replica == id_ else 0,
             chosen.uncached_ms,
             size.prompt_tokens - int(behind_marks(len(keys)) * BLOCK_BYTES / size.bytes_per_token),
@@ -386,6 +399,11 @@ class Router:
             alone = not (member.queue.computing or chosen.kv_wait_ms)
             lease.to_load = ToLoad(to_load(lease.stored, chosen.cached_tokens), chosen.loading_ms, alone)
         self._next_lease += 1
+        if (pull := receipt.pull) is not None:
+            pull.alone = not (member.queue.computing or chosen.kv_wait_ms or lease.to_load)
+            if lease.to_load is not None:
+                lease.to_load.alone = False
+            self.fleet.pulls.begin(lease, pull, member.speeds.loads, now_s)
         member.open(lease, now_s)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)

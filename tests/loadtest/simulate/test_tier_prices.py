@@ -13,7 +13,7 @@ from loadtest.pages.tiers import tiers_block
 from loadtest.simulate.command import main
 from loadtest.simulate.results import tiers
 from loadtest.simulate.rules.tier_credit import TierCredit
-from router.core.facts.placements import Candidate, Market
+from router.core.facts.placements import Candidate, Market, Moved
 from router.core.learned.speeds import BACKLOG_TOKENS
 
 
@@ -32,7 +32,7 @@ def test_a_hit_in_a_tier_counts_as_a_part_of_one_on_the_gpu() -> None:
     def chosen(credit: float | None, loading_ms: float) -> tuple[str, float]:
         gpu = Candidate("gpu", 16_000, 0, 300.0, 0.0, 0.0, 0.0, 0)
         tier = Candidate("tier", 16_000, 0, 0.0, 0.0, 0.0, 0.0, 0)
-        tier.tier_tokens, tier.loading_ms = 16_000, loading_ms
+        tier.moved = Moved(16_000, loading_ms)
         return TierCredit(credit).choose(market, [gpu, tier]).id, tier.price_ms
 
     assert BACKLOG_TOKENS == 16_000

@@ -62,7 +62,7 @@ from math import inf
 
 from msgspec import Struct
 
-from router.core.facts.placements import Candidate, Choice, Grade, Market
+from router.core.facts.placements import Candidate, Choice, Grade, Market, Pull
 from router.core.placement.ring import Ring, load_bound
 
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
@@ -99,7 +99,10 @@ class Warm:
         longest, cheapest = 0, inf
         weights = Weights.of(market)
         for c in candidates:
-            prices[c.id] = c.price_ms = price_ms = price(c, weights)
+            price_ms = price(c, weights)
+            if c.moved is not None and c.moved.pull is not None:
+                price_ms = _offered(c, c.moved.pull, price_ms, weights)
+            prices[c.id] = c.price_ms = price_ms
             if price_ms < cheapest:
                 cheapest = price_ms
             if c.cached_tokens > longest:
@@ -162,6 +165,13 @@ class Warm:
         saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
         prices[guess.id] -= market.elsewhere * saved_ms
         return guess
+
+
+def _offered(candidate: Candidate, pull: Pull, price_ms: float, weights: Weights) -> float:
+    """The lesser of the candidate's price and its price with a pull, which is taken then."""
+    pulled_ms = pulled_price(candidate, pull, price_ms, weights)
+    pull.taken = pulled_ms < price_ms
+    return pulled_ms if pull.taken else price_ms
 
 
 def _has_room(home: Candidate, bound: int) -> bool:
@@ -255,3 +265,13 @@ def price(candidate: Candidate, weights: Weights) -> float:
         + weights.again * candidate.evicted_again_ms
         + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
     )
+
+
+def pulled_price(candidate: Candidate, pull: Pull, price_ms: float, weights: Weights) -> float:
+    """The price of a candidate that has `price_ms` without the pull: what is fetched is not computed."""
+    waited_ms = candidate.pending_ms if candidate.pending_ms > candidate.kv_wait_ms else candidate.kv_wait_ms  # noqa: FURB136
+    load = min(waited_ms * weights.per_wait_ms, weights.load_max)
+    saved_ms = candidate.uncached_ms - pull.uncached_ms
+    saved_ms += load * (min(candidate.uncached_ms, weights.unit_ms) - min(pull.uncached_ms, weights.unit_ms))
+    saved_ms += weights.decoding * (candidate.stalled_ms - pull.stalled_ms)
+    return price_ms - saved_ms + pull.fetch_ms
