@@ -101,7 +101,7 @@ WENT = (
     ("tie", "purple"),
     ("policy", YELLOW),
     ("retry", RED),
-    ("pull", "semi-dark-green"),
+    ("pull", "text"),
 )
 FOUND = f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # prompt tokens of each model, a second
 MISSED = (
