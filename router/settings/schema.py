@@ -352,6 +352,28 @@ class TierSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PullSettings:
+    """Blocks that one engine brings from the CPU memory of another, where the router orders that: vLLM's p2p tier."""
+
+    port: Port = 0
+    """Port at which every engine takes orders of its peers (`VLLM_P2P_SIDE_CHANNEL_PORT`, 5710 unless told otherwise),
+    counted up by its data-parallel rank. 0: only engines that `pulls.endpoints` or a pod's annotation
+    `warmroute/p2p-port` names."""
+    endpoints: tuple[str, ...] = ()
+    """Where single engines take such orders: `http://10.0.0.1:8000=10.0.0.1:5710`."""
+    gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 30.0
+    """Gigabytes (10^9 bytes) a second from one engine's CPU memory to another's GPU, as a first guess, which a few
+    answers correct: two NICs of 200 Gbit/s."""
+    probe_interval_s: Seconds = 5.0
+    """Seconds between two looks whether an engine still listens there. Nothing is pulled from where it does not."""
+    stall_s: Seconds = 10.0
+    """Seconds beyond the predicted time to the first token (the one that one in ten exceeds) after which a request that
+    pulls is sent again without: an engine waits for a wrong address without end."""
+    rest_s: Seconds = 60.0
+    """Seconds for which nothing is pulled from the source of such a request."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """How prompts become token ids, for replicas whose KV events are followed."""
 
@@ -636,6 +658,8 @@ class Settings:
     """How replicas' KV events are followed."""
     tiers: TierSettings = field(default_factory=TierSettings)
     """What engines keep behind their GPUs."""
+    pulls: PullSettings = field(default_factory=PullSettings)
+    """What engines bring from each other."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How prompts become token ids."""
     shared: SharedSettings = field(default_factory=SharedSettings)

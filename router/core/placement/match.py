@@ -85,7 +85,7 @@ class Matcher:
                     depths[credit.replica] = len(credit.prefix)
         stored = self._knowledge.stored(tokens, now_s) if tokens else None
         sources = None
-        if tokens and self._pulls.peers:
+        if tokens and self._pulls.peers and wanted.may_pull:
             sources = self._knowledge.tiered.leading(tokens, self._pulls.sources(now_s))
         return PromptMatch(size, answer_tokens, chain.keys if chain else [], depths, stored, home, credit, sources)
 
