@@ -58,6 +58,8 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "prompt_tokens": receipt and receipt.prompt_tokens,
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
         "predicted_tier_tokens": receipt.predicted_tier_tokens if receipt else 0,
+        "predicted_pull_tokens": receipt.pull.tokens if receipt and receipt.pull else 0,
+        "pull_source": receipt.pull.source if receipt and receipt.pull else None,
         "spill": (receipt and receipt.spill) or None,
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
         "predicted_ttft_s": receipt and receipt.ttft_ms and round(receipt.ttft_ms / 1e3, 4),
@@ -83,6 +85,7 @@ def _explained(record: RequestRecord) -> Row:
         "miss": miss and miss.misses,
         "hit_tokens": miss and miss.hit,
         "loaded_tokens": miss and miss.loaded,
+        "pulled_tokens": miss and miss.pulled,
         "verified": record.usage is not None and record.usage.verified,
         "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
         "saved_ms": miss and round(miss.saved_ms, 1),
@@ -112,6 +115,7 @@ def _candidate(candidate: Candidate) -> Row:
     row = _fields(candidate)
     del row["moved"]
     row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
+    row["fetch_ms"] = candidate.pull.fetch_ms if candidate.pull is not None else 0.0
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
 
 

@@ -138,6 +138,12 @@ FAMILIES = (  # families in the order of the metrics page
         "model",
     ),
     Family(
+        "pulled_tokens",
+        "Prompt tokens of those that hit the cache that came from another replica's memory.",
+        "model",
+    ),
+    Family("pulls", "Requests that were to bring tokens from another replica, by what came of those.", "came model"),
+    Family(
         "counted_prompt_tokens",
         "Prompt tokens of answers without a cached-token count, on replicas whose own counters cover them.",
         "model",

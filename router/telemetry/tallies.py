@@ -277,6 +277,12 @@ class Tallies:
             hits[0] += hit
             if miss.loaded:
                 self._of("loaded_tokens", model.label)[0] += miss.loaded
+            if miss.pulled:
+                self._of("pulled_tokens", model.label)[0] += miss.pulled
+        if (pull := receipt.pull) is not None:
+            told = usage is not None and usage.verified
+            came = "untold" if not told else "all" if miss.pulled >= pull.tokens else "some" if miss.pulled else "none"
+            self._of("pulls", came, model.label)[0] += 1
         misses = model.misses
         for reason, of_reason in miss.misses.items():
             series = misses.get(reason)
@@ -390,6 +396,8 @@ def _unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
     if usage is not None and usage.verified:
         tokens, hit = usage.prompt_tokens, usage.cached_tokens or 0
     hit = min(hit, tokens)
-    loaded = max(0, hit - receipt.predicted_cached_tokens + receipt.predicted_tier_tokens)
+    pulled = receipt.pull.tokens if receipt.pull is not None else 0
+    brought = max(0, hit - receipt.predicted_cached_tokens + receipt.predicted_tier_tokens + pulled)
     misses = {Miss.UNSUPPORTED: tokens - hit} if tokens > hit else {}
-    return Breakdown(tokens, hit, misses, loaded=min(loaded, receipt.predicted_tier_tokens))
+    loaded = min(brought, receipt.predicted_tier_tokens)
+    return Breakdown(tokens, hit, misses, loaded=loaded, pulled=min(brought - loaded, pulled))

@@ -112,6 +112,7 @@ class Breakdown(Struct, array_like=True, gc=False):
     misses: dict[Miss, int]
     saved_ms: float = 0.0  # how much longer the first token would have taken where the spilled tokens are held
     loaded: int = 0  # part of `hit` that was not on the GPU, and came from memory or files behind it
+    pulled: int = 0  # part of `hit` that came from another replica's memory
 
     def header(self, *, isolated: bool = False) -> str:
         """The value of `x-warmroute-miss`. An `isolated` tenant is not told that the prompt is held for another

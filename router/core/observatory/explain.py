@@ -81,7 +81,7 @@ class Explainer:
         if chain is None or not prompt_tokens:
             left = prompt_tokens - hit
             receipt.miss = Breakdown(prompt_tokens, hit, {_UNSUPPORTED: left} if left else {})
-            receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
+            brought(receipt.miss, receipt)
             return
         keys, blocks = chain.keys, self._blocks
         if sighting is None:
@@ -105,7 +105,7 @@ class Explainer:
         receipt.miss = self._breakdown(
             receipt, sighting, keys, known_blocks, bytes_per_token, hit, spilled, block_tokens, lives
         )
-        receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
+        brought(receipt.miss, receipt)
         if len(keys) > young or len(keys) > depth:
             blocks.put_chain(keys, young, depth, life)
 
@@ -250,6 +250,13 @@ def _first_token_ms(c: Candidate) -> float:
     return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
+def brought(miss: Breakdown, receipt: Receipt) -> None:
+    """Note what of a predicted hit is to be brought to the GPU first."""
+    miss.loaded = min(miss.hit, receipt.predicted_tier_tokens)
+    if receipt.pull is not None:
+        miss.pulled = min(miss.hit - miss.loaded, receipt.pull.tokens)
+
+
 def settled(miss: Breakdown, usage: Usage | None) -> Breakdown:
     """The breakdown by the engine's own count, where it told how many tokens it found; else the same."""
     if usage is None or usage.cached_tokens is None or usage.prompt_tokens <= 0:
@@ -284,7 +291,10 @@ def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
         sorted_ = False
     if not sorted_:
         misses = {reason: misses[reason] for reason in _AVOIDABLE_FIRST if reason in misses}
-    # What is loaded lies behind what the GPU has: what the engine did not find is missing from that first.
-    on_gpu = miss.hit - miss.loaded
-    loaded = max(0, min(miss.loaded, hit - on_gpu))
-    return Breakdown(total, hit, misses, miss.saved_ms if _SPILLED in misses else 0.0, loaded)
+    settled = Breakdown(total, hit, misses, miss.saved_ms if _SPILLED in misses else 0.0)
+    # What is loaded lies behind what the GPU has, and what is pulled behind that: what the engine did not find is
+    # missing from there first.
+    on_gpu = miss.hit - miss.loaded - miss.pulled
+    settled.loaded = max(0, min(miss.loaded, hit - on_gpu))
+    settled.pulled = max(0, min(miss.pulled, hit - on_gpu - miss.loaded))
+    return settled
