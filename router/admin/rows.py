@@ -60,6 +60,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "predicted_tier_tokens": receipt.predicted_tier_tokens if receipt else 0,
         "predicted_pull_tokens": receipt.pull.tokens if receipt and receipt.pull else 0,
         "pull_source": receipt.pull.source if receipt and receipt.pull else None,
+        "predicted_pull_ms": round(receipt.pull.fetch_ms, 2) if receipt and receipt.pull else 0.0,
         "spill": (receipt and receipt.spill) or None,
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
         "predicted_ttft_s": receipt and receipt.ttft_ms and round(receipt.ttft_ms / 1e3, 4),
@@ -115,7 +116,6 @@ def _candidate(candidate: Candidate) -> Row:
     row = _fields(candidate)
     del row["moved"]
     row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
-    row["fetch_ms"] = candidate.pull.fetch_ms if candidate.pull is not None else 0.0
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
 
 

@@ -145,7 +145,7 @@ def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
     receipt.predicted_tier_tokens = placed.tier_tokens
     if placed.pull is not None:
-        receipt.pull = Pull(*placed.pull, fetch_ms=0.0, uncached_ms=0.0, stalled_ms=0.0, taken=True)
+        receipt.pull = Pull(*placed.pull, fetch_ms=0.0, uncached_ms=0.0, stalled_ms=0.0)
     return receipt
 
 

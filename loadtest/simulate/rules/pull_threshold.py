@@ -2,15 +2,13 @@
 
 llm-d-router's `p2p-source-producer` (README, 2026-08): behind whatever placement the scorers make, the endpoint with
 most of the prompt in CPU memory is named as the source where it has at least `minCachedTokenDelta` tokens more than the
-chosen one. Its guides run it behind scorers of load, with 1,024. Left out: of sources within a block of the most it
-takes one at random, weighted by 1 / (1 + requests that wait there); here it is the one whose pull is over soonest.
+chosen one; here 1,024. Left out: of sources within a block of the most it takes one at random, weighted by
+1 / (1 + requests that wait there); here it is the one whose pull is over soonest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from router.core.facts.placements import Candidate, Choice, Market
+from router.core.facts.placements import Candidate, Market, Pull
 from router.core.placement.policies.least_loaded import LeastLoaded
 
 TOKENS_MIN = 1_024
@@ -23,10 +21,6 @@ class PullThreshold(LeastLoaded):
         super().__init__(name="pull_threshold")
         self._tokens_min = tokens_min
 
-    def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The one with the fewest open leases, which pulls what is long enough."""
-        choice = super().choose(market, candidates)
-        for c in candidates:
-            if c.id == choice.id and c.pull is not None:
-                c.pull.taken = c.pull.tokens >= self._tokens_min
-        return choice
+    def pulls(self, market: Market, chosen: Candidate, pull: Pull) -> bool:
+        """Whether it is long enough."""
+        return pull.tokens >= self._tokens_min

@@ -57,17 +57,15 @@ class Pull(Struct, gc=False):
     fetch_ms: float  # time until they are there, the pulls before it on the same way included
     uncached_ms: float  # prefill time of what is left then
     stalled_ms: float  # sum of delays that this prefill causes the answers that decode there
-    taken: bool = False  # whether the policy's price is that of pulling them
     alone: bool = False  # no long prefill was there when the request was placed, and it need not wait for room
     took_ms: float | None = None  # time that it took; None where that is not known
 
 
 class Moved(Struct, gc=False):
-    """What a replica would bring to its GPU for a request: from tiers behind it, or from another replica."""
+    """What a replica would bring to its GPU for a request from tiers behind that."""
 
-    tier_tokens: int = 0  # part of `cached_tokens` that is to be loaded from tiers behind the GPU
-    loading_ms: float = 0.0  # time of that load, and of the loads before it
-    pull: Pull | None = None
+    tier_tokens: int  # part of `cached_tokens` that is to be loaded
+    loading_ms: float  # time of that load, and of the loads before it
 
 
 class Candidate(Struct, gc=False):
@@ -89,7 +87,7 @@ class Candidate(Struct, gc=False):
     slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
     stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there
     price_ms: float = 0.0  # price that the policy makes of all these terms; 0 where it compares none
-    moved: Moved | None = None  # None: all that it holds is on its GPU, and there is nothing to pull
+    moved: Moved | None = None  # None: all that it holds is on its GPU
 
     @property
     def tier_tokens(self) -> int:
@@ -100,11 +98,6 @@ class Candidate(Struct, gc=False):
     def loading_ms(self) -> float:
         """Time of that load, and of the loads before it."""
         return self.moved.loading_ms if self.moved is not None else 0.0
-
-    @property
-    def pull(self) -> Pull | None:
-        """What could be pulled from another replica instead of being computed."""
-        return self.moved.pull if self.moved is not None else None
 
 
 class Market(Struct, gc=False):

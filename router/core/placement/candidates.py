@@ -15,7 +15,6 @@ from msgspec import Struct
 from router.core.cache.estimate import Holder, PrefixIndex
 from router.core.cache.knowledge import Knowledge
 from router.core.cache.reported import StoredPrefix
-from router.core.cache.tiered import Source
 from router.core.facts.placements import Candidate, Grade, Moved, Pull
 from router.core.facts.tiers import CPU
 from router.core.fleet.fleet import Fleet
@@ -184,27 +183,24 @@ class Pricer:
             )
             if tiers:
                 candidates[-1].moved = Moved(tier_tokens, loading_ms(member, tiers, now_s))
-            if match.sources and said is not None and id_ in self._fleet.pulls.peers:
-                factor = slower[id_] if slower and id_ in slower else 1.0
-                block = said.block_tokens or member.load.block_tokens or 0
-                self._offer(member, candidates[-1], match.sources, block, factor, now_s)
         return candidates
 
-    def _offer(
-        self,
-        member: Member,
-        candidate: Candidate,
-        sources: Sequence[Source],
-        block_tokens: int,
-        slower: float,
-        now_s: float,
-    ) -> None:
-        """Note in a candidate which of the `sources` it could pull from to have its first token soonest. The replica
-        itself is none, nor is one of another kind or with blocks of another size: its blocks have other names."""
-        pulls, prefill, members, best_ms = self._fleet.pulls, member.prefill_model, self._fleet.members, inf
-        cached, uncached = candidate.cached_tokens, candidate.uncached_tokens
-        for source in sources[:SOURCES]:
-            there, id_ = members.get(source.replica), source.replica
+    def pull(self, candidate: Candidate, match: PromptMatch, now_s: float) -> Pull | None:
+        """What the candidate could pull, from the source that lets it have its first token soonest; None for nothing.
+        The replica itself is no source, nor is one of another kind or with blocks of another size: what these hold has
+        other names."""
+        pulls, members = self._fleet.pulls, self._fleet.members
+        member, cached, uncached = members[candidate.id], candidate.cached_tokens, candidate.uncached_tokens
+        said = (
+            match.stored.get(candidate.id) or self._knowledge.empty(candidate.id) if match.stored is not None else None
+        )
+        if said is None or candidate.id not in pulls.peers:
+            return None
+        slower = self._fleet.slowness(now_s).get(candidate.id, 1.0)
+        block_tokens = said.block_tokens or member.load.block_tokens or 0
+        prefill, best, best_ms = member.prefill_model, None, inf
+        for source in (match.sources or ())[:SOURCES]:
+            id_, there = source.replica, members.get(source.replica)
             if there is None or there is member or there.speeds is not member.speeds or not there.health.fit:
                 continue
             tokens = capped(source.tokens, cached + uncached, block_tokens) - cached
@@ -213,13 +209,11 @@ class Pricer:
             took_ms = pulls.model(id_, member.id, member.speeds.loads).ms(tokens)
             fetch_ms = pulls.pending_ms(id_, member.id, now_s) + took_ms
             left_ms = slower * prefill.ms(uncached - tokens, cached + tokens)
-            if fetch_ms + left_ms >= best_ms:
-                continue
-            best_ms, moved = fetch_ms + left_ms, candidate.moved
-            if moved is None:
-                moved = candidate.moved = Moved()
-            stalled_ms = candidate.in_flight * max(0.0, left_ms - prefill.floor_ms)
-            moved.pull = Pull(id_, pulls.peers[id_].address, tokens, fetch_ms, left_ms, stalled_ms)
+            if fetch_ms + left_ms < best_ms:
+                best_ms = fetch_ms + left_ms
+                stalled_ms = candidate.in_flight * max(0.0, left_ms - prefill.floor_ms)
+                best = Pull(id_, pulls.peers[id_].address, tokens, fetch_ms, left_ms, stalled_ms)
+        return best
 
     def elsewhere(self, asked: list[Member], match: PromptMatch) -> dict[str, int]:
         """Tokens of the prompt that replicas which may not take it (all but `asked`) are believed to hold."""

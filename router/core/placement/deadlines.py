@@ -17,12 +17,8 @@ UNREACHABLE = "slo_unreachable"  # code of a refusal: no replica can be in time
 
 
 def expected_ms(candidate: Candidate) -> float:
-    """Milliseconds from a placement to its first token: the wait, the load from tiers, the pull and the
-    prefill."""
-    pull, waited_ms = candidate.pull, max(candidate.pending_ms, candidate.kv_wait_ms) + candidate.loading_ms
-    if pull is not None and pull.taken:
-        return waited_ms + pull.fetch_ms + pull.uncached_ms
-    return waited_ms + candidate.uncached_ms
+    """Milliseconds from a placement to its first token: the wait, the load from tiers and the prefill."""
+    return max(candidate.pending_ms, candidate.kv_wait_ms) + candidate.loading_ms + candidate.uncached_ms
 
 
 def predicted_ms(candidate: Candidate, members: Mapping[str, Member]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from math import inf
 
-from router.core.facts.placements import Candidate, Reason, Receipt
+from router.core.facts.placements import Candidate, Pull, Reason, Receipt
 
 NEXT = 3  # cheapest candidates kept besides the chosen one and the longest holder
 KEPT_MAX = NEXT + 2
@@ -66,14 +66,8 @@ def _first_token_ms(c: Candidate) -> float:
     return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
-def settle_pulls(receipt: Receipt, candidates: list[Candidate], chosen: Candidate) -> None:
-    """Have the chosen candidate's pull, if its price is that of one, be part of what it holds; others keep none."""
-    pull = chosen.pull
-    for c in candidates:
-        if c.moved is not None and (c is not chosen or not (pull is not None and pull.taken)):
-            c.moved.pull = None
-    if pull is None or not pull.taken:
-        return
+def take_pull(receipt: Receipt, chosen: Candidate, pull: Pull) -> None:
+    """Have the pull be part of what the chosen candidate is to find, in place of computing it."""
     chosen.uncached_tokens -= pull.tokens
     chosen.uncached_ms, chosen.stalled_ms = pull.uncached_ms, pull.stalled_ms
     receipt.pull = pull

@@ -37,8 +37,8 @@ from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
 from router.core.placement.eligible import who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
-from router.core.placement.policies import Near, Policy
-from router.core.placement.receipts import kept, reason_of, settle_pulls
+from router.core.placement.policies import Near, Policy, Pulling
+from router.core.placement.receipts import kept, reason_of, take_pull
 from router.core.placement.spill import spill
 from router.core.placement.wanted import Wanted
 from router.core.placement.watch import LeaseWatch
@@ -115,6 +115,7 @@ class Router:
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
+        self._pulls = policy.pulls if isinstance(policy, Pulling) else None
         # What others read of replicas, what engines show and what answers teach: documented where it is done.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
@@ -212,8 +213,11 @@ class Router:
         receipt.weighed = market.replicas
         receipt.predicted_tier_tokens = chosen.tier_tokens
         lasts_ms = expected_ms(chosen)
-        if match.sources:
-            settle_pulls(receipt, candidates, chosen)
+        if match.sources and self._pulls is not None:
+            pull = self._pricer.pull(chosen, match, now_s)
+            if pull is not None and self._pulls(market, chosen, pull):
+                lasts_ms += pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms
+                take_pull(receipt, chosen, pull)
         receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN

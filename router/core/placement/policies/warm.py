@@ -36,6 +36,11 @@ Where the fleet is busy (BUSY_UNITS of prefill wait at the mean replica, and one
 cheapest placement would make others repeat more than HELD_WORTH times the prompt's own work, the prompt is held back
 (core/admission/holding.py).
 
+Where the chosen replica can bring what it lacks from the memory of another one, it does so if that costs less than
+computing (`pulls`). The choice is made without: a price with the fetch in the place of the prefill was raced, and lost
+to no pulls at all. It draws copies wherever fewer answers decode, and what a copy takes from others, of live KV room
+and of memory behind the GPU, is no term of the price (docs/evidence/pulls.md).
+
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any other,
 while that replica is under the load bound; of several that hold as much, to the one where its client's words let it be
@@ -93,16 +98,23 @@ class Warm:
             choice.hold_back = any(thrashes(c, market) for c in candidates if c.id == choice.id)
         return choice
 
+    def pulls(self, market: Market, chosen: Candidate, pull: Pull) -> bool:
+        """Whether fetching costs less than what it saves: this request's prefill, and what that costs others."""
+        weights = Weights.of(market)
+        waited_ms = max(chosen.pending_ms, chosen.kv_wait_ms)
+        saved_ms = chosen.uncached_ms - pull.uncached_ms
+        delays_ms = min(chosen.uncached_ms, weights.unit_ms) - min(pull.uncached_ms, weights.unit_ms)
+        saved_ms += min(waited_ms * weights.per_wait_ms, weights.load_max) * delays_ms
+        saved_ms += weights.decoding * (chosen.stalled_ms - pull.stalled_ms)
+        return pull.fetch_ms < saved_ms
+
     def _cheapest(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         # Two loops over the candidates: a comprehension for each of their results would take twice as long.
         prices: dict[str, float] = {}
         longest, cheapest = 0, inf
         weights = Weights.of(market)
         for c in candidates:
-            price_ms = price(c, weights)
-            if c.moved is not None and c.moved.pull is not None:
-                price_ms = _offered(c, c.moved.pull, price_ms, weights)
-            prices[c.id] = c.price_ms = price_ms
+            prices[c.id] = c.price_ms = price_ms = price(c, weights)
             if price_ms < cheapest:
                 cheapest = price_ms
             if c.cached_tokens > longest:
@@ -165,13 +177,6 @@ class Warm:
         saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
         prices[guess.id] -= market.elsewhere * saved_ms
         return guess
-
-
-def _offered(candidate: Candidate, pull: Pull, price_ms: float, weights: Weights) -> float:
-    """The lesser of the candidate's price and its price with a pull, which is taken then."""
-    pulled_ms = pulled_price(candidate, pull, price_ms, weights)
-    pull.taken = pulled_ms < price_ms
-    return pulled_ms if pull.taken else price_ms
 
 
 def _has_room(home: Candidate, bound: int) -> bool:
@@ -265,13 +270,3 @@ def price(candidate: Candidate, weights: Weights) -> float:
         + weights.again * candidate.evicted_again_ms
         + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
     )
-
-
-def pulled_price(candidate: Candidate, pull: Pull, price_ms: float, weights: Weights) -> float:
-    """The price of a candidate that has `price_ms` without the pull: what is fetched is not computed."""
-    waited_ms = candidate.pending_ms if candidate.pending_ms > candidate.kv_wait_ms else candidate.kv_wait_ms  # noqa: FURB136
-    load = min(waited_ms * weights.per_wait_ms, weights.load_max)
-    saved_ms = candidate.uncached_ms - pull.uncached_ms
-    saved_ms += load * (min(candidate.uncached_ms, weights.unit_ms) - min(pull.uncached_ms, weights.unit_ms))
-    saved_ms += weights.decoding * (candidate.stalled_ms - pull.stalled_ms)
-    return price_ms - saved_ms + pull.fetch_ms
