@@ -52,6 +52,7 @@ from loadtest.simulate.results.tables import print_grids, print_standings, verdi
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
+from loadtest.simulate.scenarios.pulled import WORKLOADS
 from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
@@ -373,13 +374,13 @@ def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--pulls does not go with --trace, --race or --sweep")
     _known("row", options.policy, pulls.ROWS)
-    _known("workload with pulls", options.scenario, pulls.WORKLOADS)
+    _known("workload with pulls", options.scenario, WORKLOADS)
     entries, requests = tuple(options.policy or pulls.ROWS), options.requests or pulls.REQUESTS
     jobs = [
         pulls.PullJob(workload, link, load, seed, entries, options.replicas or pulls.SIZE, requests)
         for seed in options.seed or [1]
         for link in options.pulls or pulls.LINKS
-        for workload in options.scenario or pulls.WORKLOADS
+        for workload in options.scenario or WORKLOADS
         for load in options.load or pulls.SHARES
     ]
     rows = _kept(jobs, pulls.run_pulls, options, command, lambda fresh: [*earlier, *fresh])

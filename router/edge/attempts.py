@@ -208,7 +208,8 @@ class Attempts:
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
         whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events
         replica, body = lease.replica, question.body
-        pull, pull_within_s = lease.receipt.pull, None
+        pull = lease.receipt.pull
+        pull_within_s: float | None = None
         if pull is not None and question.wanted.may_pull:
             body = with_pull(body, pull.address, secrets.token_hex(16))
             pull_within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3

@@ -116,10 +116,10 @@ def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         seeds = set[int].intersection(*(set(each) for each in entries.values()))
         if not seeds:
             continue
-        named = tuple(known[at] for known, at in zip(order, key, strict=True))
+        cells = [known[at] for known, at in zip(order, key, strict=True)]
         for name, figure in FIGURES.items():
             means = {entry: fmean(figure(each[seed]) or 0.0 for seed in seeds) for entry, each in entries.items()}
-            made.append((*named, name, *[_said(means[entry]) if entry in means else "-" for entry in ROWS]))
+            made.append((*cells, name, *[_said(means[entry]) if entry in means else "-" for entry in ROWS]))
     return made
 
 

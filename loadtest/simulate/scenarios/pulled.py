@@ -17,13 +17,12 @@ from loadtest.simulate.scenarios.generated import (
     PIECE_TOKENS,
     Pieces,
     poisson,
-    prepare,
     turns_of,
 )
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
 from loadtest.simulate.world.capacity import capacity_rps
 from loadtest.simulate.world.setting import Setting
-from loadtest.simulate.world.turns import Workload, open_workload
+from loadtest.simulate.world.turns import Workload, open_workload, prepare
 
 KV_TOKENS = 153_600
 POOL_SHARE, POOL_PIECES = 0.8, 40
