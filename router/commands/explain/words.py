@@ -61,8 +61,8 @@ _DEAREST = 3  # milliseconds, about: what costs less is not named as what took t
 _COLUMNS = (
     ("cached", "cached_tokens"), ("to compute", "uncached_tokens"), ("open", "in_flight"), ("queue", "pending_ms"),
     ("KV wait", "kv_wait_ms"), ("load", "loading_ms"), ("prefill", "uncached_ms"),
-    ("decode", "decode_ms"), ("evicts", "evicted_ms"), ("slows", "slowed_ms"), ("stalls", "stalled_ms"),
-    ("price", "price_ms"),
+    ("decode", "decode_ms"), ("takes room", "room_ms"), ("evicts", "evicted_ms"), ("slows", "slowed_ms"),
+    ("stalls", "stalled_ms"), ("price", "price_ms"),
 )  # fmt: skip
 
 

@@ -87,6 +87,7 @@ class Candidate(Struct, gc=False):
     slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
     stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there
     price_ms: float = 0.0  # price that the policy makes of all these terms; 0 where it compares none
+    room_ms: float = 0.0  # sum of delays that the KV room which this answer keeps causes those who wait for room there
     moved: Moved | None = None  # None: all that it holds is on its GPU
 
     @property

@@ -60,6 +60,7 @@ class Member:
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
     others: Others = field(default_factory=Others)  # what other routers say that they have open there
     links: TierLinks = field(default_factory=TierLinks)  # loads from its tiers
+    roomless: set[int] = field(default_factory=set)  # leases without a first token that wait for KV room, as believed
     decoding: int = 0  # open leases whose prefill is over, as far as that was seen
     placed_sum_s: float = 0.0  # sum of the open leases' times of placement
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
@@ -196,10 +197,13 @@ class Member:
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 
-    def open(self, lease: Lease, now_s: float) -> None:
-        """Take a lease on."""
+    def open(self, lease: Lease, now_s: float, kv_wait_ms: float = 0.0) -> None:
+        """Take a lease on; `kv_wait_ms` is the time until the KV pool has room for it. Engines admit prompts in their
+        order, so whoever comes behind one that waits for room waits with it."""
         self.queue.join(lease, now_s)
         self.leases[lease.id] = lease
+        if kv_wait_ms or self.roomless:
+            self.roomless.add(lease.id)
         self.live.open(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
@@ -229,6 +233,9 @@ class Member:
         is_long = lease.uncached_tokens >= LEARN_TOKENS_MIN
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
+        if lease.id in self.roomless:  # most of the time was no prefill, and says nothing of its speed
+            self.roomless.discard(lease.id)
+            lease.batch = lease.own_ms = None
         self._others_tokens = self.others.computed_tokens
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
@@ -297,6 +304,7 @@ class Member:
         self.queue.decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
+        self.roomless.discard(lease.id)
         self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
         self.context_tokens -= lease.prompt_tokens
         if lease.mark is not None:

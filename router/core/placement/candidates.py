@@ -144,7 +144,7 @@ class Pricer:
             known = alone or free is not None
             if free is None:
                 free = int((holder.blocks_max - footprint) * BLOCK_BYTES / ratio)
-            evicted, evicted_ms, again_ms, kv_wait_ms = uncached + tier_tokens, 0.0, 0.0, 0.0
+            evicted, evicted_ms, again_ms, kv_wait_ms, room_ms = uncached + tier_tokens, 0.0, 0.0, 0.0, 0.0
             if free > 0:
                 evicted -= free
             # Where another router sends too and no events tell what is held, what is evicted is not ours to know.
@@ -153,7 +153,7 @@ class Pricer:
                 kept_share = said.kept_share if said is not None else 0.0
                 evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
             if member.load.kv_tokens_max:
-                kv_wait_ms = self._kv_wait_ms(member, match)
+                kv_wait_ms, room_ms = self._room(member, match)
             prefill, step, others = member.prefill_model, member.step_model, member.others
             streams, around = len(member.leases) + others.open, member.context_tokens + others.context_tokens
             uncached_ms = prefill.ms(uncached, cached)
@@ -181,6 +181,8 @@ class Pricer:
                     streams * (uncached_ms - prefill.floor_ms) if uncached_ms > prefill.floor_ms else 0.0,
                 )
             )
+            if room_ms:
+                candidates[-1].room_ms = room_ms
             if tiers:
                 candidates[-1].moved = Moved(tier_tokens, loading_ms(member, tiers, now_s))
         return candidates
@@ -264,9 +266,13 @@ class Pricer:
         asked, turns = sums.of(tokens * bytes_per_token / BLOCK_BYTES)
         return asked * all_ms, turns * all_ms
 
-    def _kv_wait_ms(self, member: Member, match: PromptMatch) -> float:
-        """Time until the KV pool has room for the prompt. Engines admit a prompt when all of it has room, first come
-        first served. Answers that decode give their room back little by little, within the mean time of decoding."""
+    def _room(self, member: Member, match: PromptMatch) -> tuple[float, float]:
+        """(time until the KV pool has room for the prompt, sum of delays that the room which it keeps causes others),
+        in milliseconds.
+
+        Engines admit a prompt when all of it has room, first come first served. Answers that decode give their room
+        back little by little, within the mean time of decoding. Who waits behind this prompt waits longer by what it
+        keeps: as many as would wait now, if each of them keeps what the open leases keep on average."""
         load, live, speeds, size = member.load, member.live, member.speeds, match.size
         capacity, ratio = load.kv_tokens_max or 0, size.pool_bytes_per_token
         decoding = member.decoding + member.others.decoding
@@ -275,12 +281,19 @@ class Pricer:
             probed = load.kv_usage * capacity
         room = capacity - size.prompt_tokens
         if probed <= room and live.unshared_blocks * BLOCK_BYTES / ratio + own <= room:
-            return 0.0  # there is room even if open prompts share nothing
+            return 0.0, 0.0  # there is room even if open prompts share nothing
         used = max(probed, live.blocks * BLOCK_BYTES / ratio + own)  # the probe also saw the requests of other routers
         if used <= room:
-            return 0.0
-        over = used + size.prompt_tokens - live.shared(match.keys) * BLOCK_BYTES / ratio - capacity
-        return over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms) if over > 0 else 0.0
+            return 0.0, 0.0
+        blocks = live.shared(match.keys)
+        shared = blocks * BLOCK_BYTES / ratio
+        over = used + size.prompt_tokens - shared - capacity
+        if over <= 0:
+            return 0.0, 0.0
+        wait_ms = over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms)
+        # What it shares with open leases stays until the last of them ends: each keeps its part of that.
+        kept = size.prompt_tokens - shared + shared / (1 + live.sharers(match.keys, blocks))
+        return wait_ms, wait_ms * kept * (len(member.leases) + member.others.open) / used
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:

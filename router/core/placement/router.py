@@ -408,7 +408,7 @@ class Router:
             if lease.to_load is not None:
                 lease.to_load.alone = False
             self.fleet.pulls.begin(lease, pull, member.speeds.loads, now_s)
-        member.open(lease, now_s)
+        member.open(lease, now_s, chosen.kv_wait_ms)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
         self.reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)

@@ -21,7 +21,7 @@ class SpillCause(StrEnum):
     """What made the longest holder a worse choice, or none."""
 
     QUEUE = "queue"  # prefill work waits at the holder
-    KV_SPACE = "kv_space"  # the holder's KV pool has no room yet
+    KV_SPACE = "kv_space"  # the holder's KV pool has no room yet, and others wait for that too
     EVICTION = "eviction"  # the holder would drop blocks that others would compute again
     SPEED = "speed"  # the holder prefills slower
     CROWD = "crowd"  # answers that decode at the holder would be slowed down, and slow this one down
@@ -68,7 +68,11 @@ def spill(
 
 
 def _dues(c: Candidate) -> float:
-    return c.pending_ms + c.kv_wait_ms + _evicted_ms(c)
+    return c.pending_ms + _room_ms(c) + _evicted_ms(c)
+
+
+def _room_ms(c: Candidate) -> float:
+    return c.kv_wait_ms + c.room_ms
 
 
 def _evicted_ms(c: Candidate) -> float:
@@ -78,7 +82,7 @@ def _evicted_ms(c: Candidate) -> float:
 def _dearest(holder: Candidate, chosen: Candidate) -> SpillCause:
     terms = [
         (holder.pending_ms - chosen.pending_ms, SpillCause.QUEUE),
-        (holder.kv_wait_ms - chosen.kv_wait_ms, SpillCause.KV_SPACE),
+        (_room_ms(holder) - _room_ms(chosen), SpillCause.KV_SPACE),
         (_evicted_ms(holder) - _evicted_ms(chosen), SpillCause.EVICTION),
         (holder.uncached_ms - chosen.uncached_ms, SpillCause.SPEED),
     ]

@@ -1,7 +1,7 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
     price(q, r) = wait(r) + uncached(q, r) + load(r) x min(uncached(q, r), unit)
-                  + evicted(q, r)
+                  + room(q, r) + evicted(q, r)
                   + evicted_again(q, r) / (1 + backlog)^2
                   + (decode(q, r) + slowed(q, r) + stalled(q, r)) / (1 + CROWD x median_ms / tie_ms)
 
@@ -18,6 +18,10 @@ does, between replicas that hold as much.
 requests behind it, and an idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever
 finds it before him is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
 each.
+
+`room` is the same externality of memory. A prompt keeps KV room until its answer ends, and where the pool is full all
+who wait behind it wait for that. A prefix that open leases share is kept until the last of them ends, so one that joins
+many of them keeps little, and a copy keeps all of it: where room is what is short, a prefix stays together.
 
 `evicted` is work for later: the tokens that the placement evicts, times the chance that they are asked for again. Then
 they evict others in their turn, and so on (core/placement/evictions.py). So where more conversations go on than fit,
@@ -266,6 +270,7 @@ def price(candidate: Candidate, weights: Weights) -> float:
         waited_ms
         + uncached_ms
         + load * delay_ms
+        + candidate.room_ms
         + candidate.evicted_ms
         + weights.again * candidate.evicted_again_ms
         + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
