@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from router.core.facts.placements import Outcome, Pull, Receipt, Shed, Usage
+from router.core.facts.placements import Brought, Outcome, Pull, Receipt, Shed, Usage
 from router.core.facts.requests import Ask, Kin, Prompt
 from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
@@ -143,9 +143,9 @@ def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     median_ms, high_ms = placed.ttft_ms
     receipt = Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
     receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
-    receipt.predicted_tier_tokens = placed.tier_tokens
-    if placed.pull is not None:
-        receipt.pull = Pull(*placed.pull, fetch_ms=0.0, uncached_ms=0.0, stalled_ms=0.0)
+    if placed.tier_tokens or placed.pull is not None:
+        pull = Pull(*placed.pull, fetch_ms=0.0, uncached_ms=0.0, stalled_ms=0.0) if placed.pull is not None else None
+        receipt.brought = Brought(placed.tier_tokens, pull)
     return receipt
 
 

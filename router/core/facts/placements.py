@@ -68,6 +68,13 @@ class Moved(Struct, gc=False):
     loading_ms: float  # time of that load, and of the loads before it
 
 
+class Brought(Struct, gc=False):
+    """Parts of `Receipt.predicted_cached_tokens` that are not on the replica's GPU yet."""
+
+    tier_tokens: int = 0  # to be loaded from its own tiers
+    pull: Pull | None = None  # to come from another replica; None: nothing
+
+
 class Candidate(Struct, gc=False):
     """One replica that may take the request, and what a placement there would cost. Times are milliseconds."""
 
@@ -190,5 +197,14 @@ class Receipt(Struct, gc=False):
     ttft_ms: float = 0.0  # predicted time to first token from here on, as often longer as shorter; 0: not known
     ttft_p90_ms: float = 0.0  # one in ten takes longer
     weighed: int = 0  # number of candidates that were weighed
-    predicted_tier_tokens: int = 0  # part of `predicted_cached_tokens` that is to be loaded from tiers
-    pull: Pull | None = None  # the part of `predicted_cached_tokens` that comes from another replica; None: nothing
+    brought: Brought | None = None  # None: all of `predicted_cached_tokens` is on the GPU
+
+    @property
+    def predicted_tier_tokens(self) -> int:
+        """Part of `predicted_cached_tokens` that is to be loaded from tiers."""
+        return self.brought.tier_tokens if self.brought is not None else 0
+
+    @property
+    def pull(self) -> Pull | None:
+        """The part of `predicted_cached_tokens` that comes from another replica; None for nothing."""
+        return self.brought.pull if self.brought is not None else None

@@ -293,7 +293,8 @@ class Pricer:
         wait_ms = over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms)
         # What it shares with open leases stays until the last of them ends: each keeps its part of that.
         kept = size.prompt_tokens - shared + shared / (1 + live.sharers(match.keys, blocks))
-        return wait_ms, wait_ms * kept * (len(member.leases) + member.others.open) / used
+        open_n = len(member.leases) + member.others.open
+        return wait_ms, wait_ms * kept * open_n / used if open_n else 0.0
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from math import inf
 
-from router.core.facts.placements import Candidate, Pull, Reason, Receipt
+from router.core.facts.placements import Brought, Candidate, Pull, Reason, Receipt
 
 NEXT = 3  # cheapest candidates kept besides the chosen one and the longest holder
 KEPT_MAX = NEXT + 2
@@ -70,7 +70,7 @@ def take_pull(receipt: Receipt, chosen: Candidate, pull: Pull) -> None:
     """Have the pull be part of what the chosen candidate is to find, in place of computing it."""
     chosen.uncached_tokens -= pull.tokens
     chosen.uncached_ms, chosen.stalled_ms = pull.uncached_ms, pull.stalled_ms
-    receipt.pull = pull
+    receipt.brought = Brought(receipt.predicted_tier_tokens, pull)
     receipt.predicted_cached_tokens += pull.tokens
     receipt.spilled_tokens = max(0, receipt.spilled_tokens - pull.tokens)
     if not receipt.spilled_tokens:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.placements import Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
+from router.core.facts.placements import Brought, Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
 from router.core.facts.replicas import Replica
 from router.core.facts.requests import Priority
 from router.core.fleet import stuck
@@ -211,7 +211,8 @@ class Router:
                 break
         receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
-        receipt.predicted_tier_tokens = chosen.tier_tokens
+        if chosen.tier_tokens:
+            receipt.brought = Brought(chosen.tier_tokens)
         lasts_ms = expected_ms(chosen)
         if match.sources and self._pulls is not None:
             pull = self._pricer.pull(chosen, match, now_s)
