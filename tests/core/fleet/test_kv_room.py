@@ -153,7 +153,7 @@ def test_who_keeps_room_delays_those_who_wait_for_it() -> None:
         )
     )
     assert (free.kv_wait_ms, free.room_ms) == (0, 0)
-    kept_tokens = 300 + 8_000 / (1 + len(open_there))
+    kept_tokens = 300 + 8_000 / (1 + len(open_there))  # marks are 500 tokens apart
     used_tokens = 8_000 + 10 * 300 + 8_000
     assert joins.room_ms == pytest.approx(
         joins.kv_wait_ms * kept_tokens * 11 / used_tokens, rel=0.15
