@@ -162,6 +162,10 @@ class Router:
         if id_ in self.fleet.members:
             self.fleet.pulls.prove(id_, address)
 
+    def rest_source(self, id_: str, until_s: float) -> None:
+        """Have nothing pulled from a replica before then: a request that was to got no answer in time."""
+        self.fleet.pulls.rest(id_, until_s)
+
     def look(self, now_s: float) -> Iterator[list[str]]:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
         requests are to be tried elsewhere, a slice of the fleet at a time, so that other work can be done between."""
