@@ -233,6 +233,7 @@ def _history(rng: random.Random) -> list[_Step]:
     return steps
 
 
+@pytest.mark.timeout(1_800)
 def test_no_pull_is_wrong() -> None:
     """Whatever is stored, evicted, proved, rested, restarted and asked: nothing is pulled from the replica itself, from
     one whose address is not proved or that rests, for another identity, or that the source's CPU memory lacks. Every
