@@ -270,6 +270,8 @@ class Router:
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
+        if lease.receipt.pull is not None:
+            self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         member = self.fleet.members.get(lease.replica)
         if member is None:
             if self.watch is not None:
@@ -280,8 +282,6 @@ class Router:
         late = late and stuck.is_late(member, lease, now_s, self._stuck_after_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
-        if lease.receipt.pull is not None:
-            self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         if left:
             member.left(lease, late=late)
         computed = ok or lease.first_token_s is not None

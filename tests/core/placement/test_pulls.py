@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.core.facts.placements import Ending, Grade, Outcome, Reason, Usage
-from router.core.facts.replicas import Load, ServedModel
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt
 from router.core.facts.tiers import CPU, PEER
 from router.core.fleet import stuck
@@ -129,6 +129,19 @@ def test_pulls_from_one_source_are_a_queue() -> None:
     third = fleet.place(only="c", seed=3).receipt.pull
     assert third is not None
     assert third.source in "ab"
+
+
+def test_a_replica_that_leaves_ends_its_pulls() -> None:
+    """Its source is free once its requests are given back, whichever of the two is gone by then."""
+    for gone in "ab":
+        fleet = _fleet()
+        lease = fleet.place(only="b")
+        assert lease.receipt.pull is not None
+        fleet.router.replace(Replica(name) for name in "abc" if name != gone)
+        fleet.router.finish(lease, Outcome(Ending.FAILED), fleet.now_s)
+        peers = fleet.router.fleet.pulls.peers
+        assert gone not in peers
+        assert not any(len(link) for peer in peers.values() for link in (peer.outgoing, peer.incoming))
 
 
 def test_pulls_are_learned_for_each_pair() -> None:
