@@ -46,6 +46,7 @@ from loadtest.pages.sharing import cost_block, several_block
 from loadtest.pages.sizing import memory_block, sizing_block
 from loadtest.pages.story import story_block
 from loadtest.pages.tiers import tiers_block
+from loadtest.pages.transfers import transfers_block
 from loadtest.replay.demo import verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +74,7 @@ BLOCKS = {
     "several": "docs/evidence/routers.md",
     "tiers": "docs/evidence/tiers.md",
     "pulls": "docs/evidence/pulls.md",
+    "transfers": "docs/evidence/tiers.md",
     "sizing": "docs/guide/sizing.md",
     "memory": "docs/guide/sizing.md",
     "story": "docs/guide/misses.md",
@@ -88,8 +90,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "floors": lambda: floors((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
     "scenarios": scenarios_table,
     "rows": rows_table,
+    "transfers": transfers_block,
 }
-"""Blocks that the code has."""
+"""Blocks that the code, or the data beside it, has."""
 DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "demo-short": ("demo", demo_digest),
     "costs-short": ("overhead", costs_digest),

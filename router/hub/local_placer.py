@@ -151,7 +151,7 @@ class LocalPlacer:
 
     def pull_stalled(self, source: str) -> None:
         """Have nothing pulled from a replica for a while."""
-        self._router.fleet.pulls.rest(source, self._clock() + self._pull_rest_s)
+        self._router.rest_source(source, self._clock() + self._pull_rest_s)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""

@@ -205,7 +205,7 @@ class TurnedAway(Struct, tag=21, array_like=True, gc=False):
     priority: Priority
 
 
-class PullStalled(Struct, tag=22, array_like=True, gc=False):
+class SourceStalled(Struct, tag=22, array_like=True, gc=False):
     """A request that was to bring blocks from the replica got no answer in time."""
 
     source: Name
@@ -228,7 +228,7 @@ FromWorker = (
     | TemplatesSeen
     | RateSpent
     | TurnedAway
-    | PullStalled
+    | SourceStalled
 )
 
 

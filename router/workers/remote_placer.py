@@ -246,7 +246,7 @@ class RemotePlacer:
 
     def pull_stalled(self, source: str) -> None:
         """A request that was to bring blocks from this replica got no answer in time."""
-        self._link.say(messages.PullStalled(source))
+        self._link.say(messages.SourceStalled(source))
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready, by the hub's last view."""

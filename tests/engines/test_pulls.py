@@ -22,6 +22,7 @@ from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.engines.peers import PeerProber, listens
 from router.settings.schema import PullSettings
+from tests.gateway.asking import asking, destinations, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
 
@@ -133,6 +134,23 @@ async def test_a_stalled_pull_is_sent_again_without() -> None:
         members = app.router.fleet.members
         assert (members[other].breaker.failures, members[holder].breaker.failures) == (0, 0)
         assert holder not in app.router.fleet.pulls.sources(asyncio.get_running_loop().time())
+
+
+async def test_a_gateways_sidecar_is_told_the_source() -> None:
+    """The picker names the source in llm-d's header, whatever the client has put there, and leaves the body alone."""
+    async with _fleet(listen__face="both", gateway__port=0, gateway__health_port=0) as (engines, app):
+        prompt = "abcd" * 20_000
+        headers, _ = await _ask(app.url, prompt)
+        holder = headers[HOME]
+        await _told(app, holder, prompt)
+        _full(app, holder)
+        body = json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 2}).encode()
+        async with asking(app) as it:
+            told = await it.pick(body, path=COMPLETIONS, headers={"x-kv-cache-source-host-port": "10.0.0.9:1"})
+        address = engines.addresses[engines.urls.index(holder)]
+        assert set_headers(told)["x-kv-cache-source-host-port"] == address
+        assert destinations(told)[0] != holder.removeprefix("http://")
+        assert not told.request_body.response.HasField("body_mutation")
 
 
 async def test_a_tenants_order_is_taken_out(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from router.core.kv_events.decoding import Stored
 from router.core.prompts.token_keys import TokenPrompt
 
 
-class Source(Struct, gc=False):
+class PullSource(Struct, gc=False):
     """A replica whose CPU memory has the first `tokens` of a prompt, in blocks of `block_tokens`."""
 
     replica: str
@@ -75,10 +75,10 @@ class Tiered:
                 said.tokens, said.tiers = said.tokens + sum(tiers.values()), tiers
                 found[name] = said
 
-    def leading(self, prompt: TokenPrompt, names: Iterable[str]) -> list[Source]:
+    def leading(self, prompt: TokenPrompt, names: Iterable[str]) -> list[PullSource]:
         """What replicas with these `names` have of a prompt in CPU memory, from its beginning on and whatever their
         GPUs hold, the most first. Whose events say nothing for sure has nothing."""
-        found, walks = list[Source](), dict[int, TierWalk]()
+        found, walks = list[PullSource](), dict[int, TierWalk]()
         for name in names:
             known = self.replicas.get(name)
             if known is None or known.suspended or known.shown[0] is _ESTIMATED:
@@ -91,7 +91,7 @@ class Tiered:
             if walk is None:
                 walk = walks[size] = TierWalk(self._masks, prompt.keys[size])
             if blocks := walk.leading(bit):
-                found.append(Source(name, blocks * size, size))
+                found.append(PullSource(name, blocks * size, size))
         found.sort(key=_tokens, reverse=True)
         return found
 
@@ -124,5 +124,5 @@ class Tiered:
         store.close()
 
 
-def _tokens(source: Source) -> int:
+def _tokens(source: PullSource) -> int:
     return source.tokens

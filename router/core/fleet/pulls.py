@@ -25,7 +25,7 @@ PAIRS_MAX = 4_096  # pairs whose times are remembered
 ALONE = 0.9  # part of a pull that must have come for its time to say anything
 
 
-class Peer:
+class PullPeer:
     """One replica that gives and takes."""
 
     __slots__ = ("address", "incoming", "outgoing", "rest_until_s")
@@ -40,7 +40,7 @@ class Pulls:
     """All replicas that give and take, and the pulls under way. Where there are none nothing here is called."""
 
     def __init__(self) -> None:
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, PullPeer] = {}
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (source, replica)
 
     def prove(self, replica: str, address: str) -> None:
@@ -49,7 +49,7 @@ class Pulls:
         if not address:
             self.peers.pop(replica, None)
         elif peer is None or peer.address != address:
-            self.peers[replica] = Peer(address)
+            self.peers[replica] = PullPeer(address)
 
     def forget(self, replica: str) -> None:
         """A replica left, or another engine is there."""

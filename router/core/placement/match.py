@@ -12,7 +12,7 @@ from msgspec import Struct
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import Knowledge
 from router.core.cache.reported import StoredPrefix
-from router.core.cache.tiered import Source
+from router.core.cache.tiered import PullSource
 from router.core.facts.requests import Ask
 from router.core.fleet.member import ANSWER_TOKENS_MAX
 from router.core.fleet.models import Models
@@ -47,7 +47,7 @@ class PromptMatch(Struct, gc=False):
     stored: dict[str, StoredPrefix] | None  # prefix that each replica holds by its events; None without token ids
     home: str = ""  # replica that gave the conversation's last answer and still has that cache; "": none
     credit: AnswerCredit | None = None  # blocks of that answer that the home holds besides
-    sources: list[Source] | None = None  # replicas that it can be pulled from, the most first; None: nothing is pulled
+    sources: list[PullSource] | None = None  # what it can be pulled from, the most first; None: nothing is pulled
 
 
 class Matcher:

@@ -162,6 +162,10 @@ class Router:
         if id_ in self.fleet.members:
             self.fleet.pulls.prove(id_, address)
 
+    def rest_source(self, id_: str, until_s: float) -> None:
+        """Have nothing pulled from a replica before then: a request that was to got no answer in time."""
+        self.fleet.pulls.rest(id_, until_s)
+
     def look(self, now_s: float) -> Iterator[list[str]]:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
         requests are to be tried elsewhere, a slice of the fleet at a time, so that other work can be done between."""
@@ -267,6 +271,8 @@ class Router:
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
+        if lease.receipt.pull is not None:
+            self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         member = self.fleet.members.get(lease.replica)
         if member is None:
             if self.watch is not None:
@@ -277,8 +283,6 @@ class Router:
         late = late and stuck.is_late(member, lease, now_s, self._stuck_after_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
-        if lease.receipt.pull is not None:
-            self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         if left:
             member.left(lease, late=late)
         computed = ok or lease.first_token_s is not None

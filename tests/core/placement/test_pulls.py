@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.core.facts.placements import Ending, Grade, Outcome, Reason, Usage
-from router.core.facts.replicas import Load, ServedModel
+from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt
 from router.core.facts.tiers import CPU, PEER
 from router.core.fleet import stuck
@@ -131,6 +131,19 @@ def test_pulls_from_one_source_are_a_queue() -> None:
     assert third.source in "ab"
 
 
+def test_a_replica_that_leaves_ends_its_pulls() -> None:
+    """Its source is free once its requests are given back, whichever of the two is gone by then."""
+    for gone in "ab":
+        fleet = _fleet()
+        lease = fleet.place(only="b")
+        assert lease.receipt.pull is not None
+        fleet.router.replace(Replica(name) for name in "abc" if name != gone)
+        fleet.router.finish(lease, Outcome(Ending.FAILED), fleet.now_s)
+        peers = fleet.router.fleet.pulls.peers
+        assert gone not in peers
+        assert not any(len(link) for peer in peers.values() for link in (peer.outgoing, peer.incoming))
+
+
 def test_pulls_are_learned_for_each_pair() -> None:
     """What a first token took beyond the modelled prefill is the pull's. 40 answers show each of two pairs to within
     10 %, one of them four times slower than the other; and nothing of prefill."""
@@ -233,6 +246,7 @@ def _history(rng: random.Random) -> list[_Step]:
     return steps
 
 
+@pytest.mark.timeout(1_800)
 def test_no_pull_is_wrong() -> None:
     """Whatever is stored, evicted, proved, rested, restarted and asked: nothing is pulled from the replica itself, from
     one whose address is not proved or that rests, for another identity, or that the source's CPU memory lacks. Every
