@@ -26,6 +26,35 @@ class Miss(StrEnum):
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
 
 
+class Place(StrEnum):
+    """Where a token of a prompt ends on its way from asked to found, in the order of that way. Reasons say why a token
+    was computed, for whoever can mend it; places also say where it was held meanwhile, and how a hit was had."""
+
+    UNSUPPORTED = "unsupported"  # in a prompt that the router cannot read
+    NEVER_SEEN = "never_seen"  # in no earlier prompt that began alike
+    TAIL = "tail"  # a partial block, and the last token, which engines always compute
+    REWRITTEN = "rewritten"  # in an earlier prompt too, behind something that differs now
+    IDENTITY = "identity"  # held for another model, adapter, salt or tenant
+    REPLICA_LOST = "replica_lost"  # gone with the replica, or the process, that held them
+    EVICTED_HERE = "evicted_here"  # dropped by the replica that was asked
+    EVICTED_BY_OTHERS = "evicted_by_others"  # dropped by other replicas
+    HELD_ELSEWHERE = "held_elsewhere"  # held by another replica, which was passed over
+    MISPREDICTED = "mispredicted"  # believed held by the replica that was asked, whose engine did not find them
+    TIER = "tier"  # found in memory or files behind the GPU, and loaded
+    REPLAY = "replay"  # found on the GPU, in a prompt that was asked for before
+    GENUINE = "genuine"  # found on the GPU, in a new prompt
+
+
+STAGES = {
+    "seen": (Place.UNSUPPORTED, Place.NEVER_SEEN, Place.TAIL),
+    "unchanged": (Place.REWRITTEN, Place.IDENTITY),
+    "kept": (Place.REPLICA_LOST, Place.EVICTED_HERE, Place.EVICTED_BY_OTHERS),
+    "reached": (Place.HELD_ELSEWHERE,),
+    "hit": (Place.MISPREDICTED,),
+}
+"""Stages of the way from asked to found, each with the places of the tokens that do not reach it. Places of no stage
+are those of hits."""
+
 AVOIDABLE = (Miss.DIVERGED, Miss.EVICTED, Miss.SPILLED, Miss.REPLICA_LOST, Miss.IDENTITY, Miss.MISPREDICTED)
 
 
@@ -112,6 +141,8 @@ class Breakdown(Struct, array_like=True, gc=False):
     misses: dict[Miss, int]
     saved_ms: float = 0.0  # how much longer the first token would have taken where the spilled tokens are held
     loaded: int = 0  # part of `hit` that was not on the GPU, and came from memory or files behind it
+    dropped_elsewhere: int = 0  # part of the evicted tokens that other replicas computed last
+    held: tuple[str, str] = ("", "")  # replica that holds more of the prompt, and why not there (placement/spill.py)
 
     def header(self, *, isolated: bool = False) -> str:
         """The value of `x-warmroute-miss`. An `isolated` tenant is not told that the prompt is held for another
