@@ -42,7 +42,7 @@ ROOMS = {
         " unlearned"
     ),
     "core/learned": "answer_tokens answers first_tokens loads means prefill reuse speeds steps token_ratio",
-    "core/observatory": "explain generations",
+    "core/observatory": "explain generations places",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
     "core/placement": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.openapi.answers import GRADES
 from deploy.openapi.parts import Part, by_name, each, flag, maybe, number, one_of, record, ref, rows, text, whole
 from router.admin.prewarm import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
-from router.core.facts.misses import STAGES, Miss, Place
+from router.core.facts.misses import STAGES, Miss, TokenPlace
 from router.core.fleet.breaker import State
 from router.core.placement.spill import SpillCause
 
@@ -132,7 +132,7 @@ def _requests() -> Part:
         "turn": maybe(whole("Number of the turn in its conversation.")),
         "difference": maybe(ref("Place")),
     }
-    reasons, places = ({each.value: whole() for each in kinds} for kinds in (Miss, Place))
+    reasons, places = ({each.value: whole() for each in kinds} for kinds in (Miss, TokenPlace))
     return {
         "Usage": record("An engine's own counts.", usage),
         "Misses": record("Prompt tokens that were computed, by reason.", reasons, optional=reasons),

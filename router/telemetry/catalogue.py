@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from router.core.dialects.continuing import APPROXIMATE, EXACT, REASONS
 from router.core.dialects.repairs import REPAIRS
-from router.core.facts.misses import Change, Miss, Place
+from router.core.facts.misses import Change, Miss, TokenPlace
 from router.core.facts.placements import Ending, Grade
 from router.core.facts.requests import Priority
 from router.core.placement.spill import SpillCause
@@ -203,7 +203,7 @@ BEGUN_BY_MODEL: dict[str, list[Labels]] = {
     "miss_tokens": [(miss.value,) for miss in Miss],
     "hit_tokens": [("genuine",), ("replay",)],
     "loaded_tokens": [()],
-    "funnel_tokens": [(place.value,) for place in Place],
+    "funnel_tokens": [(place.value,) for place in TokenPlace],
     "counted_prompt_tokens": [()],
     "counted_cached_tokens": [()],
     "ttft_predictions": [(within,) for within in WITHIN],

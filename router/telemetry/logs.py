@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from router.core.facts.misses import Miss, Place
+from router.core.facts.misses import Miss, TokenPlace
 from router.core.facts.placements import Ending
 from router.telemetry.log_output import LogOutput, LogStyle
 from router.telemetry.log_writer import Writer, sink
@@ -27,7 +27,7 @@ requests_log = logging.getLogger("router.requests")
 _out: LogOutput | None = None
 DROPPED = "log_lines_dropped"
 _NEEDS_QUOTES = re.compile(r"[ =\"'\\]")
-_HELD_ELSEWHERE = Place.HELD_ELSEWHERE
+_HELD_ELSEWHERE = TokenPlace.HELD_ELSEWHERE
 REQUEST = "request"  # sentence and event of a request's line
 _BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that had begun, and are not whole
 
@@ -102,7 +102,7 @@ class _RequestLine(msgspec.Struct):
     completion_tokens: int | UnsetType = UNSET
     hit_tokens: int | UnsetType = UNSET
     miss: Mapping[Miss, int] | UnsetType = UNSET
-    places: Mapping[Place, int] | UnsetType = UNSET
+    places: Mapping[TokenPlace, int] | UnsetType = UNSET
     held: str | UnsetType = UNSET
     retries: list[str] | UnsetType = UNSET
     continued: str | UnsetType = UNSET

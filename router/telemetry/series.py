@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import exp
 from typing import TypeAlias
 
-from router.core.facts.misses import Miss, Place
+from router.core.facts.misses import Miss, TokenPlace
 
 RECENT_S = 300.0
 FADE_S = 0.25
@@ -136,7 +136,7 @@ class ModelSeries:
         self.genuine: list[float] | None = None  # hits in prompts that were not asked for before
         self.replayed: list[float] | None = None
         self.misses: dict[Miss, list[float]] = {}
-        self.places: dict[Place, list[float]] = {}
+        self.places: dict[TokenPlace, list[float]] = {}
         self.recent = RecentTokens()
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from router.core.facts.misses import Breakdown, Miss, Place
+from router.core.facts.misses import Breakdown, Miss, TokenPlace
 from router.core.facts.placements import Ending, Receipt, Usage
 from router.core.observatory.ledger.sums import TTFT_S, percentile
 from router.core.placement.spill import SpillCause
@@ -31,9 +31,9 @@ _ITL_S = tuple(round(0.0005 * 1.25**step, 7) for step in range(45))  # bounds of
 _BOUNDS: dict[str, Sequence[float]] = {"ttft": TTFT_S, "itl": _ITL_S, "e2e": TTFT_S, "waited": TTFT_S}
 _KEYS = {name: tuple(f"{name}:{n}" for n in range(len(bounds) + 1)) for name, bounds in _BOUNDS.items()}
 _MISSES = {miss: f"miss:{miss.value}" for miss in Miss}
-_PLACES = {place: f"place:{place.value}" for place in Place}
+_PLACES = {place: f"place:{place.value}" for place in TokenPlace}
 _HELD = {cause.value: f"held:{cause.value}" for cause in SpillCause}
-_HELD_ELSEWHERE = Place.HELD_ELSEWHERE
+_HELD_ELSEWHERE = TokenPlace.HELD_ELSEWHERE
 _PARTS = {"ttft": (0.5, 0.9, 0.99), "itl": (0.5, 0.9, 0.99), "e2e": (0.5, 0.9, 0.99), "waited": (0.9,)}
 _COUNTED = (
     "requests", "placed", "answered", "errors_5xx", "errors_4xx", "shed", "left", "broken", "retries",
@@ -63,7 +63,7 @@ class Intervals:
         self._counts = [0] * len(_COUNTED)
         self._load: Sums = {}
         self._misses = dict.fromkeys(Miss, 0)
-        self._places = dict.fromkeys(Place, 0)
+        self._places = dict.fromkeys(TokenPlace, 0)
         self._held: dict[str, int] = {}  # tokens held elsewhere, by cause
         self._ttft, self._itl, self._e2e, self._waited = ([0] * len(keys) for keys in _KEYS.values())
 
@@ -105,7 +105,7 @@ class Intervals:
         for reason, tokens in miss.misses.items():
             misses[reason] += tokens
 
-    def _ended(self, ended: Mapping[Place, int], miss: Breakdown | None) -> None:
+    def _ended(self, ended: Mapping[TokenPlace, int], miss: Breakdown | None) -> None:
         """Add a prompt's tokens by place, and why those that are held elsewhere were not asked for there."""
         places = self._places
         for place, tokens in ended.items():

@@ -16,7 +16,7 @@ from msgspec import Struct
 from router.commands.audit.requests import Logged
 from router.commands.audit.served import Served
 from router.core.dialects import PATHS
-from router.core.facts.misses import Breakdown, Miss, Place, Sighting
+from router.core.facts.misses import Breakdown, Miss, Sighting, TokenPlace
 from router.core.facts.placements import Usage
 from router.core.facts.requests import Ask, Prompt
 from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens, plausible
@@ -73,7 +73,7 @@ class Audit:
             templates_max=TEMPLATES_MAX, groups_max=GROUPS_MAX, steps_max=1, excerpts=excerpts, tenant=str, now_s=0.0
         )
         self.served = Served()
-        self.places: Counter[Place] = Counter()  # tokens by the place where they end, with that one cache
+        self.places: Counter[TokenPlace] = Counter()  # tokens by the place where they end, with that one cache
         self.requests = 0
         self.body_bytes = 0
         self.counted_by: Counter[str] = Counter()  # requests by how their tokens are known: usage, tokenizer or bytes

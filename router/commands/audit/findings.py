@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.commands.audit.counting import Audit
-from router.core.facts.misses import STAGES, Miss, Place
+from router.core.facts.misses import STAGES, Miss, TokenPlace
 from router.core.observatory.ledger.advice import HOURLY_S_MIN, Situation, advise
 from router.core.observatory.ledger.branches import Views
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REPLAYS, misses_of, ratio
@@ -84,11 +84,11 @@ def _places(audit: Audit) -> Rows:
     """A row for each place that has tokens, in the order of the way from asked to found. `left_share` is what is left
     behind it; at hits there is nothing to be left."""
     lost = {place for places in STAGES.values() for place in places}
-    rows: Rows = [{"place": place.value} for place in Place if audit.places[place] or audit.served.places[place]]
+    rows: Rows = [{"place": place.value} for place in TokenPlace if audit.places[place] or audit.served.places[place]]
     for prefix, tokens in (("", audit.places), ("served_", audit.served.places)):
         total = left = tokens.total()
         for row in rows if total else ():
-            place = Place(row["place"])
+            place = TokenPlace(row["place"])
             left -= tokens[place]
             row[f"{prefix}tokens"], row[f"{prefix}share"] = tokens[place], ratio(tokens[place], total)
             row[f"{prefix}left_share"] = ratio(left, total) if place in lost else None

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from router.commands.audit.requests import NotRequest
-from router.core.facts.misses import Place
+from router.core.facts.misses import TokenPlace
 from router.core.placement.spill import SpillCause
 
 _OWN = b'"router.'  # what a line of a router's log has in it, and few others have
@@ -24,7 +24,7 @@ class ServedLine(Struct):
 
     logger: str
     event: str
-    places: dict[Place, int] | None = None
+    places: dict[TokenPlace, int] | None = None
     held: str = ""  # why not there, and who holds it: `queue at http://10.0.0.7:8000`
 
 
@@ -42,7 +42,7 @@ class Served:
 
     def __init__(self) -> None:
         self.requests = self.untold = 0  # requests in all, and those whose line has no places
-        self.places: Counter[Place] = Counter()
+        self.places: Counter[TokenPlace] = Counter()
         self.held: Counter[str] = Counter()  # tokens held elsewhere by why not there
 
     def add(self, line: bytes) -> bool:
@@ -70,6 +70,6 @@ class Served:
             self.untold += 1
             return
         self.places.update(served.places)
-        if tokens := served.places.get(Place.HELD_ELSEWHERE):
+        if tokens := served.places.get(TokenPlace.HELD_ELSEWHERE):
             cause = served.held.partition(" at ")[0]
             self.held[cause if cause in set(SpillCause) else _OTHER] += tokens

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from router.core.facts.misses import Change, Difference, Miss, Place
+from router.core.facts.misses import Change, Difference, Miss, TokenPlace
 from router.core.facts.placements import Reason
 from router.core.observatory.ledger.advice import said_of
 from router.core.observatory.ledger.losses import Loss
@@ -162,7 +162,7 @@ def _cache(row: Row) -> Iterator[str]:
     width = max(len(_count(tokens)) for tokens in row["miss"].values())
     for miss, tokens in row["miss"].items():
         yield f"  {_count(tokens).rjust(width)}  {miss.replace('_', ' '):<12}  {_MISSES.get(miss, '')}".rstrip()
-    if others := (row.get("places") or {}).get(Place.EVICTED_BY_OTHERS):
+    if others := (row.get("places") or {}).get(TokenPlace.EVICTED_BY_OTHERS):
         yield f"Of the evicted tokens {_count(others)} were dropped by other replicas than this one."
     if row["difference"]:
         yield from _difference(row["difference"])

@@ -26,7 +26,7 @@ class Miss(StrEnum):
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
 
 
-class Place(StrEnum):
+class TokenPlace(StrEnum):
     """Where a token of a prompt ends on its way from asked to found, in the order of that way. Reasons say why a token
     was computed, for whoever can mend it; places also say where it was held meanwhile, and how a hit was had."""
 
@@ -46,11 +46,11 @@ class Place(StrEnum):
 
 
 STAGES = {
-    "seen": (Place.UNSUPPORTED, Place.NEVER_SEEN, Place.TAIL),
-    "unchanged": (Place.REWRITTEN, Place.IDENTITY),
-    "kept": (Place.REPLICA_LOST, Place.EVICTED_HERE, Place.EVICTED_BY_OTHERS),
-    "reached": (Place.HELD_ELSEWHERE,),
-    "hit": (Place.MISPREDICTED,),
+    "seen": (TokenPlace.UNSUPPORTED, TokenPlace.NEVER_SEEN, TokenPlace.TAIL),
+    "unchanged": (TokenPlace.REWRITTEN, TokenPlace.IDENTITY),
+    "kept": (TokenPlace.REPLICA_LOST, TokenPlace.EVICTED_HERE, TokenPlace.EVICTED_BY_OTHERS),
+    "reached": (TokenPlace.HELD_ELSEWHERE,),
+    "hit": (TokenPlace.MISPREDICTED,),
 }
 """Stages of the way from asked to found, each with the places of the tokens that do not reach it. Places of no stage
 are those of hits."""

@@ -11,31 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.core.facts.misses import STAGES, Breakdown, Miss, Place
+from router.core.facts.misses import STAGES, Breakdown, Miss, TokenPlace
 
 ASKED = "asked"
 
 # An enum's member costs as much as a call to look up.
-_PLACES: dict[Miss, Place] = {
-    Miss.DIVERGED: Place.REWRITTEN,
-    Miss.EVICTED: Place.EVICTED_HERE,
-    Miss.SPILLED: Place.HELD_ELSEWHERE,
-    Miss.REPLICA_LOST: Place.REPLICA_LOST,
-    Miss.IDENTITY: Place.IDENTITY,
-    Miss.MISPREDICTED: Place.MISPREDICTED,
-    Miss.UNSUPPORTED: Place.UNSUPPORTED,
-    Miss.COLD: Place.NEVER_SEEN,
-    Miss.NEW: Place.NEVER_SEEN,
-    Miss.TAIL: Place.TAIL,
+_PLACES: dict[Miss, TokenPlace] = {
+    Miss.DIVERGED: TokenPlace.REWRITTEN,
+    Miss.EVICTED: TokenPlace.EVICTED_HERE,
+    Miss.SPILLED: TokenPlace.HELD_ELSEWHERE,
+    Miss.REPLICA_LOST: TokenPlace.REPLICA_LOST,
+    Miss.IDENTITY: TokenPlace.IDENTITY,
+    Miss.MISPREDICTED: TokenPlace.MISPREDICTED,
+    Miss.UNSUPPORTED: TokenPlace.UNSUPPORTED,
+    Miss.COLD: TokenPlace.NEVER_SEEN,
+    Miss.NEW: TokenPlace.NEVER_SEEN,
+    Miss.TAIL: TokenPlace.TAIL,
 }
-_HERE, _OTHERS, _NEVER_SEEN = Place.EVICTED_HERE, Place.EVICTED_BY_OTHERS, Place.NEVER_SEEN
-_TIER, _REPLAY, _GENUINE = Place.TIER, Place.REPLAY, Place.GENUINE
+_HERE, _OTHERS, _NEVER_SEEN = TokenPlace.EVICTED_HERE, TokenPlace.EVICTED_BY_OTHERS, TokenPlace.NEVER_SEEN
+_TIER, _REPLAY, _GENUINE = TokenPlace.TIER, TokenPlace.REPLAY, TokenPlace.GENUINE
 
 
-def places_of(miss: Breakdown, *, replay: bool) -> dict[Place, int]:
+def places_of(miss: Breakdown, *, replay: bool) -> dict[TokenPlace, int]:
     """Tokens by place, of places that have any; they add up to the prompt. `replay`: the very prompt was asked for
     before."""
-    places: dict[Place, int] = {}
+    places: dict[TokenPlace, int] = {}
     for reason, tokens in miss.misses.items():
         place = _PLACES[reason]
         if place is _HERE and miss.dropped_elsewhere:
@@ -53,7 +53,7 @@ def places_of(miss: Breakdown, *, replay: bool) -> dict[Place, int]:
     return places
 
 
-def left_at(places: Mapping[Place, float]) -> dict[str, float]:
+def left_at(places: Mapping[TokenPlace, float]) -> dict[str, float]:
     """Tokens that reach each stage, of any sum of places; `asked` are all of them."""
     left = sum(places.values())
     stages = {ASKED: left}
