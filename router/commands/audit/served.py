@@ -14,9 +14,9 @@ from router.commands.audit.requests import NotRequest
 from router.core.facts.misses import TokenPlace
 from router.core.placement.spill import SpillCause
 
-_OWN = b'"router.'  # what a line of a router's log has in it, and few others have
+_OWN = b'"router.'  # bytes in every line of a router's log, and in few other lines
 _LOGGER, _EVENT = "router.requests", "request"
-_OTHER = "other"  # a cause that this release does not know
+_OTHER = "other"  # stands for causes that this release does not know
 
 
 class ServedLine(Struct):

@@ -30,19 +30,19 @@ class TokenPlace(StrEnum):
     """Where a token of a prompt ends on its way from asked to found, in the order of that way. Reasons say why a token
     was computed, for whoever can mend it; places also say where it was held meanwhile, and how a hit was had."""
 
-    UNSUPPORTED = "unsupported"  # in a prompt that the router cannot read
-    NEVER_SEEN = "never_seen"  # in no earlier prompt that began alike
+    UNSUPPORTED = "unsupported"  # tokens of a prompt that the router cannot read
+    NEVER_SEEN = "never_seen"  # no earlier prompt that began alike had these tokens
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
-    REWRITTEN = "rewritten"  # in an earlier prompt too, behind something that differs now
-    IDENTITY = "identity"  # held for another model, adapter, salt or tenant
-    REPLICA_LOST = "replica_lost"  # gone with the replica, or the process, that held them
-    EVICTED_HERE = "evicted_here"  # dropped by the replica that was asked
-    EVICTED_BY_OTHERS = "evicted_by_others"  # dropped by other replicas
-    HELD_ELSEWHERE = "held_elsewhere"  # held by another replica, which was passed over
-    MISPREDICTED = "mispredicted"  # believed held by the replica that was asked, whose engine did not find them
-    TIER = "tier"  # found in memory or files behind the GPU, and loaded
-    REPLAY = "replay"  # found on the GPU, in a prompt that was asked for before
-    GENUINE = "genuine"  # found on the GPU, in a new prompt
+    REWRITTEN = "rewritten"  # an earlier prompt had these tokens too, behind something that differs now
+    IDENTITY = "identity"  # tokens held for another model, adapter, salt or tenant
+    REPLICA_LOST = "replica_lost"  # the replica that held these tokens is gone, or was restarted
+    EVICTED_HERE = "evicted_here"  # the replica that was asked dropped these tokens
+    EVICTED_BY_OTHERS = "evicted_by_others"  # other replicas dropped these tokens
+    HELD_ELSEWHERE = "held_elsewhere"  # another replica holds these tokens, and was passed over
+    MISPREDICTED = "mispredicted"  # the replica was believed to hold these tokens, and its engine did not find them
+    TIER = "tier"  # tokens that were found in memory or files behind the GPU, and loaded
+    REPLAY = "replay"  # tokens of a prompt that was asked for before, found on the GPU
+    GENUINE = "genuine"  # tokens of a new prompt, found on the GPU
 
 
 STAGES = {

@@ -179,8 +179,8 @@ class Explainer:
     def _dropped(
         self, tokens: int, keys: Sequence[int], life: int, lives: Callable[[], Collection[int]]
     ) -> tuple[int, int]:
-        """Of `tokens`, held by nobody any more, those whose last cache is gone, and those whose last cache is another
-        one than number `life`; the rest was dropped there, as far as is known. `keys` are their blocks."""
+        """How many of `tokens`, held by nobody any more, were computed last by caches that are gone, and how many by
+        another cache than number `life`; the rest was dropped there, as far as is known. `keys` are their blocks."""
         looked_up = keys[:: -(-len(keys) // LOST_MAX)] if len(keys) > LOST_MAX else keys
         alive, gone, others = lives(), 0, 0
         for key in looked_up:

@@ -9,14 +9,10 @@ is needed, so nothing is kept of a request for this while it is open: places are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from router.core.facts.misses import STAGES, Breakdown, Miss, TokenPlace
-
-ASKED = "asked"
+from router.core.facts.misses import Breakdown, Miss, TokenPlace
 
 # An enum's member costs as much as a call to look up.
-_PLACES: dict[Miss, TokenPlace] = {
+_PLACES = {
     Miss.DIVERGED: TokenPlace.REWRITTEN,
     Miss.EVICTED: TokenPlace.EVICTED_HERE,
     Miss.SPILLED: TokenPlace.HELD_ELSEWHERE,
@@ -41,7 +37,7 @@ def places_of(miss: Breakdown, *, replay: bool) -> dict[TokenPlace, int]:
         if place is _HERE and miss.dropped_elsewhere:
             places[_OTHERS] = dropped = min(miss.dropped_elsewhere, tokens)
             tokens -= dropped
-        if place is _NEVER_SEEN and place in places:  # both cold and new
+        if place is _NEVER_SEEN and place in places:  # the prompt has cold tokens and new ones
             tokens += places[place]
         if tokens:
             places[place] = tokens
@@ -51,13 +47,3 @@ def places_of(miss: Breakdown, *, replay: bool) -> dict[TokenPlace, int]:
     if miss.hit > loaded:
         places[_REPLAY if replay else _GENUINE] = miss.hit - loaded
     return places
-
-
-def left_at(places: Mapping[TokenPlace, float]) -> dict[str, float]:
-    """Tokens that reach each stage, of any sum of places; `asked` are all of them."""
-    left = sum(places.values())
-    stages = {ASKED: left}
-    for stage, lost in STAGES.items():
-        left -= sum([places.get(place, 0) for place in lost])
-        stages[stage] = left
-    return stages
