@@ -136,7 +136,7 @@ def _requests() -> Part:
     return {
         "Usage": record("An engine's own counts.", usage),
         "Misses": record("Prompt tokens that were computed, by reason.", reasons, optional=reasons),
-        "Funnel": record("Prompt tokens by the place where they ended, from asked to found.", places, optional=places),
+        "Funnel": record("Prompt tokens by the place where they ended, from asked to hit.", places, optional=places),
         "Place": record("Where a prompt first differs from an earlier one.", place),
         "Difference": record("The same, with what differs.", {**place, **texts}),
         "OwnRequest": record(
@@ -414,7 +414,7 @@ def _observatory() -> Part:
         "excerpts": flag(),
         "totals": record("Sums of all requests in the window.", totals),
         "stages": record(
-            "Stages from asked to found, each with the places of the tokens that do not reach it.",
+            "Stages from asked to hit, each with the places of the tokens that do not reach it.",
             {stage: rows(one_of(*places)) for stage, places in STAGES.items()},
         ),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),

@@ -139,7 +139,7 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family(
         "funnel_tokens",
-        "Prompt tokens by the place where they ended, from asked to found: each in exactly one, by the engine's count,"
+        "Prompt tokens by the place where they ended, from asked to hit: each in exactly one, by the engine's count,"
         " else as predicted.",
         "place model",
     ),

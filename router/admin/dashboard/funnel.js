@@ -1,4 +1,4 @@
-// The funnel: where each prompt token ended, stage by stage, from asked for to found. The router says which places lose
+// The funnel: where each prompt token ended, stage by stage, from asked for to hit. The router says which places lose
 // tokens before which stage (router/core/facts/misses.py); a place without words here is called by its own name.
 
 import { count, percent, share } from "./format.js";
@@ -6,7 +6,7 @@ import { bar, h, keyed, set, text } from "./dom.js";
 import { named } from "./reasons.js";
 
 const ASKED = "asked";
-const STAGES = { asked: "Asked for", seen: "Seen before", unchanged: "Unchanged since", kept: "Still held", reached: "Held where it went", hit: "Found" };
+const STAGES = { asked: "Asked for", seen: "Seen before", unchanged: "Unchanged since", kept: "Still held", reached: "Held where it went", hit: "Hit" };
 const MEANING = {
   unsupported: "the router cannot read this prompt",
   never_seen: "in no earlier prompt that began alike",

@@ -25,7 +25,7 @@ class Findings:
     advice: Rows  # rows of `/admin/advice` for the whole log; by the hour if times were logged
     templates: Rows  # rows of `/admin/templates`
     groups: Rows
-    places: Rows  # tokens by place, from asked to found: with one big cache, and as routers' own logs tell
+    places: Rows  # tokens by place, from asked to hit: with one big cache, and as routers' own logs tell
 
     def rows(self) -> Rows:
         """All rows, each with the name of its table."""
@@ -81,7 +81,7 @@ def _figures(audit: Audit, span_s: float, prefill_tokens_per_s: float) -> dict[s
 
 
 def _places(audit: Audit) -> Rows:
-    """A row for each place that has tokens, in the order of the way from asked to found. `left_share` is what is left
+    """A row for each place that has tokens, in the order of the way from asked to hit. `left_share` is what is left
     behind it; at hits there is nothing to be left."""
     lost = {place for places in STAGES.values() for place in places}
     rows: Rows = [{"place": place.value} for place in TokenPlace if audit.places[place] or audit.served.places[place]]

@@ -135,7 +135,7 @@ def _places(findings: Findings) -> Table:
             left = row[f"{prefix}left_share"]
             cells.append(_percent(left) if left is not None else "")
         rows.append(cells)
-    return Table("Where prompt tokens end, from asked to found", heads, rows, ("place",))
+    return Table("Where prompt tokens end, from asked to hit", heads, rows, ("place",))
 
 
 def _advice(findings: Findings, *, excerpts: bool) -> Table:

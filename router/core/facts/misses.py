@@ -27,7 +27,7 @@ class Miss(StrEnum):
 
 
 class TokenPlace(StrEnum):
-    """Where a token of a prompt ends on its way from asked to found, in the order of that way. Reasons say why a token
+    """Where a token of a prompt ends on its way from asked to hit, in the order of that way. Reasons say why a token
     was computed, for whoever can mend it; places also say where it was held meanwhile, and how a hit was had."""
 
     UNSUPPORTED = "unsupported"  # tokens of a prompt that the router cannot read
@@ -52,7 +52,7 @@ STAGES = {
     "reached": (TokenPlace.HELD_ELSEWHERE,),
     "hit": (TokenPlace.MISPREDICTED,),
 }
-"""Stages of the way from asked to found, each with the places of the tokens that do not reach it. Places of no stage
+"""Stages of the way from asked to hit, each with the places of the tokens that do not reach it. Places of no stage
 are those of hits."""
 
 AVOIDABLE = (Miss.DIVERGED, Miss.EVICTED, Miss.SPILLED, Miss.REPLICA_LOST, Miss.IDENTITY, Miss.MISPREDICTED)

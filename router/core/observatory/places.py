@@ -1,4 +1,4 @@
-"""The funnel: a breakdown says in which place each token of a prompt ended, from asked to found.
+"""The funnel: a breakdown says in which place each token of a prompt ended, from asked to hit.
 
     asked > seen before > unchanged > kept > reached > hit
 
