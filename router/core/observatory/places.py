@@ -34,7 +34,7 @@ def places_of(miss: Breakdown, *, replay: bool) -> dict[TokenPlace, int]:
     places: dict[TokenPlace, int] = {}
     for reason, tokens in miss.misses.items():
         place = _PLACES[reason]
-        if place is _HERE and miss.dropped_elsewhere:
+        if place is _HERE and tokens and miss.dropped_elsewhere:
             places[_OTHERS] = dropped = min(miss.dropped_elsewhere, tokens)
             tokens -= dropped
         if place is _NEVER_SEEN and place in places:  # the prompt has cold tokens and new ones
