@@ -24,6 +24,7 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line o
         "the demo's workloads by one router, and by several with a store and without",
     ),
     "sizing": ("loadtest.cost.sizing", "CPU and memory of warmroute for so many replicas and streams"),
+    "transfers": ("loadtest.kernels.transfers_command", "what moving KV blocks took on a GPU, beside computing them"),
     "story": ("loadtest.observe.story", "agents whose release dates their prompt, and what the observatory says"),
     "sidechannel": ("loadtest.observe.sidechannel", "whether one tenant finds out by time what another has asked"),
 }

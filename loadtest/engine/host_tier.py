@@ -5,6 +5,7 @@ first, except for those that are being loaded. What a prompt finds on the GPU co
 other on the link, each with a floor and so much a token; a request whose blocks another one loads waits for that load
 instead of loading them again. (vLLM 0.32: v1/kv_offload/cpu/manager.py, gpu_worker.py; offloading/scheduler.py,
 _chunks_being_loaded.) Copies to here take no time: they have a stream of their own, and nobody waits for them.
+Steps that run beside a load take as long as ever, which is 4 to 10 % too short: docs/evidence/tiers.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """A tier's size, and its link. 5.24 us a token are 256 KiB at 50 GB/s."""
+    """A tier's size, and its link. 5.24 us a token are 256 KiB at 50 GB/s: one link. Over a link for each of two H100 a
+    token of as many bytes takes 2.5 to 3.6 us (loadtest/data/transfers_h100.json)."""
 
     tokens: int
     floor_s: float = 2e-3

@@ -1,1 +1,1 @@
-"""What the simulated engine's step times are held against: kernels of a real GPU, measured and compared."""
+"""What the simulated engine's times are held against: kernels and transfers of a real GPU, measured and compared."""

@@ -418,7 +418,8 @@ class KernelBench:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def _lap_ms(self, call: Callable[[], object], times: int) -> float:
+    def lap_ms(self, call: Callable[[], object], times: int) -> float:
+        """Milliseconds of a call, out of so many in a row."""
         if not self.cuda:
             start = time.perf_counter()
             for _ in range(times):
@@ -448,11 +449,11 @@ class KernelBench:
             except RuntimeError as error:
                 self.sync()
                 self.failed("capture in a graph", error)
-        self._lap_ms(call, 1)
-        times = int(min(200, max(1, REPEAT_MS / max(1e-3, self._lap_ms(call, 1)))))
+        self.lap_ms(call, 1)
+        times = int(min(200, max(1, REPEAT_MS / max(1e-3, self.lap_ms(call, 1)))))
         laps: list[float] = []
         while len(laps) < REPEATS_LEAST or (len(laps) < REPEATS and time.monotonic() < began + POINT_SECONDS):
-            laps.append(self._lap_ms(call, times))
+            laps.append(self.lap_ms(call, times))
         return {"ms": median(laps), "least_ms": min(laps), "most_ms": max(laps), "repeats": len(laps), "graph": graphed}
 
     def measure_ceilings(self) -> None:

@@ -45,6 +45,7 @@ from loadtest.pages.sharing import cost_block, several_block
 from loadtest.pages.sizing import memory_block, sizing_block
 from loadtest.pages.story import story_block
 from loadtest.pages.tiers import tiers_block
+from loadtest.pages.transfers import transfers_block
 from loadtest.replay.demo import verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,7 @@ BLOCKS = {
     "sharing": "docs/evidence/routers.md",
     "several": "docs/evidence/routers.md",
     "tiers": "docs/evidence/tiers.md",
+    "transfers": "docs/evidence/tiers.md",
     "sizing": "docs/guide/sizing.md",
     "memory": "docs/guide/sizing.md",
     "story": "docs/guide/misses.md",
@@ -86,8 +88,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "floors": lambda: floors((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
     "scenarios": scenarios_table,
     "rows": rows_table,
+    "transfers": transfers_block,
 }
-"""Blocks that the code has."""
+"""Blocks that the code, or the data beside it, has."""
 DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "demo-short": ("demo", demo_digest),
     "costs-short": ("overhead", costs_digest),

@@ -20,7 +20,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.tiers is not None:
             return _tiers(options, earlier, "simulate " + " ".join(arguments))
         jobs = [] if options.no_run else jobs_of(options)
+        if options.missing:
+            jobs = list(lacking(jobs, earlier))
         rows = _raced(jobs, options, "simulate " + " ".join(arguments), earlier)
         return _report(rows, options, "simulate " + " ".join(arguments))
     except (SimulateError, ClaimsError, baseline.BaselineError, SettingError, TraceError, OSError) as error:
@@ -181,8 +184,23 @@ def _raced(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, e
 
 
 def _merged(earlier: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
-    rows = {(row.workload, row.load_name, row.policy, row.case, row.seed): row for row in [*earlier, *fresh]}
+    rows = {_run_of(row): row for row in [*earlier, *fresh]}
     return list(rows.values())
+
+
+def _run_of(row: Row) -> tuple[str | None, str | None, int | None, str | None, str | None]:
+    """Which run the row is of: what was run, and who."""
+    return row.workload, row.load_name, row.seed, row.policy, row.case
+
+
+def lacking(jobs: Iterable[RaceJob], earlier: Iterable[Row]) -> Iterator[RaceJob]:
+    """The jobs without the entrants that have a row already. A race that was ended half-way goes on like this. Rows do
+    not say of which flags or of which code they are: that they are of the same is for the caller to know."""
+    there = {_run_of(row) for row in earlier}
+    for job in jobs:
+        run = job.scenario, job.load, job.seed
+        if who := tuple(each for each in job.entrants if (*run, each.policy, each.label) not in there):
+            yield replace(job, entrants=who)
 
 
 def read_rows(path: Path) -> list[Row]:

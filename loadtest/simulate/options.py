@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     add("--jobs", type=flags.whole(1), default=os.cpu_count() or 1, metavar="N", help="processes; default: all cores")
     add("--rows", nargs="+", default=[], type=Path, metavar="FILE", help="take in rows of earlier runs' JSON")
     add("--no-run", action="store_true", help="run nothing: only report --rows")
+    add("--missing", action="store_true", help="run only what --rows do not have")
     add("--json", type=Path, metavar="FILE", help="write all rows, those over seeds, and the claims")
     add("--svg", type=Path, metavar="FILE", help="draw hit rate against TTFT, and TTFT over load")
     add("--baseline", type=Path, default=SHIPPED, metavar="FILE", help="an earlier warm, default: the one shipped")

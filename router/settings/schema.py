@@ -344,7 +344,8 @@ class TierSettings:
     by the GPUs whose links work side by side. 256 KiB: Qwen3-32B in bf16. With the speeds below it makes the first
     guess of a load's time, which a few answers correct."""
     cpu_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 54.0
-    """Gigabytes (10^9 bytes) a second from CPU memory to the GPU, as a first guess: PCIe 5 as measured on an H20."""
+    """Gigabytes (10^9 bytes) a second from CPU memory to the GPU, as a first guess: PCIe 5 as measured on an H20 and on
+    an H100."""
     storage_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 6.0
     """Gigabytes a second from local files, and from what engines call EXTERNAL: one NVMe drive."""
     shared_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 2.0

@@ -4,8 +4,8 @@
 
 n is the number of tokens. The first guess follows from the bytes of a token and the speed of the link, both of which
 are settings. Half a token's bytes is half the time, whatever the model computes, so unlike prefill it does not grow
-with the context: at 256 KiB a token and 54 GB/s, PCIe's speed as measured on an H20, 5 us a token where computing it
-takes 60. What all replicas of the same models show is the prior of each.
+with the context: at 256 KiB a token and 54 GB/s, PCIe's speed as measured on an H20 and on an H100, 5 us a token where
+computing it takes 60. What all replicas of the same models show is the prior of each.
 
 An observation is what an answer's first token took beyond waiting and prefill, as far as the load before it on the same
 link had ended (core/fleet/loads.py). Loads are short beside an engine's steps, at whose ends they are noticed: the
@@ -47,6 +47,7 @@ def guess(floor_ms: float, kv_bytes_per_token: float, gb_per_s: float) -> LoadMo
 
 
 KV_BYTES_PER_TOKEN = 262_144.0  # Qwen3-32B in bf16
+# Milliseconds, most of them the engine's step. A transfer begins within one (loadtest/data/transfers_h100.json).
 FLOOR_MS = {CPU: 10.0, STORAGE: 20.0, EXTERNAL: 20.0, SHARED: 30.0}
 GB_PER_S = {CPU: 54.0, STORAGE: 6.0, EXTERNAL: 6.0, SHARED: 2.0}  # PCIe 5 as measured, an NVMe drive, an object store
 GUESSES = {tier: guess(FLOOR_MS[tier], KV_BYTES_PER_TOKEN, GB_PER_S[tier]) for tier in GB_PER_S}
