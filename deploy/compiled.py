@@ -41,8 +41,10 @@ ROOMS = {
         "breaker fitness fleet health kv_room lease loads member models observations others prefill_queue pulls"
         " roster unlearned"
     ),
-    "core/learned": "answer_tokens answers first_tokens least_squares loads means prefill reuse speeds steps token_ratio",
-    "core/observatory": "explain generations",
+    "core/learned": (
+        "answer_tokens answers first_tokens least_squares loads means prefill reuse speeds steps token_ratio"
+    ),
+    "core/observatory": "explain generations places",
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
     "core/placement": (

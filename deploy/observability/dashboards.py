@@ -9,7 +9,10 @@ says which it is, the states become a number in each router first: of two router
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from deploy.observability.grafana import GREEN, RED, YELLOW, Board, Mark, Panel, Row
+from router.core.facts.misses import STAGES, TokenPlace
 
 OF = 'job=~"$job",namespace=~"$namespace"'
 MODEL = f'{OF},model=~"$model"'
@@ -71,6 +74,19 @@ def of_engine(metric: str, by: str = "") -> str:
     return f"sum by ({'replica, ' + by if by else 'replica'}) ({each})"
 
 
+def reaching() -> list[tuple[str, str]]:
+    """Parts of the prompt tokens asked for that reach each stage of the funnel, over the time shown."""
+
+    def tokens_of(labels: str) -> str:
+        return f"sum (increase(warmroute_funnel_tokens_total{{{labels}}}[$__range]))"
+
+    asked = tokens_of(MODEL)
+    lost: list[tuple[TokenPlace, ...]] = list(accumulate(STAGES.values()))
+    others = [f'{MODEL},place!~"{"|".join(places)}"' for places in lost]
+    parts = [f"({tokens_of(labels)} or 0 * {asked})" for labels in others]
+    return [(ratio(part, asked), name) for part, name in zip([asked, *parts], ["asked", *STAGES], strict=True)]
+
+
 RATE = ratio(hits(), prompts())
 ACTUAL = ratio(tokens("cached"), tokens("reported_prompt"))
 COUNTED = ratio(tokens("counted_cached"), tokens("counted_prompt"))
@@ -111,6 +127,19 @@ MISSED = (
     ("replica_lost", "purple"),
     ("cold", "blue"),
     ("new", GREEN),
+)
+ENDED = (
+    ("never_seen", "text"),
+    ("tail", "text"),
+    ("rewritten", RED),
+    ("replica_lost", "purple"),
+    ("evicted_here", "orange"),
+    ("evicted_by_others", "dark-orange"),
+    ("held_elsewhere", YELLOW),
+    ("tier", "light-green"),
+    ("pulled", "light-blue"),
+    ("replay", "blue"),
+    ("genuine", GREEN),
 )
 MARKS = (
     Mark("Settings read again", f'sum(increase(warmroute_reloads_total{{{OF},result="ok"}}[2m])) > 0', "blue"),
@@ -304,6 +333,26 @@ OVERVIEW = Board(
                     " itself, or clients that retry.",
                     [(f"avg (warmroute_prompt_diversity_ratio{{{OF}}})", "diversity")],
                     "percentunit",
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "From asked to hit",
+                    "Part of the prompt tokens over the time shown that reach each stage: seen before in a whole block,"
+                    " unchanged since, kept by some replica, reached (held where the request went), hit. The longest"
+                    " drop is where to begin; the panel beside this one and /dashboard say what is lost there.",
+                    reaching(),
+                    "percentunit", "bars", colours=((None, "blue"),), top=1,
+                ),
+                Panel(
+                    "Where prompt tokens end",
+                    "Each token in one place, a second. rewritten: whoever writes the prompts (/admin/advice);"
+                    " evicted_here, evicted_by_others: more room; held_elsewhere: see the spillover below;"
+                    " replica_lost: restarts. tier, pulled, replay and genuine are the hits.",
+                    [(rate("warmroute_funnel_tokens_total", "place", MODEL), "{{place}}")],
+                    TOKENS, stack=True, fixed=ENDED,
                 ),
             ]
         ),

@@ -28,6 +28,8 @@ NAMED = {
     "orange": "#ff9830",
     "purple": "#b877d9",
     "text": "#ccccdc",
+    "dark-orange": "#fa6400",
+    "light-green": "#96d98d",
 }
 
 Series = tuple[str, list[float], list[float]]  # legend, minutes, values
@@ -99,7 +101,8 @@ def draw(data: dict[str, Any]) -> Any:  # noqa: ANN401 - matplotlib's figure
         card.set_yticks([])
         figure.text(left + 0.006, high - 0.15 / height_in, panel["title"], size=9, va="center")
         inner = (left, low, width, high - low)
-        (_stat if panel["type"] == "stat" else _curves)(figure, panel, inner, height_in, data)
+        drawn = {"stat": _stat, "bargauge": _bars}.get(panel["type"], _curves)
+        drawn(figure, panel, inner, height_in, data)
     return figure
 
 
@@ -125,6 +128,21 @@ def _stat(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height_i
     figure.text(
         left + width / 2, low + height * 0.53, text, size=20, ha="center", va="center", color=colour, weight="bold"
     )
+
+
+def _bars(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height_in: float, data: Any) -> None:  # noqa: ANN401
+    left, low, width, height = place
+    defaults = panel["fieldConfig"]["defaults"]
+    shown = series_of(panel, data["begun_s"])
+    axes = figure.add_axes((left + 0.06, low + 0.1 / height_in, width - 0.1, height - 0.44 / height_in), facecolor=CARD)
+    axes.axis("off")
+    axes.set_xlim(0, defaults.get("max") or max([values[-1] for _, _, values in shown], default=1.0))
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    for n, (legend, _, values) in enumerate(shown):
+        axes.barh(n, values[-1], height=0.7, color=NAMED["green"])
+        axes.text(-0.02, n, legend, size=8, ha="right", va="center", transform=axes.get_yaxis_transform())
+        text = told(values[-1], defaults["unit"])
+        axes.text(1.02, n, text, size=8, ha="left", va="center", transform=axes.get_yaxis_transform())
 
 
 def _curves(figure: Any, panel: dict[str, Any], place: tuple[float, ...], height_in: float, data: Any) -> None:  # noqa: ANN401

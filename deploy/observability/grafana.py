@@ -11,8 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    dashboard,
+    heatmap,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
 from grafana_foundation_sdk.builders import common as build
-from grafana_foundation_sdk.builders import dashboard, heatmap, prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import common
 from grafana_foundation_sdk.models import dashboard as model
@@ -38,7 +47,7 @@ class Panel:
     text: str  # what it means, and what to do
     queries: Sequence[tuple[str, str]]
     unit: str = "short"
-    kind: str = "timeseries"  # or stat, states, table, heatmap (of buckets, with `le` as legend)
+    kind: str = "timeseries"  # or stat, bars, states, table, heatmap (of buckets, with `le` as legend)
     stack: bool = False
     colours: Colours = ()
     states: States = ()
@@ -200,6 +209,13 @@ def _stat(panel: Panel) -> stat.Panel:
     return it.color_mode(common.BigValueColorMode.VALUE)
 
 
+def _bars(panel: Panel) -> bargauge.Panel:
+    last = build.ReduceDataOptions().calcs(["lastNotNull"])
+    it = bargauge.Panel().reduce_options(last).orientation(common.VizOrientation.HORIZONTAL).min(0)
+    it = it.display_mode(common.BarGaugeDisplayMode.BASIC).show_unfilled(True)
+    return it.max(panel.top) if panel.top is not None else it
+
+
 def _states(panel: Panel) -> statetimeline.Panel:
     by_threshold = dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS)
     it = statetimeline.Panel().merge_values(True).row_height(0.8).line_width(0).color_scheme(by_threshold)
@@ -215,6 +231,7 @@ _HEAT = heatmap.HeatmapColorOptions().mode(heatmap_model.HeatmapColorMode.SCHEME
 _KINDS: dict[str, Any] = {
     "timeseries": _series,
     "stat": _stat,
+    "bars": _bars,
     "states": _states,
     "heatmap": _heatmap,
     "table": lambda panel: table.Panel(),

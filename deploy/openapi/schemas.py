@@ -5,8 +5,9 @@ from __future__ import annotations
 from deploy.openapi.answers import GRADES
 from deploy.openapi.parts import Part, by_name, each, flag, maybe, number, one_of, record, ref, rows, text, whole
 from router.admin.prewarm import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
-from router.core.facts.misses import Miss
+from router.core.facts.misses import STAGES, Miss, TokenPlace
 from router.core.fleet.breaker import State
+from router.core.placement.spill import SpillCause
 
 SUMS = (
     "prompt_tokens predicted_tokens hit_tokens genuine_tokens replay_tokens verified_tokens verified_hit_tokens"
@@ -131,10 +132,11 @@ def _requests() -> Part:
         "turn": maybe(whole("Number of the turn in its conversation.")),
         "difference": maybe(ref("Place")),
     }
-    reasons = {miss.value: whole() for miss in Miss}
+    reasons, places = ({each.value: whole() for each in kinds} for kinds in (Miss, TokenPlace))
     return {
         "Usage": record("An engine's own counts.", usage),
         "Misses": record("Prompt tokens that were computed, by reason.", reasons, optional=reasons),
+        "Funnel": record("Prompt tokens by the place where they ended, from asked to hit.", places, optional=places),
         "Place": record("Where a prompt first differs from an earlier one.", place),
         "Difference": record("The same, with what differs.", {**place, **texts}),
         "OwnRequest": record(
@@ -206,6 +208,8 @@ def _decision() -> Part:
         "candidates": rows(ref("Candidate"), "The most telling ones."),
         "weighed": whole("How many replicas could have taken it."),
         "miss": maybe(ref("Misses")),
+        "places": maybe(ref("Funnel")),
+        "held_by": maybe(text("The replica that holds more of the prompt than the one that it went to.")),
         "verified": flag("Whether the engine told what it found cached."),
         "hit": maybe(one_of("replay", "genuine")),
         "saved_ms": maybe(number("Time of prefill that hits saved.")),
@@ -232,11 +236,14 @@ def _history() -> Part:
         "next_before": maybe(whole("What `before` takes to get them.")),
         "kept": ref("Kept"),
     }
+    causes = {cause.value: whole() for cause in SpillCause}
     quantiles = " ".join(f"{name}_p{part}_s" for name in ("ttft", "itl", "e2e") for part in (50, 90, 99))
     counts = {
         **each(whole(), f"requests placed answered errors_5xx errors_4xx shed left broken retries {SUMS}"),
         "completion_tokens": whole(),
         "misses": ref("Misses"),
+        "places": ref("Funnel"),
+        "held": record("Tokens held elsewhere, by why not there.", causes, optional=causes),
         **each(maybe(number()), f"{quantiles} waited_p90_s in_flight waiting in_flight_max waiting_max"),
     }
     known = {"at_s": whole("Unix seconds of its beginning."), "known": flag("False: nobody counted, and that is all.")}
@@ -409,6 +416,10 @@ def _observatory() -> Part:
         "build": text("Version, native code or pure Python, Python's version, and the commit where known."),
         "excerpts": flag(),
         "totals": record("Sums of all requests in the window.", totals),
+        "stages": record(
+            "Stages from asked to hit, each with the places of the tokens that do not reach it.",
+            {stage: rows(one_of(*places)) for stage, places in STAGES.items()},
+        ),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),
         "replicas": rows(record("A replica in short.", replica)),
         "map": rows(ref("Branch")),

@@ -15,7 +15,7 @@ import msgspec
 
 from router import __version__
 from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got, json_answer
-from router.core.facts.misses import Template
+from router.core.facts.misses import STAGES, Template
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import BYTES_PER_TOKEN
 from router.core.observatory.ledger.advice import NOTHING
@@ -130,6 +130,7 @@ class Observatory:
             "excerpts": self._excerpts,
             "totals": {**ledger.totals_row(), **self._counted_row()},
             "timeline": {"step_s": STEP_S, "points": ledger.timeline.points()},
+            "stages": STAGES,
         }
         await asyncio.sleep(0)
         page["replicas"] = await _in_slices(self._router.members, self._replica)

@@ -87,6 +87,8 @@ def _explained(record: RequestRecord) -> Row:
         "hit_tokens": miss and miss.hit,
         "loaded_tokens": miss and miss.loaded,
         "pulled_tokens": miss and miss.pulled,
+        "places": record.places,
+        "held_by": miss and (miss.held[0] or None),
         "verified": record.usage is not None and record.usage.verified,
         "hit": ("replay" if replay else "genuine") if miss and miss.hit else None,
         "saved_ms": miss and round(miss.saved_ms, 1),

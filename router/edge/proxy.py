@@ -23,6 +23,7 @@ from router.core.dialects import Dialect, spoken_on
 from router.core.dialects.continuing import ContinuationPlan
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.observatory.explain import settled
+from router.core.observatory.places import places_of
 from router.edge.attempts import Attempts, Call, judge_of
 from router.edge.continuing import Carrying, Continuations
 from router.edge.relay import Relay
@@ -317,6 +318,7 @@ class Proxy:
         miss = lease.receipt.miss
         if miss is not None and outcome.ending in COMPUTED:
             record.miss = settled(miss, outcome.usage)
+            record.places = places_of(record.miss, replay=lease.receipt.replay)
         if record.ttft_s is not None and relay is not None:
             record.events = relay.events
             first_s = None if record.continued[0] else lease.first_token_s

@@ -16,6 +16,7 @@ from grpc.aio import EOF
 from router.core.facts.placements import Ending, Outcome, Shed
 from router.core.fleet.models import NoReplica
 from router.core.observatory.explain import settled
+from router.core.observatory.places import places_of
 from router.gateway import extproc_pb2 as pb
 from router.gateway import hints, words
 from router.gateway.answer import UNSEEN, AnswerWatch
@@ -201,6 +202,7 @@ class Following:
         miss = lease.receipt.miss
         if miss is not None and outcome.ending in COMPUTED:
             record.miss = settled(miss, outcome.usage)
+            record.places = places_of(record.miss, replay=lease.receipt.replay)
         if record.ttft_s is not None:
             record.events = self._watch.events
             if lease.first_token_s is not None and record.events > 2 and outcome.ending is Ending.OK:

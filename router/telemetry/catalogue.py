@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from router.core.dialects.continuing import APPROXIMATE, EXACT, REASONS
 from router.core.dialects.repairs import REPAIRS
-from router.core.facts.misses import Change, Miss
+from router.core.facts.misses import Change, Miss, TokenPlace
 from router.core.facts.placements import Ending, Grade
 from router.core.facts.requests import Priority
 from router.core.placement.spill import SpillCause
@@ -144,6 +144,12 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family("pulls", "Requests that were to bring tokens from another replica, by what came of those.", "came model"),
     Family(
+        "funnel_tokens",
+        "Prompt tokens by the place where they ended, from asked to hit: each in exactly one, by the engine's count,"
+        " else as predicted.",
+        "place model",
+    ),
+    Family(
         "counted_prompt_tokens",
         "Prompt tokens of answers without a cached-token count, on replicas whose own counters cover them.",
         "model",
@@ -203,6 +209,7 @@ BEGUN_BY_MODEL: dict[str, list[Labels]] = {
     "miss_tokens": [(miss.value,) for miss in Miss],
     "hit_tokens": [("genuine",), ("replay",)],
     "loaded_tokens": [()],
+    "funnel_tokens": [(place.value,) for place in TokenPlace],
     "counted_prompt_tokens": [()],
     "counted_cached_tokens": [()],
     "ttft_predictions": [(within,) for within in WITHIN],

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from router.core.facts.misses import Miss
+from router.core.facts.misses import Miss, TokenPlace
 from router.core.facts.placements import Ending
 from router.telemetry.log_output import LogOutput, LogStyle
 from router.telemetry.log_writer import Writer, sink
@@ -27,6 +27,7 @@ requests_log = logging.getLogger("router.requests")
 _out: LogOutput | None = None
 DROPPED = "log_lines_dropped"
 _NEEDS_QUOTES = re.compile(r"[ =\"'\\]")
+_HELD_ELSEWHERE = TokenPlace.HELD_ELSEWHERE
 REQUEST = "request"  # sentence and event of a request's line
 _BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that had begun, and are not whole
 
@@ -101,6 +102,8 @@ class _RequestLine(msgspec.Struct):
     completion_tokens: int | UnsetType = UNSET
     hit_tokens: int | UnsetType = UNSET
     miss: Mapping[Miss, int] | UnsetType = UNSET
+    places: Mapping[TokenPlace, int] | UnsetType = UNSET
+    held: str | UnsetType = UNSET
     retries: list[str] | UnsetType = UNSET
     continued: str | UnsetType = UNSET
     not_continued: str | UnsetType = UNSET
@@ -126,6 +129,11 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
         line.cached_tokens, line.completion_tokens = usage.cached_tokens, usage.completion_tokens
     if record.miss is not None:
         line.hit_tokens, line.miss = record.miss.hit, record.miss.misses
+    if record.places is not None:
+        line.places = record.places
+        if _HELD_ELSEWHERE in record.places and record.miss is not None and record.miss.held[0]:
+            holder, why = record.miss.held
+            line.held = f"{why} at {holder}"
     if record.retries:
         line.retries = [f"{kind} at {replica}" for kind, replica in record.retries]
     if record.continued[0]:

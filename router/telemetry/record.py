@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
-from router.core.facts.misses import Breakdown, Sighting
+from router.core.facts.misses import Breakdown, Sighting, TokenPlace
 from router.core.facts.placements import Receipt, Usage
 from router.core.facts.requests import Priority
 
@@ -37,6 +37,7 @@ class RequestRecord(Struct):
     trace_id: str = ""  # "" where the request is not traced
     sighting: Sighting | None = None
     miss: Breakdown | None = None  # why tokens missed, by the engine's count if reported, otherwise as predicted
+    places: dict[TokenPlace, int] | None = None  # tokens by the place where they ended, made of `miss` once
     repairs: tuple[str, ...] = ()  # repairs that the body needed
     warning: str = ""  # the warning header that the client got
     session: str = ""  # `session_key` of the name that the client gave its session; "" for none

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import exp
 from typing import TypeAlias
 
-from router.core.facts.misses import Miss
+from router.core.facts.misses import Miss, TokenPlace
 
 RECENT_S = 300.0
 FADE_S = 0.25
@@ -114,8 +114,8 @@ class ModelSeries:
     """Series of requests for one model, or for all that are `other`. Those that are None begin with the first request
     that has such a value."""
 
-    __slots__ = ("cached", "completion", "events", "genuine", "inter_token", "kinds", "label", "misses", "predicted",
-                 "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft", "ttft_ratio",
+    __slots__ = ("cached", "completion", "events", "genuine", "inter_token", "kinds", "label", "misses", "places",
+                 "predicted", "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft", "ttft_ratio",
                  "ttft_within")  # fmt: skip
 
     def __init__(self, label: str) -> None:
@@ -136,6 +136,7 @@ class ModelSeries:
         self.genuine: list[float] | None = None  # hits in prompts that were not asked for before
         self.replayed: list[float] | None = None
         self.misses: dict[Miss, list[float]] = {}
+        self.places: dict[TokenPlace, list[float]] = {}
         self.recent = RecentTokens()
 
 

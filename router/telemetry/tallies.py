@@ -18,12 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
 from router.core.facts.requests import Priority
 from router.core.learned.prefill import PrefillModel
+from router.core.observatory.explain import unexplained
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.ledger.sums import REPLAYS
+from router.core.observatory.places import places_of
 from router.settings.keys import NONE, OTHER
 from router.telemetry.catalogue import (
     BEGUN,
@@ -264,7 +265,7 @@ class Tallies:
         if miss is None:
             if receipt.miss is not None or record.ending not in _COMPUTED:
                 return
-            miss = _unexplained(receipt, usage)
+            miss = unexplained(receipt, usage)
         tokens, hit = miss.prompt_tokens, miss.hit
         if hit:
             hits = model.replayed if receipt.replay else model.genuine
@@ -289,6 +290,12 @@ class Tallies:
             if series is None:
                 series = misses[reason] = self._of("miss_tokens", reason.value, model.label)
             series[0] += of_reason
+        places = record.places
+        for place, of_place in (places_of(miss, replay=receipt.replay) if places is None else places).items():
+            ended = model.places.get(place)
+            if ended is None:
+                ended = model.places[place] = self._of("funnel_tokens", place.value, model.label)
+            ended[0] += of_place
         told = usage is not None and usage.verified
         if told:
             placement.told[0] += tokens
@@ -388,16 +395,3 @@ class Tallies:
         failures = self._counters["replica_failures"].series
         for labels in [labels for labels in failures if labels[0] == replica]:
             del failures[labels]
-
-
-def _unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
-    """Hits and misses of a request that no observatory explained."""
-    tokens, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens
-    if usage is not None and usage.verified:
-        tokens, hit = usage.prompt_tokens, usage.cached_tokens or 0
-    hit = min(hit, tokens)
-    pulled = receipt.pull.tokens if receipt.pull is not None else 0
-    brought = max(0, hit - receipt.predicted_cached_tokens + receipt.predicted_tier_tokens + pulled)
-    misses = {Miss.UNSUPPORTED: tokens - hit} if tokens > hit else {}
-    loaded = min(brought, receipt.predicted_tier_tokens)
-    return Breakdown(tokens, hit, misses, loaded=loaded, pulled=min(brought - loaded, pulled))

@@ -193,6 +193,7 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
         (record.priority, record.wanted_ttft_ms, record.in_time),
         record.continued,
         record.not_continued,
+        record.places,
     )
 
 
@@ -224,6 +225,7 @@ def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord
         report.queued_s,
         sighting=report.sighting,
         miss=report.miss,
+        places=report.places,
         repairs=report.repairs,
         trace_id=report.trace_id,
         warning=report.warning,

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from router.core.facts.misses import Breakdown, Sighting, Template
+from router.core.facts.misses import Breakdown, Sighting, Template, TokenPlace
 from router.core.facts.placements import Ending, Grade, Reason
 from router.core.facts.requests import Priority
 from router.placer import TokenView
@@ -135,6 +135,7 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     deadline: tuple[Priority, float | None, bool | None] = (Priority.NORMAL, None, None)
     continued: tuple[str, str, str] = ("", "", "")
     not_continued: str = ""
+    places: dict[TokenPlace, int] | None = None
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):

@@ -115,3 +115,42 @@ async def test_tables_hint_that_they_scroll(tab: Tab) -> None:
         assert await tab.js(f"return {table}.classList.contains('more') && {table}.nextSibling.checkVisibility()")
         await tab.js(f"{table}.scrollLeft = 9999")
         await tab.until(f"return !{table}.classList.contains('more') && !{table}.nextSibling.checkVisibility()")
+
+
+STAGES = """
+    return [...document.querySelectorAll('#funnel .stage')].map((each) => [each.dataset.stage,
+        [...each.querySelectorAll('.strip span')].map((part) => [part.className, parseFloat(part.style.width)])])"""
+
+
+async def test_the_funnel_drops_from_asked_to_hit(tab: Tab) -> None:
+    """Each stage's bar is as long as what the one above has left, ends in what is lost there, and the last one is the
+    hits by kind; words say each place's share, and why not where it was held."""
+    async with opened(tab):
+        stages = await tab.js(STAGES)
+        assert [stage for stage, _ in stages] == ["asked", "seen", "unchanged", "kept", "reached", "hit"]
+        left = 100.0
+        for _, parts in stages[:-1]:
+            assert sum(width for _, width in parts) == pytest.approx(left, abs=0.1)
+            left = parts[0][1]
+        hits = [width for kind, width in stages[-1][1] if kind in {"fill-tier", "fill-replay", "fill-genuine"}]
+        assert len(hits) == 3
+        rate = (await tab.text("#tile-hit")).split("\n")[1]
+        assert float(rate.removesuffix(" %")) == pytest.approx(sum(hits), abs=0.1)
+        words = await tab.text("#funnel")
+        assert "held elsewhere" in words
+        assert "not there for queue 100 %" in words
+        for place in ("rewritten", "evicted here", "evicted by others", "never seen", "tier", "replay", "genuine"):
+            assert place in words, place
+
+
+async def test_a_router_that_tells_no_places_has_no_funnel(tab: Tab) -> None:
+    """Of a router without series, or of an earlier release, nothing is drawn, and nothing breaks."""
+
+    def older(now_s: float) -> Any:
+        page = {**observatory(now_s), "pages": []}
+        del page["stages"]
+        return page
+
+    async with opened(tab, older):
+        assert await tab.js("return document.querySelector('#funnel-card').hidden")
+        assert await tab.complaints() == []

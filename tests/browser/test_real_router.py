@@ -35,24 +35,26 @@ async def converse(client: ClientSession, app: App, name: str, turns: int, *, re
         messages.append({"role": "assistant", "content": answer})
 
 
-async def measured(client: ClientSession, app: App) -> tuple[Counter[str], Counter[str]]:
-    """Tokens by reason and by kind of hit, as `/metrics` has them."""
+async def measured(client: ClientSession, app: App) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Tokens by reason, by kind of hit and by place, as `/metrics` has them."""
     async with client.get(f"{app.admin_url}/metrics") as response:
         text = await response.text()
-    misses, hits = Counter[str](), Counter[str]()
+    misses, hits, places = Counter[str](), Counter[str](), Counter[str]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "warmroute_miss_tokens_total":
                 misses[sample.labels["reason"]] += int(sample.value)
             if sample.name == "warmroute_hit_tokens_total":
                 hits[sample.labels["kind"]] += int(sample.value)
-    return misses, hits
+            if sample.name == "warmroute_funnel_tokens_total":
+                places[sample.labels["place"]] += int(sample.value)
+    return misses, hits, places
 
 
 async def shown(tab: Tab, app: App, client: ClientSession, requests: int) -> None:
     """The page comes to say what `/metrics` and `/admin/observatory` do."""
     await tab.says("#tile-requests", f"{requests} since start")
-    misses, hits = await measured(client, app)
+    misses, hits, places = await measured(client, app)
     async with client.get(f"{app.admin_url}/admin/observatory") as response:
         totals = (await response.json())["totals"]
     assert totals["requests"] == requests
@@ -60,6 +62,12 @@ async def shown(tab: Tab, app: App, client: ClientSession, requests: int) -> Non
     assert (totals["genuine_tokens"], totals["replay_tokens"]) == (hits["genuine"], hits["replay"])
     assert totals["prompt_tokens"] == misses.total() + hits.total()
     assert await tab.js(REASONS) == +misses
+    assert places.total() == misses.total() + hits.total()
+    funnel = await tab.text("#funnel")
+    for place, tokens in places.items():
+        if tokens >= 0.0005 * places.total():
+            words = f"{100 * tokens / places.total():.1f} %"
+            assert re.search(rf"{place.replace('_', ' ')} \u2212?{re.escape(words)}", funnel), (place, words, funnel)
     rate = f"{100 * hits.total() / totals['prompt_tokens']:.1f} %"
     tile = await tab.text("#tile-hit")
     assert f"{rate} since start" in tile

@@ -52,7 +52,7 @@ def tables(path: Path) -> Audited:
     """Rows of the JSON file by table."""
     document = json.loads(path.read_text())
     assert set(document) == {"command", "commit", "machine", "date", "rows"}
-    found: Audited = {"log": [], "advice": [], "template": [], "group": []}
+    found: Audited = {"log": [], "advice": [], "template": [], "group": [], "place": []}
     for row in document["rows"]:
         found[row["case"]].append(row)
     return found

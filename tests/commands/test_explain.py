@@ -14,6 +14,7 @@ from router.admin.rows import decision_row
 from router.commands.explain.words import explained
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
 from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
+from router.core.observatory.places import places_of
 from router.core.placement.spill import SpillCause
 from router.telemetry.record import RequestRecord, session_key
 from tests.support.fakes import FakeEngine, reset, running
@@ -64,20 +65,23 @@ def test_everything_that_is_known_is_said() -> None:
     there = Candidate(NEAR, 600, 400, 900.0, 20.0, 0.0, 0.0, 9, decode_ms=80.0, price_ms=1_000.0)
     receipt = Receipt(FAR, "warm", Reason.RETRY, Grade.EXACT, 1_000, 100, (there, here), SpillCause.QUEUE, 500)
     receipt.weighed = 4
-    miss = Breakdown(1_000, 90, {Miss.DIVERGED: 400, Miss.SPILLED: 500, Miss.TAIL: 10})
+    misses = {Miss.DIVERGED: 300, Miss.EVICTED: 100, Miss.SPILLED: 500, Miss.TAIL: 10}
+    miss = Breakdown(1_000, 90, misses, dropped_elsewhere=60, held=(NEAR, SpillCause.QUEUE))
     record = RequestRecord(
         "x\x1b[31m", CHAT, 1_795_620_000.0, "m", 200, Ending.OK.value, duration_s=2.5, ttft_s=0.3, receipt=receipt,
         usage=Usage(1_000, 20, 90), retries=(("connect", NEAR),), tenant="acme", queued_s=0.75, miss=miss,
         sighting=Sighting(conversation=9, turn=2, step="plan", difference=difference), trace_id="ab" * 16,
+        places=places_of(miss, replay=False),
     )  # fmt: skip
     text = "\n".join(explained(decision_row(record, 1)))
     for words in (
         "2026-11-25 15:20:00.000 UTC", "tenant acme", "turn 3 of conversation 0000000000000009, step plan",
         "200, a whole answer, 20 tokens, after 2.5 s", f"Went to {FAR}: retry", f"Tried before: {NEAR}",
-        "500 tokens more was passed over: prefill work waited there", "2 of 4 that were weighed",
+        f"{NEAR}, which holds 500 tokens more, was passed over: prefill work waited there", "2 of 4 that were weighed",
         "Predicted: 100 of 1,000 prompt tokens cached (grade exact).", "The engine counted 90 of 1,000.",
-        "400  diverged", "timestamp at messages[0].content, byte 14", "2,000 bytes behind it", "'00:00'",
-        "750 ms  waited in the router", "holds a date or a time at byte 14", "(400 tokens)",
+        "300  diverged", "60 were dropped by other replicas", "timestamp at messages[0].content, byte 14",
+        "2,000 bytes behind it", "'00:00'",
+        "750 ms  waited in the router", "holds a date or a time at byte 14", "(300 tokens)",
         "it waited 750 ms in the router", "behind some 60.0 ms", "an attempt failed before",
     ):  # fmt: skip
         assert words in text or words.replace("60.0", "60") in text, words

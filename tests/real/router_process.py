@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.real.vllm_server import get, sample
 READY_TIMEOUT_S = 120.0
 NOTICE_TIMEOUT_S = 60.0
 GRACE_S = 20.0
+PLACE = re.compile(r"^warmroute_funnel_tokens_total\{.*place=\"(\w+)\".*\} (\S+)$", re.MULTILINE)
 LISTENING = re.compile(r"listening (http://\S+) admin (http://\S+)")
 
 
@@ -57,6 +59,13 @@ class Router:
     def retries(self) -> float:
         """How many requests it has tried elsewhere; 0 where it does not answer."""
         return sample(self.url, "warmroute_retries_total")
+
+    def places(self) -> Counter[str]:
+        """Prompt tokens by the place where they ended; none where it does not answer."""
+        found = Counter[str]()
+        for place, tokens in PLACE.findall(get(f"{self.admin_url}/metrics")[1]):
+            found[place] += int(float(tokens))
+        return found
 
     def wait_replicas(self, count: int) -> float:
         """Wait until it holds `count` replicas ready, return the seconds it took; TimeoutError otherwise."""

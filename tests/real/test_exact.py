@@ -27,7 +27,7 @@ from tests.real.exact_workload import scripts
 from tests.real.processes import wait_until
 from tests.real.router_process import LISTENING, Router, routing
 from tests.real.talk import prose
-from tests.real.vllm_server import BLOCK_TOKENS, MODEL, Replica, vllm_servers
+from tests.real.vllm_server import BLOCK_TOKENS, MODEL, Replica, sample, vllm_servers
 from tests.support.figures import figure
 
 KV_BLOCKS = 352  # 11,264 tokens each; the open scripts and those that ended want several times that
@@ -262,6 +262,27 @@ async def test_predictions_equal_what_the_engine_finds(
     assert exact >= EXACT_SHARE_MIN
     assert equal >= EQUAL_SHARE_MIN
     assert false <= FALSE_SHARE_MAX
+
+
+async def test_places_are_what_the_engines_counted(
+    replicas: list[Replica], router: Router, client: httpx.AsyncClient, allowed: list[int], figures: Figures
+) -> None:
+    """Every prompt token ends in one place: in sum they are vLLM's count, and hits are its own to a block each."""
+
+    def counted() -> list[float]:
+        names = ("vllm:prompt_tokens_total", "vllm:prefix_cache_hits_total")
+        return [sum(sample(each.url, name) for each in replicas) for name in names]
+
+    before, places = counted(), router.places()
+    seen = await Drive(client, scripts("funnel", allowed), "funnel").run(300, CONCURRENCY)
+    asked, was = sum(each.answer.prompt_tokens for each in seen), places.total()
+    await asyncio.to_thread(wait_until, "counted", lambda: router.places().total() - was >= asked, EXACT_TIMEOUT_S)
+    prompt, hits = (late - early for late, early in zip(counted(), before, strict=True))
+    ended = router.places() - places
+    figures(f"places of {prompt:,.0f} tokens, {hits:,.0f} of them hits by vLLM: {dict(ended.most_common())}")
+    assert not [each.answer.failure for each in seen if each.answer.failure]
+    assert ended.total() == prompt == asked
+    assert abs(ended["replay"] + ended["genuine"] - hits) <= BLOCK_TOKENS * len(seen)
 
 
 async def test_a_restarted_replica_gets_no_stale_credit(

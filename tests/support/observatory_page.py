@@ -11,6 +11,8 @@ import math
 import random
 from typing import Any
 
+from router.core.facts.misses import STAGES
+
 STEP_S = 5
 STEPS = 120
 DAMAGED = 80  # of the steps that are shown
@@ -38,6 +40,7 @@ def observatory(now_s: float, *, seed: int = 7, label: str = "You are a coding a
         "links": {},
         "totals": _totals(points),
         "timeline": {"step_s": STEP_S, "points": points},
+        "stages": STAGES,
         "replicas": replicas,
         "models": _models(),
         "map": _map(label),

@@ -37,6 +37,20 @@ def series(now_s: float, query: Mapping[str, str]) -> dict[str, Any]:
     return {"now_s": now_s, **bounds, "kept": kept, "points": points}
 
 
+def places_of(point: Mapping[str, Any]) -> dict[str, int]:
+    """Where its prompt tokens ended: a third of the evicted ones was dropped by other replicas, a twentieth of the hits
+    came from behind GPUs."""
+    misses, tier = point["misses"], point["genuine_tokens"] // 20
+    by_others = misses["evicted"] // 3
+    found = {
+        "never_seen": misses["cold"] + misses["new"], "tail": misses["tail"], "rewritten": misses["diverged"],
+        "replica_lost": misses.get("replica_lost", 0), "evicted_here": misses["evicted"] - by_others,
+        "evicted_by_others": by_others, "held_elsewhere": misses["spilled"], "mispredicted": misses["mispredicted"],
+        "tier": tier, "replay": point["replay_tokens"], "genuine": point["genuine_tokens"] - tier,
+    }  # fmt: skip
+    return {place: tokens for place, tokens in found.items() if tokens}
+
+
 def _point(at_s: int, step_s: int, now_s: float) -> dict[str, Any]:
     ago_s = now_s - at_s
     if ago_s > KEPT_S or DOWN_S[1] < ago_s < DOWN_S[0]:
@@ -60,6 +74,8 @@ def _point(at_s: int, step_s: int, now_s: float) -> dict[str, Any]:
         "errors_4xx": int(requests * 0.004), "shed": waiting // 2, "left": int(requests * 0.01), "broken": failed // 3,
         "retries": failed, "completion_tokens": requests * 212, **times,
         "misses": {name: int(tokens * wide) for name, tokens in base["misses"].items()},
+        "places": {place: int(tokens * wide) for place, tokens in places_of(base).items()},
+        "held": {"queue": int(base["misses"]["spilled"] * wide)},
         "waited_p90_s": 0.4 if waiting else None, "in_flight": 41 + rng.randrange(9), "in_flight_max": 60,
         "waiting": waiting, "waiting_max": waiting * 2,
     }  # fmt: skip

@@ -11,6 +11,7 @@ from router.core.facts.misses import Breakdown, Miss
 from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
 from router.core.facts.replicas import Replica
 from router.core.learned.prefill import PrefillModel
+from router.core.observatory.places import places_of
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 from router.core.placement.spill import SpillCause
@@ -153,6 +154,8 @@ class Library:
         if miss is not None:
             for reason, missed in miss.misses.items():
                 of["miss_tokens"].labels(reason.value, model).inc(missed)
+            for place, tokens in places_of(miss, replay=receipt.replay).items():
+                of["funnel_tokens"].labels(place.value, model).inc(tokens)
             if miss.hit:
                 of["hit_tokens"].labels("replay" if receipt.replay else "genuine", model).inc(miss.hit)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from router.core.facts.misses import Breakdown, Miss
+from router.core.facts.misses import Breakdown, Miss, TokenPlace
 from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
 from router.telemetry import logs
 from tests.telemetry.log_lines import Pipe, record
@@ -26,7 +26,8 @@ FULL = record(
     retries=(("connect", "http://r:2"), ("lost", "http://r:3")),
     error="engine_failed",
     detail="It failed.",
-    miss=Breakdown(100, 64, {Miss.SPILLED: 30, Miss.TAIL: 6}),
+    miss=Breakdown(100, 64, {Miss.SPILLED: 30, Miss.TAIL: 6}, held=("http://r:4", "queue")),
+    places={TokenPlace.HELD_ELSEWHERE: 30, TokenPlace.TAIL: 6, TokenPlace.GENUINE: 64},
 )
 
 
@@ -45,6 +46,7 @@ FULL = record(
                 ',"ttft_ms":99.9,"replica":"http://r:1","reason":"spill","grade":"catching-up","prompt_tokens":100,'
                 '"predicted_cached_tokens":64,"cached_tokens":null,"completion_tokens":20,'
                 '"hit_tokens":64,"miss":{"spilled":30,"tail":6},'
+                '"places":{"held_elsewhere":30,"tail":6,"genuine":64},"held":"queue at http://r:4",'
                 '"retries":["connect at http://r:2","lost at http://r:3"],"error":"engine_failed","detail":"It failed."'
             ),
             "}",
@@ -58,6 +60,7 @@ FULL = record(
             (
                 " ttft_ms=99.9 replica=http://r:1 reason=spill grade=catching-up prompt_tokens=100"
                 ' predicted_cached_tokens=64 completion_tokens=20 hit_tokens=64 miss="spilled=30, tail=6"'
+                ' places="held_elsewhere=30, tail=6, genuine=64" held="queue at http://r:4"'
                 ' retries="connect at http://r:2, lost at http://r:3" error=engine_failed detail="It failed."'
             ),
             "",

@@ -95,7 +95,7 @@ export class Decisions {
     const saved = row.saved_ms > 0 ? ` That saved ${millis(row.saved_ms)} until the first token.` : "";
     const body = h("div", { class: "opened" }, h("p", { class: "why" }, why + saved), this.candidates(row), breakdown(row));
     if (row.difference) body.append(first(row.difference));
-    body.append(facts(row), this.links(row));
+    body.append(facts(row, (id) => this.named(id)), this.links(row));
     return body;
   }
 
@@ -160,7 +160,7 @@ function first(difference) {
   return h("div", {}, h("h3", {}, "First difference from an earlier prompt"), h("p", {}, words), pieces);
 }
 
-function facts(row) {
+function facts(row, nameOf) {
   const usage = row.usage ?? {};
   const known = [
     ["request", row.id],
@@ -176,6 +176,8 @@ function facts(row) {
     ["policy", row.policy],
     ["predicted", `${whole(row.predicted_cached_tokens)} of ${whole(row.prompt_tokens)} tokens (${row.grade ?? NONE})${row.predicted_tier_tokens ? `, ${whole(row.predicted_tier_tokens)} of them to load` : ""}`],
     ["engine said", usage.cached_tokens === null || usage.cached_tokens === undefined ? "nothing" : `${whole(usage.cached_tokens)} cached`],
+    ["held elsewhere", row.places?.held_elsewhere ? [`${whole(row.places.held_elsewhere)} tokens`, row.held_by && `at ${nameOf(row.held_by)}`, row.spill && `not there for ${named(row.spill)}`].filter(Boolean).join(", ") : ""],
+    ["evicted by others", row.places?.evicted_by_others ? `${whole(row.places.evicted_by_others)} tokens` : ""],
     ["answer", usage.completion_tokens ? `${whole(usage.completion_tokens)} tokens in ${seconds(row.duration_s)}` : seconds(row.duration_s)],
     ["between tokens", row.inter_token_s ? seconds(row.inter_token_s) : ""],
     ["queued", row.queued_s > 0 ? seconds(row.queued_s) : ""],

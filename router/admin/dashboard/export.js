@@ -14,12 +14,15 @@ function line(values) {
 
 const time = (unixS) => new Date(unixS * 1000).toISOString();
 
-// Points of a series, one a line: its own fields, then tokens missed by each reason.
+const TABLES = { misses: "missed", places: "ended", held: "held" };
+
+// Points of a series, one a line: its own fields, then tokens by reason of the miss, by place, and by cause of those
+// held elsewhere.
 export function seriesCsv(points) {
-  const fields = [...new Set(points.flatMap((point) => Object.keys(point)))].filter((name) => !["misses", "at_s"].includes(name));
-  const reasons = [...new Set(points.flatMap(({ misses }) => Object.keys(misses ?? {})))].sort();
-  const rows = points.map((point) => [time(point.at_s), point.at_s, ...fields.map((name) => point[name]), ...reasons.map((reason) => (point.known ? (point.misses?.[reason] ?? 0) : ""))]);
-  return [["time", "at_s", ...fields, ...reasons.map((reason) => `missed_${reason}`)], ...rows].map((row) => `${line(row)}\r\n`).join("");
+  const fields = [...new Set(points.flatMap((point) => Object.keys(point)))].filter((name) => !(name in TABLES) && name !== "at_s");
+  const columns = Object.keys(TABLES).flatMap((table) => [...new Set(points.flatMap((point) => Object.keys(point[table] ?? {})))].sort().map((kind) => [table, kind]));
+  const rows = points.map((point) => [time(point.at_s), point.at_s, ...fields.map((name) => point[name]), ...columns.map(([table, kind]) => (point.known ? (point[table]?.[kind] ?? 0) : ""))]);
+  return [["time", "at_s", ...fields, ...columns.map(([table, kind]) => `${TABLES[table]}_${kind}`)], ...rows].map((row) => `${line(row)}\r\n`).join("");
 }
 
 const OF_REQUESTS = ["id", "at_s", "route", "model", "tenant", "session", "status", "ending", "error", "detail", "replica", "reason", "grade", "prompt_tokens", "predicted_cached_tokens", "hit_tokens", "hit", "verified", "ttft_s", "inter_token_s", "duration_s", "queued_s", "turn", "step", "template", "conversation"];

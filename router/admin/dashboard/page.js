@@ -4,6 +4,7 @@ import { percent, span, stretch } from "./format.js";
 import { hintScrolling, text } from "./dom.js";
 import { showAttention } from "./attention.js";
 import { requestsCsv, save, seriesCsv, fileName } from "./export.js";
+import { showFunnel } from "./funnel.js";
 import { PromptMap } from "./map.js";
 import { Panels } from "./panels.js";
 import { showReasons } from "./reasons.js";
@@ -47,6 +48,7 @@ export class Page {
     showTiles($("tiles"), seen, this.history, sum, this.named());
     this.panels.update(drawn, sum, this.history.has);
     this.sayRate(seen);
+    showFunnel($("funnel-card"), $("funnel"), seen.stages, sum);
     showReasons($("reasons-table"), sum, seen.totals);
     showAdvice($("advice"), seen);
     this.map.update(seen.map, seen.replicas);

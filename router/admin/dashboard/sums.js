@@ -4,14 +4,15 @@ import { share } from "./format.js";
 
 const TOKENS = ["prompt_tokens", "predicted_tokens", "hit_tokens", "genuine_tokens", "replay_tokens", "verified_tokens", "verified_hit_tokens", "verified_predicted_tokens", "completion_tokens"];
 const REQUESTS = ["requests", "errors_5xx", "errors_4xx", "shed", "left", "broken", "retries"];
+const TABLES = ["misses", "places", "held"]; // tokens by reason, by place, and by the cause of those held elsewhere
 const ROWS_MAX = 120; // of a table beside a chart
 const MINUTE_S = 60;
 
 // What steps add up to. A step that does not count something adds nothing to it.
 export function summed(points) {
-  const total = { misses: {} };
+  const total = Object.fromEntries(TABLES.map((name) => [name, {}]));
   for (const name of [...REQUESTS, ...TOKENS]) total[name] = points.reduce((sum, point) => sum + (point[name] ?? 0), 0);
-  for (const { misses } of points) for (const [reason, tokens] of Object.entries(misses ?? {})) total.misses[reason] = (total.misses[reason] ?? 0) + tokens;
+  for (const name of TABLES) for (const point of points) for (const [kind, tokens] of Object.entries(point[name] ?? {})) total[name][kind] = (total[name][kind] ?? 0) + tokens;
   return total;
 }
 

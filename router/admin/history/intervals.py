@@ -3,6 +3,8 @@
 An interval is a mapping of names to numbers, so that intervals add up to longer ones name by name, and one that was
 kept by another version of the router still does. Names are those of the page's points but for
     miss:REASON            prompt tokens that missed the cache, by reason
+    place:PLACE            prompt tokens by the place where they ended
+    held:CAUSE             of those held elsewhere, by the cause for which the holder was passed over
     ttft:N, itl:N, e2e:N, waited:N   requests in bucket N of a time's histogram
     NAME_max               a maximum, which does not add up
 """
@@ -14,9 +16,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from router.core.facts.misses import Breakdown, Miss
+from router.core.facts.misses import Breakdown, Miss, TokenPlace
 from router.core.facts.placements import Ending, Receipt, Usage
 from router.core.observatory.ledger.sums import TTFT_S, percentile
+from router.core.placement.spill import SpillCause
 from router.telemetry.record import RequestRecord
 
 STEP_S = 5
@@ -28,6 +31,9 @@ _ITL_S = tuple(round(0.0005 * 1.25**step, 7) for step in range(45))  # bounds of
 _BOUNDS: dict[str, Sequence[float]] = {"ttft": TTFT_S, "itl": _ITL_S, "e2e": TTFT_S, "waited": TTFT_S}
 _KEYS = {name: tuple(f"{name}:{n}" for n in range(len(bounds) + 1)) for name, bounds in _BOUNDS.items()}
 _MISSES = {miss: f"miss:{miss.value}" for miss in Miss}
+_PLACES = {place: f"place:{place.value}" for place in TokenPlace}
+_HELD = {cause.value: f"held:{cause.value}" for cause in SpillCause}
+_HELD_ELSEWHERE = TokenPlace.HELD_ELSEWHERE
 _PARTS = {"ttft": (0.5, 0.9, 0.99), "itl": (0.5, 0.9, 0.99), "e2e": (0.5, 0.9, 0.99), "waited": (0.9,)}
 _COUNTED = (
     "requests", "placed", "answered", "errors_5xx", "errors_4xx", "shed", "left", "broken", "retries",
@@ -57,6 +63,8 @@ class Intervals:
         self._counts = [0] * len(_COUNTED)
         self._load: Sums = {}
         self._misses = dict.fromkeys(Miss, 0)
+        self._places = dict.fromkeys(TokenPlace, 0)
+        self._held: dict[str, int] = {}  # tokens held elsewhere, by cause
         self._ttft, self._itl, self._e2e, self._waited = ([0] * len(keys) for keys in _KEYS.values())
 
     def observe(self, record: RequestRecord) -> None:
@@ -80,6 +88,8 @@ class Intervals:
             counts[_PLACED] += 1
             if record.miss is not None:
                 self._tokens(record.miss, receipt, record.usage)
+            if record.places is not None:
+                self._ended(record.places, record.miss)
 
     def _tokens(self, miss: Breakdown, receipt: Receipt, usage: Usage | None) -> None:
         """Add a prompt's tokens: hits, and misses by reason."""
@@ -95,6 +105,15 @@ class Intervals:
         for reason, tokens in miss.misses.items():
             misses[reason] += tokens
 
+    def _ended(self, ended: Mapping[TokenPlace, int], miss: Breakdown | None) -> None:
+        """Add a prompt's tokens by place, and why those that are held elsewhere were not asked for there."""
+        places = self._places
+        for place, tokens in ended.items():
+            places[place] += tokens
+        if _HELD_ELSEWHERE in ended and miss is not None:
+            cause = miss.held[1]
+            self._held[cause] = self._held.get(cause, 0) + ended[_HELD_ELSEWHERE]
+
     def sample(self, in_flight: int, waiting: int) -> None:
         """Note how many requests are being answered, and how many of them wait in the router."""
         now = {"in_flight": in_flight, "waiting": waiting, "in_flight_max": in_flight, "waiting_max": waiting}
@@ -104,6 +123,8 @@ class Intervals:
         """The interval under way."""
         sums: Sums = {name: value for name, value in zip(_COUNTED, self._counts, strict=True) if value}
         sums |= {_MISSES[miss]: tokens for miss, tokens in self._misses.items() if tokens}
+        sums |= {_PLACES[place]: tokens for place, tokens in self._places.items() if tokens}
+        sums |= {_HELD[cause]: tokens for cause, tokens in self._held.items() if cause in _HELD}
         for keys, counts in zip(_KEYS.values(), (self._ttft, self._itl, self._e2e, self._waited), strict=True):
             sums |= {key: count for key, count in zip(keys, counts, strict=True) if count}
         return sums | self._load
@@ -170,6 +191,8 @@ def point(at_s: int, sums: Mapping[str, float] | None) -> dict[str, Any]:
         "known": True,
         **{name: round(sums.get(name, 0)) for name in _COUNTED},
         "misses": {miss.value: round(sums[key]) for miss, key in _MISSES.items() if sums.get(key)},
+        "places": {place.value: round(sums[key]) for place, key in _PLACES.items() if sums.get(key)},
+        "held": {cause: round(sums[key]) for cause, key in _HELD.items() if sums.get(key)},
         **_percentiles(sums),
         **{name: round(sums.get(name, 0) / samples, 2) if samples else None for name in ("in_flight", "waiting")},
         **{name: sums.get(name) for name in ("in_flight_max", "waiting_max")},

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from router.commands.audit.requests import Logged
+from router.commands.audit.served import Served
 from router.core.dialects import PATHS
-from router.core.facts.misses import Breakdown, Miss, Sighting
+from router.core.facts.misses import Breakdown, Miss, Sighting, TokenPlace
 from router.core.facts.placements import Usage
 from router.core.facts.requests import Ask, Prompt
 from router.core.learned.token_ratio import BYTES_PER_TOKEN, ModelTokens, plausible
@@ -23,6 +24,7 @@ from router.core.observatory.difference.compare import compare
 from router.core.observatory.generations import Generations
 from router.core.observatory.ledger.ledger import Ledger
 from router.core.observatory.memory.watcher import Watcher
+from router.core.observatory.places import places_of
 from router.core.prompts.blocks import Chain, chain_of
 
 BLOCK_TOKENS = 16  # engines' usual block size; parts of a block are not cached
@@ -70,6 +72,8 @@ class Audit:
         self.ledger = Ledger(
             templates_max=TEMPLATES_MAX, groups_max=GROUPS_MAX, steps_max=1, excerpts=excerpts, tenant=str, now_s=0.0
         )
+        self.served = Served()
+        self.places: Counter[TokenPlace] = Counter()  # tokens by the place where they end, with that one cache
         self.requests = 0
         self.body_bytes = 0
         self.counted_by: Counter[str] = Counter()  # requests by how their tokens are known: usage, tokenizer or bytes
@@ -98,6 +102,7 @@ class Audit:
             miss = _explained(tokens, bytes_per_token, sighting)
             replay = self._prompts.get(chain.end_key) or False
             self._prompts.put(chain.end_key, True)
+        self.places.update(places_of(miss, replay=replay))
         self.ledger.observe(_Ended(request.path, model, request.tenant, _Placed(miss.hit, replay), sighting, miss))
         if self.requests % TELL_REQUESTS == 0:
             self.settle()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.commands.audit.counting import Audit
-from router.core.facts.misses import Miss
+from router.core.facts.misses import STAGES, Miss, TokenPlace
 from router.core.observatory.ledger.advice import HOURLY_S_MIN, Situation, advise
 from router.core.observatory.ledger.branches import Views
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REPLAYS, misses_of, ratio
@@ -25,11 +25,13 @@ class Findings:
     advice: Rows  # rows of `/admin/advice` for the whole log; by the hour if times were logged
     templates: Rows  # rows of `/admin/templates`
     groups: Rows
+    places: Rows  # tokens by place, from asked to hit: with one big cache, and as routers' own logs tell
 
     def rows(self) -> Rows:
         """All rows, each with the name of its table."""
         rows = [{"case": "log", **self.figures}]
-        for case, table in (("advice", self.advice), ("template", self.templates), ("group", self.groups)):
+        tables = {"advice": self.advice, "template": self.templates, "group": self.groups, "place": self.places}
+        for case, table in tables.items():
             rows += [{"case": case, **row} for row in table]
         return rows
 
@@ -47,9 +49,8 @@ def findings_of(audit: Audit, *, prefill_tokens_per_s: float) -> Findings:
     for row in (*templates, *groups):
         for of_replicas in ("holders", "can_prewarm", "ttft_p50_s", "ttft_p90_s", "step"):
             row.pop(of_replicas, None)
-    return Findings(
-        _figures(audit, span_s, prefill_tokens_per_s), _advice(audit, per_hour, prefill_tokens_per_s), templates, groups
-    )
+    figures, advice = _figures(audit, span_s, prefill_tokens_per_s), _advice(audit, per_hour, prefill_tokens_per_s)
+    return Findings(figures, advice, templates, groups, _places(audit))
 
 
 def _figures(audit: Audit, span_s: float, prefill_tokens_per_s: float) -> dict[str, Any]:
@@ -73,7 +74,25 @@ def _figures(audit: Audit, span_s: float, prefill_tokens_per_s: float) -> dict[s
         "misses": misses_of(sums),
         "prefill_tokens_per_s": prefill_tokens_per_s,
         "forgot": audit.forgot,
+        "served_requests": audit.served.requests,
+        "served_untold": audit.served.untold,
+        "served_held": dict(audit.served.held.most_common()),
     }
+
+
+def _places(audit: Audit) -> Rows:
+    """A row for each place that has tokens, in the order of the way from asked to hit. `left_share` is what is left
+    behind it; at hits there is nothing to be left."""
+    lost = {place for places in STAGES.values() for place in places}
+    rows: Rows = [{"place": place.value} for place in TokenPlace if audit.places[place] or audit.served.places[place]]
+    for prefix, tokens in (("", audit.places), ("served_", audit.served.places)):
+        total = left = tokens.total()
+        for row in rows if total else ():
+            place = TokenPlace(row["place"])
+            left -= tokens[place]
+            row[f"{prefix}tokens"], row[f"{prefix}share"] = tokens[place], ratio(tokens[place], total)
+            row[f"{prefix}left_share"] = ratio(left, total) if place in lost else None
+    return rows
 
 
 def _advice(audit: Audit, per_hour: float | None, prefill_tokens_per_s: float) -> Rows:

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, command: str) -> int:
         return _complain(str(error))
     except KeyboardInterrupt:
         unread.notes.append("Interrupted: this is of what was read by then.")
-    if not audit.requests:
+    if not audit.requests and not audit.served.requests:
         return _complain("\n".join(["no request could be read", *unread.said()]))
     findings = findings_of(audit, prefill_tokens_per_s=options.prefill_tokens_per_s)
     findings.figures["unread_lines"] = unread.lines
@@ -92,7 +92,7 @@ def _read(names: Sequence[str], audit: Audit, unread: Unread, requests_max: int)
             number = 0
             try:
                 for number, line in enumerate(lines_of(file), 1):
-                    if audit.requests >= requests_max:
+                    if audit.requests + audit.served.requests >= requests_max:
                         unread.notes.append(f"Read up to {shown}:{number - 1} only: --requests-max {requests_max}.")
                         return
                     _take(shown, number, line, audit, unread)
@@ -110,7 +110,8 @@ def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: Unre
     if line.isspace() or not line:
         return
     try:
-        audit.add(logged(line))
+        if not audit.served.add(line):
+            audit.add(logged(line))
     except (NotRequest, BadBody) as error:
         unread.add(name, number, str(error) if isinstance(error, NotRequest) else error.code)
 
@@ -126,7 +127,8 @@ class _Progress:
         """Count a request."""
         if self._wanted and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + TELL_S
-            print(f"\r{audit.requests:,} requests, {audit.body_bytes / 1e6:,.0f} MB", end="\r", file=sys.stderr)
+            requests = audit.requests + audit.served.requests
+            print(f"\r{requests:,} requests, {audit.body_bytes / 1e6:,.0f} MB", end="\r", file=sys.stderr)
 
 
 def _tokenizer(source: str) -> Tokenizer:

@@ -34,10 +34,13 @@ class Table:
 
 def print_findings(findings: Findings, unread: Sequence[str], *, excerpts: bool) -> None:
     """Print the findings to standard output."""
-    tables = [_reasons(findings), _advice(findings, excerpts=excerpts), _templates(findings, excerpts=excerpts)]
+    tables = [_reasons(findings), _places(findings), _advice(findings, excerpts=excerpts)]
+    tables.append(_templates(findings, excerpts=excerpts))
     if len(findings.groups) > 1:
         tables.append(_groups(findings))
-    head = _headline(findings.figures) + ([] if findings.advice else [f"{NOTHING} was found to mend."])
+    head = _headline(findings.figures)
+    if findings.figures["requests"] and not findings.advice:
+        head.append(f"{NOTHING} was found to mend.")
     foot = [*_remarks(findings.figures), *map(_clean, unread)]
     if importlib.util.find_spec("rich") is not None and sys.stdout.isatty():
         _print_rich(head, [table for table in tables if table.rows], foot)
@@ -53,7 +56,11 @@ def _headline(figures: dict[str, Any]) -> list[str]:
     now, genuine, replay, mended = (
         _percent(figures[name]) for name in ("hit_rate", "genuine_hit_rate", "replay_hit_rate", "mended_hit_rate")
     )
+    served = [f"{figures['served_requests']:,} requests in a router's own log."] if figures["served_requests"] else []
+    if not figures["requests"]:
+        return [*served, "It has no prompts: for advice, give a log that has them."]
     lines = [
+        *served,
         f"{figures['requests']:,} requests, {figures['prompt_tokens']:,} prompt tokens ({_counted(figures)}).",
         "Best hit rate that any placement could reach, with one cache big enough for all:",
         f"  {now} as the prompts are ({genuine} genuine, {replay} replays)",
@@ -87,7 +94,17 @@ def _counted(figures: dict[str, Any]) -> str:
 
 
 def _remarks(figures: dict[str, Any]) -> list[str]:
-    lines = [f"GPU seconds are at {figures['prefill_tokens_per_s']:,.0f} prefill tokens a second, which is assumed."]
+    lines = []
+    if figures["requests"]:
+        rate = figures["prefill_tokens_per_s"]
+        lines.append(f"GPU seconds are at {rate:,.0f} prefill tokens a second, which is assumed.")
+    if held := figures["served_held"]:
+        total = sum(held.values())
+        why = ", ".join(f"{cause} {tokens / total:.0%}" for cause, tokens in held.items())
+        lines.append(f"Of what was held elsewhere, why not there: {why}.")
+    if figures["served_untold"]:
+        untold = figures["served_untold"]
+        lines.append(f"{untold:,} requests of the router's log have no places: they were not computed.")
     if figures["forgot"]:
         lines.append(
             "The memory of texts was too small for the whole log, so hits and differences may be missing: give it more "
@@ -102,6 +119,23 @@ def _reasons(findings: Findings) -> Table:
     tokens = {"hit": figures["hit_tokens"], **figures["misses"]}
     rows = [(name, f"{count:,}", f"{count / total:.1%}") for name, count in tokens.items() if count]
     return Table("Prompt tokens by reason", ("reason", "tokens", "share"), rows, ("reason",))
+
+
+def _places(findings: Findings) -> Table:
+    heads, columns = ["place"], list[str]()
+    for prefix, heading in (("", "one cache"), ("served_", "served")):
+        if any(f"{prefix}tokens" in row for row in findings.places):
+            heads += [heading, "share", "left"]
+            columns.append(prefix)
+    rows = []
+    for row in findings.places:
+        cells = [row["place"]]
+        for prefix in columns:
+            cells += [f"{row[f'{prefix}tokens']:,}", _percent(row[f"{prefix}share"])]
+            left = row[f"{prefix}left_share"]
+            cells.append(_percent(left) if left is not None else "")
+        rows.append(cells)
+    return Table("Where prompt tokens end, from asked to hit", heads, rows, ("place",))
 
 
 def _advice(findings: Findings, *, excerpts: bool) -> Table:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from router.core.facts.misses import Change, Difference, Miss
+from router.core.facts.misses import Change, Difference, Miss, TokenPlace
 from router.core.facts.placements import Reason
 from router.core.observatory.ledger.advice import said_of
 from router.core.observatory.ledger.losses import Loss
@@ -113,7 +113,9 @@ def _placement(row: Row) -> Iterator[str]:
         yield f"Tried before: {each['replica']}, which failed ({each['kind']})."
     if row.get("spill"):
         cause = _CAUSES.get(row["spill"], row["spill"])
-        yield f"A replica that holds {_count(row['spilled_tokens'])} tokens more was passed over: {cause}."
+        more = f"holds {_count(row['spilled_tokens'])} tokens more"
+        who = f"{row['held_by']}, which {more}," if row.get("held_by") else f"A replica that {more}"
+        yield f"{who} was passed over: {cause}."
     if row["candidates"]:
         yield ""
         yield f"Candidates, {len(row['candidates'])} of {row['weighed']} that were weighed; times and prices in ms:"
@@ -165,6 +167,8 @@ def _cache(row: Row) -> Iterator[str]:
     width = max(len(_count(tokens)) for tokens in row["miss"].values())
     for miss, tokens in row["miss"].items():
         yield f"  {_count(tokens).rjust(width)}  {miss.replace('_', ' '):<12}  {_MISSES.get(miss, '')}".rstrip()
+    if others := (row.get("places") or {}).get(TokenPlace.EVICTED_BY_OTHERS):
+        yield f"Of the evicted tokens {_count(others)} were dropped by other replicas than this one."
     if row["difference"]:
         yield from _difference(row["difference"])
 

@@ -26,6 +26,36 @@ class Miss(StrEnum):
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
 
 
+class TokenPlace(StrEnum):
+    """Where a token of a prompt ends on its way from asked to hit, in the order of that way. Reasons say why a token
+    was computed, for whoever can mend it; places also say where it was held meanwhile, and how a hit was had."""
+
+    UNSUPPORTED = "unsupported"  # tokens of a prompt that the router cannot read
+    NEVER_SEEN = "never_seen"  # no earlier prompt that began alike had these tokens
+    TAIL = "tail"  # a partial block, and the last token, which engines always compute
+    REWRITTEN = "rewritten"  # an earlier prompt had these tokens too, behind something that differs now
+    IDENTITY = "identity"  # tokens held for another model, adapter, salt or tenant
+    REPLICA_LOST = "replica_lost"  # the replica that held these tokens is gone, or was restarted
+    EVICTED_HERE = "evicted_here"  # the replica that was asked dropped these tokens
+    EVICTED_BY_OTHERS = "evicted_by_others"  # other replicas dropped these tokens
+    HELD_ELSEWHERE = "held_elsewhere"  # another replica holds these tokens, and was passed over
+    MISPREDICTED = "mispredicted"  # the replica was believed to hold these tokens, and its engine did not find them
+    TIER = "tier"  # tokens that were found in memory or files behind the GPU, and loaded
+    PULLED = "pulled"  # tokens that came from another replica's memory
+    REPLAY = "replay"  # tokens of a prompt that was asked for before, found on the GPU
+    GENUINE = "genuine"  # tokens of a new prompt, found on the GPU
+
+
+STAGES = {
+    "seen": (TokenPlace.UNSUPPORTED, TokenPlace.NEVER_SEEN, TokenPlace.TAIL),
+    "unchanged": (TokenPlace.REWRITTEN, TokenPlace.IDENTITY),
+    "kept": (TokenPlace.REPLICA_LOST, TokenPlace.EVICTED_HERE, TokenPlace.EVICTED_BY_OTHERS),
+    "reached": (TokenPlace.HELD_ELSEWHERE,),
+    "hit": (TokenPlace.MISPREDICTED,),
+}
+"""Stages of the way from asked to hit, each with the places of the tokens that do not reach it. Places of no stage
+are those of hits."""
+
 AVOIDABLE = (Miss.DIVERGED, Miss.EVICTED, Miss.SPILLED, Miss.REPLICA_LOST, Miss.IDENTITY, Miss.MISPREDICTED)
 
 
@@ -112,6 +142,8 @@ class Breakdown(Struct, array_like=True, gc=False):
     misses: dict[Miss, int]
     saved_ms: float = 0.0  # how much longer the first token would have taken where the spilled tokens are held
     loaded: int = 0  # part of `hit` that was not on the GPU, and came from memory or files behind it
+    dropped_elsewhere: int = 0  # part of the evicted tokens that other replicas computed last
+    held: tuple[str, str] = ("", "")  # replica that holds more of the prompt, and why not there (placement/spill.py)
     pulled: int = 0  # part of `hit` that came from another replica's memory
 
     def header(self, *, isolated: bool = False) -> str:

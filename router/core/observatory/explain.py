@@ -103,7 +103,7 @@ class Explainer:
         else:
             known_blocks = max(seen, sighting.known_bytes // BLOCK_BYTES)
         receipt.miss = self._breakdown(
-            receipt, sighting, keys, known_blocks, bytes_per_token, hit, spilled, block_tokens, lives
+            receipt, sighting, keys, known_blocks, bytes_per_token, hit, spilled, block_tokens, life, lives
         )
         brought(receipt.miss, receipt)
         if len(keys) > young or len(keys) > depth:
@@ -136,6 +136,7 @@ class Explainer:
         hit: int,
         spilled: int,
         block_tokens: int,
+        life: int,
         lives: Callable[[], Collection[int]],
     ) -> Breakdown:
         """One stretch behind the other, each with what the ones before it have left.
@@ -160,25 +161,38 @@ class Explainer:
                 part = 0
             elif part > block_tokens or part > left - evicted:
                 part = _part(receipt.grade, ratio, block_tokens, part, left - evicted)
-        rest, misses = left - evicted - part, {}
+        rest, misses, elsewhere = left - evicted - part, {}, 0
         if spilled or evicted or sighting.repeated_bytes or sighting.identity_bytes:
             lost = 0
             if evicted:
-                lost = self._lost(evicted, keys[int(at * ratio) // BLOCK_BYTES : known_blocks], lives)
+                lost, elsewhere = self._dropped(
+                    evicted, keys[int(at * ratio) // BLOCK_BYTES : known_blocks], life, lives
+                )
             misses = _named(sighting, known, ratio, rest, hit, spilled, evicted - lost, lost)
         elif rest:
             misses[_NEW if known or hit or sighting.turn or sighting.template else _COLD] = rest
         if tail := prompt_tokens - hit - room + part:
             misses[_TAIL] = tail
-        return Breakdown(prompt_tokens, hit, misses, _saved_ms(receipt) if spilled else 0.0)
+        saved_ms = _saved_ms(receipt) if spilled else 0.0
+        return Breakdown(prompt_tokens, hit, misses, saved_ms, dropped_elsewhere=elsewhere)
 
-    def _lost(self, tokens: int, keys: Sequence[int], lives: Callable[[], Collection[int]]) -> int:
-        """How many of `tokens`, held by nobody any more, were computed by caches that are gone; `keys` are their
-        blocks."""
+    def _dropped(
+        self, tokens: int, keys: Sequence[int], life: int, lives: Callable[[], Collection[int]]
+    ) -> tuple[int, int]:
+        """How many of `tokens`, held by nobody any more, were computed last by caches that are gone, and how many by
+        another cache than number `life`; the rest was dropped there, as far as is known. `keys` are their blocks."""
         looked_up = keys[:: -(-len(keys) // LOST_MAX)] if len(keys) > LOST_MAX else keys
-        alive, last = lives(), map(self._blocks.get, looked_up)
-        gone = sum([life is not None and life not in alive for life in last])
-        return tokens * gone // len(looked_up) if gone else 0
+        alive, gone, others = lives(), 0, 0
+        for key in looked_up:
+            last = self._blocks.get(key)
+            if last is None or last == life:
+                continue
+            if last in alive:
+                others += 1
+            else:
+                gone += 1
+        count = len(looked_up)
+        return tokens * gone // count if gone else 0, tokens * others // count if others else 0
 
 
 def _evicted(grade: Grade, ratio: float, block_tokens: int, known: int, at: int, left: int) -> int:
@@ -257,6 +271,19 @@ def brought(miss: Breakdown, receipt: Receipt) -> None:
         miss.pulled = min(miss.hit - miss.loaded, receipt.pull.tokens)
 
 
+def unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
+    """The breakdown of a request that no observatory explained: hits by the engine's own count, where it told."""
+    tokens, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens
+    if usage is not None and usage.verified:
+        tokens, hit = usage.prompt_tokens, usage.cached_tokens or 0
+    hit = min(hit, tokens)
+    pulled = receipt.pull.tokens if receipt.pull is not None else 0
+    not_there = max(0, hit - receipt.predicted_cached_tokens + receipt.predicted_tier_tokens + pulled)
+    misses = {_UNSUPPORTED: tokens - hit} if tokens > hit else {}
+    loaded = min(not_there, receipt.predicted_tier_tokens)
+    return Breakdown(tokens, hit, misses, loaded=loaded, pulled=min(not_there - loaded, pulled))
+
+
 def settled(miss: Breakdown, usage: Usage | None) -> Breakdown:
     """The breakdown by the engine's own count, where it told how many tokens it found; else the same."""
     if usage is None or usage.cached_tokens is None or usage.prompt_tokens <= 0:
@@ -291,10 +318,14 @@ def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
         sorted_ = False
     if not sorted_:
         misses = {reason: misses[reason] for reason in _AVOIDABLE_FIRST if reason in misses}
-    settled = Breakdown(total, hit, misses, miss.saved_ms if _SPILLED in misses else 0.0)
     # What is loaded lies behind what the GPU has, and what is pulled behind that: what the engine did not find is
     # missing from there first.
     on_gpu = miss.hit - miss.loaded - miss.pulled
-    settled.loaded = max(0, min(miss.loaded, hit - on_gpu))
-    settled.pulled = max(0, min(miss.pulled, hit - on_gpu - miss.loaded))
-    return settled
+    loaded = max(0, min(miss.loaded, hit - on_gpu))
+    pulled = max(0, min(miss.pulled, hit - on_gpu - miss.loaded))
+    # Nobody knows where in the stretch of evicted tokens those are that others dropped: of its rest they are as many.
+    elsewhere = miss.dropped_elsewhere
+    if elsewhere:
+        elsewhere = elsewhere * misses.get(_EVICTED, 0) // before.get(_EVICTED, 1)
+    saved_ms = miss.saved_ms if _SPILLED in misses else 0.0
+    return Breakdown(total, hit, misses, saved_ms, loaded, elsewhere, miss.held, pulled)

@@ -213,7 +213,7 @@ class Router:
         for chosen in candidates:
             if chosen.id == choice.id:
                 break
-        receipt = self._receipt(match, members, candidates, chosen, choice, exclude, full)
+        receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
         if chosen.tier_tokens:
             receipt.brought = Brought(chosen.tier_tokens)
@@ -226,8 +226,7 @@ class Router:
         receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
-        if self.explainer is not None:
-            self._explain(self.explainer, receipt, wanted, match, bool(exclude), now_s)
+        self._explain(receipt, wanted, match, bool(exclude), holder, now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
         lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
         lease.expected_ms = lasts_ms
@@ -345,34 +344,32 @@ class Router:
         choice: Choice,
         exclude: frozenset[str],
         full: Collection[str],
-    ) -> Receipt:
-        """Why the request goes there, and why not to whoever holds more of its prompt."""
-        cache_aware, retry, tokens = self.policy.cache_aware, bool(exclude), match.size.prompt_tokens
-        reason = reason_of(chosen, candidates, tied=choice.tied, retry=retry, cache_aware=cache_aware)
-        few = kept(candidates, chosen)
-        receipt = Receipt(chosen.id, self.policy.name, reason, chosen.grade, tokens, chosen.cached_tokens, few)
+    ) -> tuple[Receipt, str]:
+        """Why the request goes there, and not to whoever holds more of its prompt; and who that is ("" for nobody)."""
+        name, cache_aware = self.policy.name, self.policy.cache_aware
+        reason = reason_of(chosen, candidates, tied=choice.tied, retry=bool(exclude), cache_aware=cache_aware)
+        tokens, cached, few, holder = match.size.prompt_tokens, chosen.cached_tokens, kept(candidates, chosen), ""
+        receipt = Receipt(chosen.id, name, reason, chosen.grade, tokens, cached, few)
         if match.depths or match.stored:
             elsewhere = self._pricer.elsewhere(members, match)
-            if spilled := spill(chosen, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full):
-                receipt.spill, receipt.spilled_tokens = spilled.cause.value, spilled.tokens
-        return receipt
+            if it := spill(chosen, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full):
+                receipt.spill, receipt.spilled_tokens, holder = it.cause.value, it.tokens, it.holder
+        return receipt, holder
 
     def _explain(
-        self, explainer: Explainer, receipt: Receipt, wanted: Wanted, match: PromptMatch, retry: bool, now_s: float
+        self, receipt: Receipt, wanted: Wanted, match: PromptMatch, retry: bool, holder: str, now_s: float
     ) -> None:
-        member = self.fleet.members[receipt.replica]
+        explainer = self.explainer
+        if explainer is None:
+            return
+        member, ratio = self.fleet.members[receipt.replica], match.size.bytes_per_token
+        depth, block_tokens, lives = match.depths.get(member.id, 0), member.load.block_tokens or 1, self.fleet.lives
+        chain, seen = wanted.chain, wanted.sighting
         explainer.explain(
-            receipt,
-            wanted.chain,
-            match.size.bytes_per_token,
-            match.depths.get(member.id, 0),
-            member.life,
-            wanted.sighting,
-            now_s,
-            block_tokens=member.load.block_tokens or 1,
-            lives=self.fleet.lives,
-            retry=retry,
+            receipt, chain, ratio, depth, member.life, seen, now_s, block_tokens=block_tokens, lives=lives, retry=retry
         )
+        if holder and receipt.miss is not None:
+            receipt.miss.held = (holder, receipt.spill)
 
     def _open(
         self, wanted: Wanted, match: PromptMatch, chosen: Candidate, receipt: Receipt, guessed: bool, now_s: float

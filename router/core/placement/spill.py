@@ -33,10 +33,12 @@ class SpillCause(StrEnum):
 
 
 class Spill(Struct, gc=False):
-    """A placement off the longest holder; `tokens` are what it holds and the chosen replica does not."""
+    """A placement off the longest holder, the replica `holder`; `tokens` are what it holds and the chosen replica does
+    not."""
 
     cause: SpillCause
     tokens: int
+    holder: str
 
 
 def spill(
@@ -58,13 +60,13 @@ def spill(
             holder, most = c, c.cached_tokens
     if away is not None and elsewhere[away] > most:
         cause = SpillCause.RETRY if away in exclude else SpillCause.FULL if away in full else SpillCause.UNFIT
-        return Spill(cause, elsewhere[away] - chosen.cached_tokens)
+        return Spill(cause, elsewhere[away] - chosen.cached_tokens, away)
     if holder is None:
         return None
     tokens = most - chosen.cached_tokens
     if reason is Reason.POLICY:
-        return Spill(SpillCause.POLICY, tokens)
-    return Spill(SpillCause.TIE if reason is Reason.TIE else _dearest(holder, chosen), tokens)
+        return Spill(SpillCause.POLICY, tokens, holder.id)
+    return Spill(SpillCause.TIE if reason is Reason.TIE else _dearest(holder, chosen), tokens, holder.id)
 
 
 def _dues(c: Candidate) -> float:

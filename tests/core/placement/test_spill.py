@@ -38,7 +38,7 @@ def test_the_term_that_is_furthest_behind_is_the_cause(fields: dict[str, float],
     chosen, holder = candidate("a", 100, price_ms=900.0), candidate("b", 700, **fields)
     told = spill(chosen, [chosen, holder], Reason.SPILL, elsewhere={})
     assert told is not None
-    assert (told.cause, told.tokens) == (cause, 600)
+    assert (told.cause, told.tokens, told.holder) == (cause, 600, "b")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_who_was_not_asked(how: str, cause: SpillCause) -> None:
     chosen = candidate("a", 100)
     told = spill(chosen, [chosen], Reason.ONLY, elsewhere={"b": 400, "c": 50}, **({how: {"b"}} if how else {}))
     assert told is not None
-    assert (told.cause, told.tokens) == (cause, 300)
+    assert (told.cause, told.tokens, told.holder) == (cause, 300, "b")
 
 
 def test_of_equal_holders_the_one_that_owes_least_counts() -> None:
