@@ -38,8 +38,8 @@ ROOMS = {
     "core/cache": "estimate knowledge masks recency reported selfcheck tiered tiers unproven",
     "core/facts": "placements replicas requests",
     "core/fleet": (
-        "breaker fitness fleet health kv_room lease loads member models observations others prefill_queue roster"
-        " unlearned"
+        "breaker fitness fleet health kv_room lease loads member models observations others prefill_queue pulls"
+        " roster unlearned"
     ),
     "core/learned": (
         "answer_tokens answers first_tokens least_squares loads means prefill reuse speeds steps token_ratio"

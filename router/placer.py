@@ -120,6 +120,10 @@ class Placer(Protocol):
         """The replica asked to be sent nothing for so many seconds (429 or 503 with Retry-After), at most
         REST_MAX_S."""
 
+    def pull_stalled(self, source: str) -> None:
+        """A request that was to bring blocks from this replica got no answer in time: nothing is to be brought from
+        there for a while."""
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready."""
 

@@ -117,6 +117,7 @@ WENT = (
     ("tie", "purple"),
     ("policy", YELLOW),
     ("retry", RED),
+    ("pull", "text"),
 )
 FOUND = f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # prompt tokens of each model, a second
 MISSED = (
@@ -136,6 +137,7 @@ ENDED = (
     ("evicted_by_others", "dark-orange"),
     ("held_elsewhere", YELLOW),
     ("tier", "light-green"),
+    ("pulled", "light-blue"),
     ("replay", "blue"),
     ("genuine", GREEN),
 )
@@ -348,7 +350,7 @@ OVERVIEW = Board(
                     "Where prompt tokens end",
                     "Each token in one place, a second. rewritten: whoever writes the prompts (/admin/advice);"
                     " evicted_here, evicted_by_others: more room; held_elsewhere: see the spillover below;"
-                    " replica_lost: restarts. tier, replay and genuine are the hits.",
+                    " replica_lost: restarts. tier, pulled, replay and genuine are the hits.",
                     [(rate("warmroute_funnel_tokens_total", "place", MODEL), "{{place}}")],
                     TOKENS, stack=True, fixed=ENDED,
                 ),

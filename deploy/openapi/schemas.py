@@ -175,7 +175,7 @@ def _candidate() -> Part:
         "id": text(),
         **each(whole(), "cached_tokens uncached_tokens in_flight footprint_blocks estimated_tokens tier_tokens"),
         **each(number(), "pending_ms uncached_ms evicted_ms kv_wait_ms evicted_again_ms"),
-        **each(number(), "decode_ms slowed_ms stalled_ms price_ms loading_ms"),
+        **each(number(), "decode_ms slowed_ms stalled_ms price_ms loading_ms room_ms"),
         "grade": one_of(*GRADES),
     }
 
@@ -199,8 +199,11 @@ def _decision() -> Part:
         "agent_final": flag("Whether its client said that the conversation is over."),
         **each(maybe(text()), "replica policy reason spill template conversation step warning trace_id"),
         "grade": maybe(one_of(*GRADES)),
-        **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens loaded_tokens turn"),
+        **each(maybe(whole()), "prompt_tokens predicted_cached_tokens hit_tokens loaded_tokens pulled_tokens turn"),
         "predicted_tier_tokens": whole("Part of the predicted ones that is not on the GPU, and is to be loaded."),
+        "predicted_pull_tokens": whole("Part of the predicted ones that is to come from another replica's memory."),
+        "predicted_pull_ms": number("Milliseconds until these are there."),
+        "pull_source": maybe(text("The replica that these are to come from.")),
         "spilled_tokens": whole(),
         "candidates": rows(ref("Candidate"), "The most telling ones."),
         "weighed": whole("How many replicas could have taken it."),

@@ -22,6 +22,7 @@ from loadtest.engine.calibration import CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.http import Surface
 from loadtest.engine.model import EngineModel
+from loadtest.engine.peers import PeerLimits, Peers
 from loadtest.engine.replica import SimulatedReplica
 from loadtest.engine.step import Limits
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 REPLICAS_MAX = 256
 COUNT_MAX = 1 << 40  # the most tokens, sequences and blocks
+ZMTP_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 SHUTDOWN_S = 0.01
 """Nearly at once; aiohttp takes 0 for no limit."""
 
@@ -57,6 +59,10 @@ class EngineSettings:
     limits: Limits = field(default_factory=Limits)
     tier: TierLimits | None = None
     """CPU memory behind each replica's GPU. None: there is none."""
+    peers: PeerLimits | None = None
+    """The way between the memories of two replicas. None: they send each other nothing."""
+    p2p_port: int = 0
+    """Port at which the first replica takes orders of its peers; the others' follow. 0: free ones."""
     time_scale: float = 1.0
     tick_s: float = 0.005
     kv_events: KvEventsSettings | None = None
@@ -66,12 +72,15 @@ class EngineSettings:
 
 
 class Engines:
-    """Running replicas; `urls` and `replicas` are in order. `async with`, or `start` and `stop`, which ends everything
-    that `start` began."""
+    """Running replicas; `urls`, `replicas` and `addresses`, at which they take orders of their peers, are in order.
+    `async with`, or `start` and `stop`, which ends everything that `start` began."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.urls: list[str] = []
         self.replicas: list[SimulatedReplica] = []
+        self.addresses: list[str] = []
+        self.peers = Peers(settings.peers) if settings.peers is not None else None
+        self._listeners: list[asyncio.Server] = []
         self._settings = settings
         self._runners: list[web.AppRunner] = []
         self._publishers: list[KvPublisher] = []
@@ -95,12 +104,15 @@ class Engines:
     async def _start_one(self, index: int) -> None:
         settings = self._settings
         publisher = self._publisher(index)
+        address = await self._take_orders(index) if self.peers is not None else ""
         model = EngineModel(
             settings.calibration.times,
             settings.kv_tokens or settings.calibration.kv_tokens,
             settings.limits,
             record_events=publisher is not None,
             tier=settings.tier,
+            peers=self.peers,
+            name=address,
         )
         replica = SimulatedReplica(
             model,
@@ -120,6 +132,15 @@ class Engines:
         await web.TCPSite(runner, settings.host, settings.port + index if settings.port else 0).start()
         port = runner.addresses[0][1]
         self.urls.append(f"http://{settings.host}:{port}")
+
+    async def _take_orders(self, index: int) -> str:
+        """Listen for peers, as far as a router looks: who connects is greeted as ZeroMQ does. Returns the address."""
+        settings = self._settings
+        port = settings.p2p_port + index if settings.p2p_port else 0
+        listener = await asyncio.start_server(_greet, settings.host, port)
+        self._listeners.append(listener)
+        self.addresses.append(f"{settings.host}:{listener.sockets[0].getsockname()[1]}")
+        return self.addresses[-1]
 
     def _publisher(self, index: int) -> KvPublisher | None:
         events = self._settings.kv_events
@@ -142,10 +163,17 @@ class Engines:
         """Stop at once; open requests are cut off."""
         for replica in self.replicas:
             replica.stop()
+        for listener in self._listeners:
+            listener.close()
         for runner in self._runners:
             await runner.cleanup()
         for publisher in self._publishers:
             await publisher.stop()
+
+
+async def _greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(ZMTP_SIGNATURE)
+    writer.close()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -172,6 +200,12 @@ def parser() -> argparse.ArgumentParser:
     text = "time to load a token from there, in microseconds"
     add("--load-us-per-token", type=flags.positive(), default=tier.token_s * 1e6, help=text)
     add("--load-floor-ms", type=flags.number(), default=tier.floor_s * 1e3, help="time of the shortest such load")
+    text = "they pull from each other's CPU memory where a request says so, the first one's port (vLLM's p2p tier)"
+    add("--p2p-port", type=port, default=argparse.SUPPRESS, help=f"{text}; 0: free ports")
+    peers = PeerLimits()
+    text = "time to pull a token, in microseconds"
+    add("--pull-us-per-token", type=flags.positive(), default=peers.token_s * 1e6, help=text)
+    add("--pull-floor-ms", type=flags.number(), default=peers.floor_s * 1e3, help="time of the shortest pull")
     add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
     longest, text = flags.whole(2, COUNT_MAX), "longest prompt + answer; else the calibration's"
     add("--max-model-len", type=longest, default=argparse.SUPPRESS, help=text)
@@ -203,6 +237,8 @@ def settings(argv: Sequence[str]) -> EngineSettings:
         calibration=calibration,
         kv_tokens=getattr(args, "kv_tokens", None),
         tier=_tier(args),
+        peers=PeerLimits(args.pull_floor_ms / 1e3, args.pull_us_per_token / 1e6) if hasattr(args, "p2p_port") else None,
+        p2p_port=getattr(args, "p2p_port", 0),
         limits=limits,
         tick_s=args.tick_ms / 1e3,
         kv_events=events if args.kv_events else None,

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from loadtest.engine.loading import Pulled
     from loadtest.engine.request import EngineRequest
 
 _NUMBER = attrgetter("number")
@@ -22,7 +23,8 @@ class Running:
     """A request inside the engine."""
 
     __slots__ = (
-        "blocks", "cached", "computed", "ends", "generated", "joined", "live", "loading", "number", "request", "stored"
+        "blocks", "cached", "computed", "ends", "generated", "joined", "live", "loading", "number", "pulling",
+        "request", "stored",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest) -> None:
@@ -35,6 +37,7 @@ class Running:
         self.joined = self.ends = -1  # times on the clock of Decoding; -1 while the sequence does not decode
         self.stored = 0  # full blocks that are known to the cache
         self.loading = 0  # blocks behind these that are being loaded from the tier
+        self.pulling: Pulled | None = None  # the last of those, where they come from another engine first
         self.live = True
 
     @property

@@ -66,10 +66,19 @@ class HostTier:
             if key in held:
                 held.move_to_end(key)
 
-    def load(self, keys: Sequence[int], now_s: float) -> float:
-        """Begin to load these, which it holds; returns when that will be done."""
+    def hold(self, keys: Sequence[int]) -> None:
+        """Keep these, which it has or is about to have, until as many calls of `loaded`."""
         for key in keys:
             self._loading[key] = self._loading.get(key, 0) + 1
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """These never came."""
+        for key in keys:
+            self._keys.pop(key, None)
+
+    def load(self, keys: Sequence[int], now_s: float) -> float:
+        """Begin to load these, which it holds; returns when that will be done."""
+        self.hold(keys)
         tokens = len(keys) * self._block_tokens
         self.queued_loads += now_s < self._free_s
         self._free_s = max(now_s, self._free_s) + self.limits.load_s(tokens)

@@ -40,6 +40,26 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class KvSource(msgspec.Struct):
+    """vLLM's `remote_kv_source`: an engine to pull from. Without one of its fields it is passed over, as there."""
+
+    kv_request_id: str | None = None
+    remote_host: str | None = None
+    remote_port: int | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the source; "" where the order is not whole."""
+        whole = self.kv_request_id and self.remote_host and self.remote_port
+        return f"{self.remote_host}:{self.remote_port}" if whole else ""
+
+
+class KvTransferParams(msgspec.Struct):
+    """vLLM's, as far as implemented; other fields are ignored."""
+
+    remote_kv_source: KvSource | None = None
+
+
 class Body(msgspec.Struct):
     """The fields of a request that matter here; all others are ignored."""
 
@@ -55,6 +75,7 @@ class Body(msgspec.Struct):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_ids: bool | None = None
+    kv_transfer_params: KvTransferParams | None = None
 
 
 _BODY = msgspec.json.Decoder(Body)
@@ -168,7 +189,8 @@ class Surface:
             text = tokens.Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
             job.ids.append(next(self._ids))
-            self._replica.submit(EngineRequest(job.ids[-1], counts[index], output_n, keys, text), answer, index)
+            request = EngineRequest(job.ids[-1], counts[index], output_n, keys, text, _source(body))
+            self._replica.submit(request, answer, index)
         return job
 
     async def _stream(self, http: web.Request, job: Job) -> web.StreamResponse:
@@ -317,6 +339,13 @@ class Surface:
         replica = self._replica
         page = render(replica.model, self._model_name, replica.ttft, replica.e2e, replica.lag_max_s, replica.started_s)
         return web.Response(body=page.encode(), headers={"Content-Type": answers.METRICS_KIND})
+
+
+def _source(body: Body) -> str:
+    """Where the request's engine is to pull from; "" for nowhere."""
+    params = body.kv_transfer_params
+    source = params.remote_kv_source if params is not None else None
+    return source.address if source is not None else ""
 
 
 def _listed(ids: list[int]) -> str:

@@ -3,28 +3,54 @@
 vLLM 0.32, v1/core/sched/scheduler.py: a request whose blocks are to be loaded has its room at once, is put aside
 (WAITING_FOR_REMOTE_KVS) and goes before all that wait when its load is over; its blocks are found by others from then
 on. One whose blocks another load brings is put aside too, and looks again when that is over.
+
+What a request's source has behind that comes first from there into the tier (peers.py), where it is found by others
+once it has come.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
+from dataclasses import dataclass
 
 from loadtest.engine.decoding import Running
 from loadtest.engine.host_tier import HostTier, TierLimits
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvPool
+from loadtest.engine.peers import HANG_S, Peers
 
 MEDIUM = "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Blocks of one sequence on their way from another engine's memory into this one's."""
+
+    source: str
+    tier: HostTier
+    """The source's memory, as it was when they left."""
+    begin: int
+    end: int
+    fresh: tuple[int, ...]
+    """Keys that this engine's memory did not have before."""
 
 
 class Loading:
     """The sequences of one engine that are neither in its batch nor in its queue, because of its tier."""
 
-    def __init__(self, pool: KvPool, limits: TierLimits, block_tokens: int) -> None:
+    def __init__(
+        self, pool: KvPool, limits: TierLimits, block_tokens: int, peers: Peers | None = None, name: str = ""
+    ) -> None:
         self.tier = HostTier(limits, block_tokens)
+        self.pulled_blocks = 0  # since the start
+        self._peers, self._name = peers, name
+        if peers is not None:
+            peers.join(name, self.tier)
         self.ready: deque[Running] = deque()  # loaded, and not in the batch yet
         self._pool, self._size = pool, block_tokens
-        self._under_way: deque[tuple[float, Running]] = deque()  # (when it is done, whose), in that order
+        self._under_way: list[tuple[float, int, Running]] = []  # (when it is done, number, whose), in that order
+        self._begun = 0
         self._put_off: list[Running] = []  # waiting for others' loads
         self._fresh: list[tuple[Running, int, int]] = []  # (whose, first block, end) computed in the step under way
 
@@ -40,7 +66,9 @@ class Loading:
         done = False
         while self._under_way and self._under_way[0][0] <= now_s:
             done = True
-            _, sequence = self._under_way.popleft()
+            *_, sequence = self._under_way.pop(0)
+            if sequence.pulling is not None:
+                self._arrived(sequence, sequence.pulling)
             end = sequence.stored + sequence.loading
             keys = sequence.request.keys
             self._pool.store(sequence.request.tag, keys, sequence.blocks, sequence.stored, end)
@@ -62,15 +90,57 @@ class Loading:
         self._put_off.append(sequence)
         return True
 
-    def begin(self, sequence: Running, blocks_max: int, now_s: float) -> int:
-        """Begin to load what the tier has of a sequence that was just given its room; returns how many blocks."""
+    def begin(self, sequence: Running, blocks_max: int, now_s: float) -> tuple[int, bool]:
+        """Begin to bring what the tier and the source have of a sequence that was just given its room. Returns how many
+        blocks that is, and whether the sequence is put aside for it."""
         keys, matched = sequence.request.keys, sequence.stored
-        run = self.tier.match(keys, matched, min(blocks_max, len(keys)))
+        end = min(blocks_max, len(keys))
+        run = self.tier.match(keys, matched, end)
         self.tier.touch(keys[: matched + run])
-        if run:
-            sequence.loading = run
-            self._under_way.append((self.tier.load(keys[matched : matched + run], now_s), sequence))
-        return run
+        done_s = self.tier.load(keys[matched : matched + run], now_s) if run else now_s
+        sent_s, pulled = self._pull(sequence, matched + run, end, now_s)
+        if pulled:  # from the tier to the GPU they take as long as others, whose link is free meanwhile
+            sent_s += self.tier.limits.load_s(pulled * self._size)
+        if not run and sent_s == now_s:
+            return 0, False
+        sequence.loading = run + pulled
+        self._begun += 1
+        insort(self._under_way, (max(done_s, sent_s), self._begun, sequence))
+        return run + pulled, True
+
+    def _pull(self, sequence: Running, at: int, end: int, now_s: float) -> tuple[float, int]:
+        """Order what the sequence's source has of its blocks from `at` on, before `end`. Returns when that will be
+        here, and how many blocks it is."""
+        peers, source, keys = self._peers, sequence.request.source, sequence.request.keys
+        if peers is None or not source or source == self._name or at >= end:
+            return now_s, 0
+        tier = peers.tier_of(source)
+        if tier is None:
+            return now_s + HANG_S, 0
+        run = tier.match(keys, at, end)
+        wanted = keys[at : at + run]
+        fresh, gone = self.tier.store(wanted)
+        if gone:
+            self._pool.tell(BlocksRemoved(gone, MEDIUM))
+        if not run or not all(key in self.tier for key in wanted):
+            peers.lacked += 1
+            return now_s, 0
+        self.tier.hold(wanted)
+        sequence.pulling = Pulled(source, tier, at, at + run, tuple(fresh))
+        self.pulled_blocks += run
+        return peers.send(source, self._name, wanted, run * self._size, now_s), run
+
+    def _arrived(self, sequence: Running, pulled: Pulled) -> None:
+        """A sequence's blocks have come from another engine: tell of them. If that is gone, they never will."""
+        keys, sequence.pulling = sequence.request.keys, None
+        if self._peers is not None and self._peers.sent(pulled.source, pulled.tier, keys[pulled.begin : pulled.end]):
+            self._tell_stored(sequence, pulled.begin, pulled.end, set(pulled.fresh))
+            return
+        self.tier.loaded(keys[pulled.begin : pulled.end])
+        self.tier.drop(pulled.fresh)
+        self.pulled_blocks -= pulled.end - pulled.begin
+        sequence.loading -= pulled.end - pulled.begin
+        sequence.cached -= (pulled.end - pulled.begin) * self._size
 
     def computed(self, sequence: Running, end: int) -> None:
         """The sequence's blocks before `end` are full now, and are copied when the step is over."""
@@ -83,22 +153,34 @@ class Loading:
             fresh, gone = self.tier.store(keys[first:end])
             if gone:
                 self._pool.tell(BlocksRemoved(gone, MEDIUM))
-            known, at = set(fresh), first
-            while at < end:
-                begin = at
-                while at < end and keys[at] in known:
-                    at += 1
-                if at > begin:
-                    parent = keys[begin - 1] if begin else None
-                    self._pool.tell(BlockStored(sequence.request.tag, begin, keys[begin:at], parent, MEDIUM))
-                at += at == begin
+            self._tell_stored(sequence, first, end, set(fresh))
         self._fresh.clear()
+
+    def _tell_stored(self, sequence: Running, at: int, end: int, known: set[int]) -> None:
+        """Tell of a sequence's blocks from `at` to `end`, as far as they are `known` to be new in the tier."""
+        keys = sequence.request.keys
+        while at < end:
+            begin = at
+            while at < end and keys[at] in known:
+                at += 1
+            if at > begin:
+                parent = keys[begin - 1] if begin else None
+                self._pool.tell(BlockStored(sequence.request.tag, begin, keys[begin:at], parent, MEDIUM))
+            at += at == begin
+
+    def _give_up(self, sequence: Running) -> None:
+        """Nobody wants what a sequence pulls any more: it is not in the tier."""
+        pulled, sequence.pulling = sequence.pulling, None
+        if pulled is not None and self._peers is not None:
+            self._peers.sent(pulled.source, pulled.tier, sequence.request.keys[pulled.begin : pulled.end])
+            self.tier.drop(pulled.fresh)
 
     def cancel(self, sequence: Running) -> bool:
         """The sequence's client left; whether it was here."""
-        for number, (_, loaded) in enumerate(self._under_way):
+        for number, (*_, loaded) in enumerate(self._under_way):
             if loaded is sequence:
                 self.tier.loaded(sequence.request.keys[sequence.stored : sequence.stored + sequence.loading])
+                self._give_up(sequence)
                 sequence.loading = 0
                 del self._under_way[number]
                 return True

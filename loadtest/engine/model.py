@@ -26,6 +26,7 @@ from loadtest.engine.decoding import Decoding, Running
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.kv_pool import KvPool
 from loadtest.engine.loading import Loading
+from loadtest.engine.peers import Peers
 from loadtest.engine.request import EngineRequest, RequestRefused
 from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step
 
@@ -43,7 +44,10 @@ class EngineModel:
         record_events: bool = False,
         record_tokens: bool = True,
         tier: TierLimits | None = None,
+        peers: Peers | None = None,
+        name: str = "",
     ) -> None:
+        """With a tier and `peers` it is the one of this name among them."""
         self.limits = limits
         self.counters = Counters()
         self.pool = KvPool(kv_tokens // limits.block_tokens, record_events=record_events)
@@ -60,7 +64,7 @@ class EngineModel:
         self._by_id: dict[int, Running] = {}
         self._admitted = 0
         self._blocked = False  # the head of the queue cannot be admitted until something is freed
-        self.loading = None if tier is None else Loading(self.pool, tier, limits.block_tokens)
+        self.loading = None if tier is None else Loading(self.pool, tier, limits.block_tokens, peers, name)
 
     @property
     def running_n(self) -> int:
@@ -284,7 +288,8 @@ class EngineModel:
             sequence.blocks = matched + self.pool.take(missing)
             sequence.stored = len(matched)
             sequence.computed = self.pool.reach(keys, blocks_max, len(matched)) * size
-            to_load = 0 if loading is None else loading.begin(sequence, blocks_max, now_s) * size
+            to_load, aside = (0, False) if loading is None else loading.begin(sequence, blocks_max, now_s)
+            to_load *= size
             if sequence.cached < 0:
                 sequence.cached = sequence.computed + to_load
                 self.counters.queried_tokens += tokens
@@ -292,7 +297,7 @@ class EngineModel:
                 if loading is not None:
                     self.counters.tier_queried_tokens += tokens - sequence.computed
                     self.counters.tier_hit_tokens += to_load
-            if not to_load:
+            if not aside:
                 budget -= self._join(sequence, work, budget)
 
     def _join(self, sequence: Running, work: list[tuple[Running, int]], budget: int) -> int:

@@ -22,3 +22,5 @@ class EngineRequest:
     never cached. A caller that knows nothing of the answer gives the prompt's only."""
     tag: object = None
     """Anything; it is handed back in `BlockStored`."""
+    source: str = ""
+    """Engine from whose CPU memory to bring what this one lacks (peers.py); "": none."""

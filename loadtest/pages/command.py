@@ -29,6 +29,7 @@ from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
 from loadtest.pages.overhead import overhead_block
 from loadtest.pages.policies import policies_table
+from loadtest.pages.pulls import pulls_block
 from loadtest.pages.race import (
     agree_block,
     cells_block,
@@ -72,6 +73,7 @@ BLOCKS = {
     "sharing": "docs/evidence/routers.md",
     "several": "docs/evidence/routers.md",
     "tiers": "docs/evidence/tiers.md",
+    "pulls": "docs/evidence/pulls.md",
     "transfers": "docs/evidence/tiers.md",
     "sizing": "docs/guide/sizing.md",
     "memory": "docs/guide/sizing.md",
@@ -103,6 +105,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "sharing": ("cost --sharing", {"sharing": cost_block}),
     "several": ("simulate --several", {"several": several_block}),
     "tiers": ("simulate --tiers", {"tiers": tiers_block}),
+    "pulls": ("simulate --pulls", {"pulls": pulls_block}),
     "sizing": ("sizing", {"sizing": sizing_block}),
     "memory": ("cost --memory", {"memory": memory_block}),
     "race": ("simulate --race", {"race": race_block, "cells": cells_block}),

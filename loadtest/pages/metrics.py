@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadtest.pages.markdown import PageError, table
 from router.core.cache.reported import StoredPrefix
 from router.core.facts.misses import Breakdown, Miss
-from router.core.facts.placements import Grade, Reason, Receipt, Usage
+from router.core.facts.placements import Brought, Grade, Pull, Reason, Receipt, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Priority
 from router.core.facts.tiers import CPU, GPU
@@ -66,7 +66,8 @@ def _exercised_metrics() -> Metrics:
     record.ttft_s, record.inter_token_s, record.events = 0.1, 0.01, 10
     record.receipt, record.usage, record.retries = receipt, Usage(100, 10, 50), (("connect", id_),)
     record.tenant, record.queued_s = "acme", 0.1
-    record.miss = Breakdown(100, 50, {Miss.NEW: 50})
+    record.miss = Breakdown(100, 50, {Miss.NEW: 50}, pulled=32)
+    receipt.brought = Brought(0, Pull("http://10.0.0.2:8000", "10.0.0.2:5710", 32, 1.0, 1.0, 1.0))
     metrics.observe(record)
     ledger.observe(record)
     ledger.settle(1.0)

@@ -34,7 +34,7 @@ from loadtest.common.report import Row, progress_bar, report_console, table, wri
 from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
-from loadtest.simulate.results import baseline, ladder, sweep, tiers
+from loadtest.simulate.results import baseline, ladder, pulls, sweep, tiers
 from loadtest.simulate.results import deadlines as of_deadlines
 from loadtest.simulate.results import predictions as of_predictions
 from loadtest.simulate.results.charts import write_charts
@@ -53,6 +53,7 @@ from loadtest.simulate.results.tables import print_grids, print_standings, verdi
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
+from loadtest.simulate.scenarios.pulled import WORKLOADS
 from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _several(options, earlier, "simulate " + " ".join(arguments))
         if options.tiers is not None:
             return _tiers(options, earlier, "simulate " + " ".join(arguments))
+        if options.pulls is not None:
+            return _pulls(options, earlier, "simulate " + " ".join(arguments))
         jobs = [] if options.no_run else jobs_of(options)
         if options.missing:
             jobs = list(lacking(jobs, earlier))
@@ -378,6 +381,30 @@ def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     if options.json:
         write_json(options.json, command, rows)
     tiers.print_tiers(report_console(WIDTH), rows)
+    return 0
+
+
+# Pulls between replicas
+
+
+def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
+    """Who places, and whether pulls may be ordered, beside each other. Raises SimulateError."""
+    if options.trace is not None or options.race or options.sweep:
+        raise SimulateError("--pulls does not go with --trace, --race or --sweep")
+    _known("row", options.policy, pulls.ROWS)
+    _known("workload with pulls", options.scenario, WORKLOADS)
+    entries, requests = tuple(options.policy or pulls.ROWS), options.requests or pulls.REQUESTS
+    jobs = [
+        pulls.PullJob(workload, link, load, seed, entries, options.replicas or pulls.SIZE, requests)
+        for seed in options.seed or [1]
+        for link in options.pulls or pulls.LINKS
+        for workload in options.scenario or WORKLOADS
+        for load in options.load or pulls.SHARES
+    ]
+    rows = _kept(jobs, pulls.run_pulls, options, command, lambda fresh: [*earlier, *fresh])
+    if options.json:
+        write_json(options.json, command, rows)
+    pulls.print_pulls(report_console(WIDTH), rows)
     return 0
 
 

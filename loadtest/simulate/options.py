@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loadtest.common import flags
+from loadtest.simulate.results import pulls
 from loadtest.simulate.results.baseline import SHIPPED
 from loadtest.simulate.results.several import VARIANTS
 from loadtest.simulate.results.tiers import LINKS
@@ -46,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
     add("--predictions", action="store_true", help="first tokens against what receipts foretold")
     links = "prices of a load from a tier, on links of several speeds; all of " + ", ".join(LINKS)
     add("--tiers", nargs="*", choices=LINKS, metavar="LINK", help=f"{links}, or some")
+    links = "pulls between replicas, on links of several kinds; all of " + ", ".join(pulls.LINKS)
+    add("--pulls", nargs="*", choices=pulls.LINKS, metavar="LINK", help=f"{links}, or some")
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")

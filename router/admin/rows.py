@@ -58,6 +58,9 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "prompt_tokens": receipt and receipt.prompt_tokens,
         "predicted_cached_tokens": receipt and receipt.predicted_cached_tokens,
         "predicted_tier_tokens": receipt.predicted_tier_tokens if receipt else 0,
+        "predicted_pull_tokens": receipt.pull.tokens if receipt and receipt.pull else 0,
+        "pull_source": receipt.pull.source if receipt and receipt.pull else None,
+        "predicted_pull_ms": round(receipt.pull.fetch_ms, 2) if receipt and receipt.pull else 0.0,
         "spill": (receipt and receipt.spill) or None,
         "spilled_tokens": receipt.spilled_tokens if receipt else 0,
         "predicted_ttft_s": receipt and receipt.ttft_ms and round(receipt.ttft_ms / 1e3, 4),
@@ -83,6 +86,7 @@ def _explained(record: RequestRecord) -> Row:
         "miss": miss and miss.misses,
         "hit_tokens": miss and miss.hit,
         "loaded_tokens": miss and miss.loaded,
+        "pulled_tokens": miss and miss.pulled,
         "places": record.places,
         "held_by": miss and (miss.held[0] or None),
         "verified": record.usage is not None and record.usage.verified,
@@ -112,6 +116,8 @@ def _difference(difference: Difference) -> Row:
 
 def _candidate(candidate: Candidate) -> Row:
     row = _fields(candidate)
+    del row["moved"]
+    row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
 
 

@@ -31,6 +31,7 @@ from router.settings.pairs import (
     continue_problems,
     event_problems,
     objective_problems,
+    peer_problems,
     token_problems,
     url_problems,
 )
@@ -180,6 +181,7 @@ def _check(settings: Settings) -> list[str]:
     problems += _check_observatory(settings.observatory)
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
+    problems += peer_problems(settings.pulls.endpoints)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)

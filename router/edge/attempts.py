@@ -18,12 +18,14 @@ again, though no retry is allowed or left.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import Struct
 
 from router.core.dialects import PATHS, Dialect, sse
+from router.core.dialects.pulls import with_pull
 from router.core.dialects.ranks import for_rank
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
@@ -37,6 +39,7 @@ from router.http.failures import (
     Failure,
     NoDescriptor,
     NotStream,
+    PullStalled,
     ReplicaLeft,
     Stale,
     TimedOut,
@@ -68,7 +71,11 @@ class Tried:
         self.unsent += unsent
         self.sent += not unsent
         self.sheds += isinstance(failure, EngineShed)
-        once_more = left or isinstance(failure, Stale) or (isinstance(failure, ConnectFailed) and failure.timed_out)
+        once_more = (
+            left
+            or isinstance(failure, (Stale, PullStalled))
+            or (isinstance(failure, ConnectFailed) and failure.timed_out)
+        )
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
         self.replicas |= {replica}
 
@@ -100,6 +107,7 @@ class RetryLimits:
 
     retries_max: int
     retry_on_timeout: bool
+    pull_stall_s: float = 10.0  # beyond the predicted time to the first token (settings/schema.py: `pulls`)
 
 
 class Attempts:
@@ -145,6 +153,7 @@ class Attempts:
             if question.trace is not None:
                 question.trace.failed(failure.kind, _status_of(failure), self._clock())
             self._note(lease, failure, tried)
+            question.wanted.may_pull = False
             said = failure.answer if isinstance(failure, EngineFailed) else None
             try:
                 following = await self._following(question, failure, tried)
@@ -199,9 +208,16 @@ class Attempts:
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
         whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events
         replica, body = lease.replica, question.body
+        pull = lease.receipt.pull
+        pull_within_s: float | None = None
+        if pull is not None and question.wanted.may_pull:
+            body = with_pull(body, pull.address, secrets.token_hex(16))
+            pull_within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
         if "#" in replica and (rank := Replica(replica).rank) is not None:
             lines, body = for_rank(rank, request.path, lines, body)
-        answer = await self._upstream.call(replica, request.method, request.target, lines, body, whole=whole)
+        answer = await self._upstream.call(
+            replica, request.method, request.target, lines, body, whole=whole, pull_within_s=pull_within_s
+        )
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:
@@ -223,6 +239,8 @@ class Attempts:
             self._placer.failed("", failure.kind)  # counted, and no replica's failure
             return
         self._placer.failed(lease.replica, failure.kind)
+        if isinstance(failure, PullStalled) and lease.receipt.pull is not None:
+            self._placer.pull_stalled(lease.receipt.pull.source)
         if isinstance(failure, EngineShed):
             self._placer.rest(lease.replica, failure.retry_after_s)
             tried.shed(self._clock() + failure.retry_after_s)
@@ -233,8 +251,8 @@ class Attempts:
     def _may_retry(self, question: Question, failure: Failure, tried: Tried) -> bool:
         if tried.unsent >= UNSENT_MAX:
             return False
-        if isinstance(failure, ReplicaLeft):
-            return True
+        if isinstance(failure, (ReplicaLeft, PullStalled)):
+            return True  # a request is sent with a pull once, so it stalls for one once
         if not self.limits.retries_max or tried.sent > self.limits.retries_max:
             return False
         if tried.sheds > isinstance(failure, EngineShed):

@@ -262,6 +262,7 @@ class Continuations:
         tried = frozenset((replica,))
         for _ in range(UNSENT_MAX):
             try:
+                question.wanted.may_pull = False
                 lease = await placed(self._placer, question.wanted, tried, self._clock)
             except Refusal:
                 return "replica"

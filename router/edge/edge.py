@@ -242,7 +242,8 @@ def _engine_limits(settings: Settings) -> EngineLimits:
 
 
 def _retry_limits(settings: Settings) -> RetryLimits:
-    return RetryLimits(settings.upstream.retries_max, settings.upstream.retry_on_timeout)
+    upstream = settings.upstream
+    return RetryLimits(upstream.retries_max, upstream.retry_on_timeout, settings.pulls.stall_s)
 
 
 def _client_limits(settings: Settings) -> ClientLimits:

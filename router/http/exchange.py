@@ -57,8 +57,8 @@ class EngineAnswer:
 
     __slots__ = (
         "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "_whole_bytes_max", "begun",
-        "complete", "head", "lines", "moved", "named", "replica", "since_s", "sink", "status", "streams", "tells_where",
-        "until_eof", "until_whole",
+        "complete", "head", "lines", "moved", "named", "pull_within_s", "replica", "since_s", "sink", "status",
+        "streams", "tells_where", "until_eof", "until_whole",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,9 @@ class EngineAnswer:
         self.begun = False
         self.sink: BodySink | None = None
         self.moved = True  # something came since the watchdog last looked
+        self.pull_within_s: float | None = (
+            None  # for how long it may be silent before it begins; None: it pulls nothing
+        )
         self.since_s = loop.time()
         self._loop = loop
         self._whole_bytes_max = whole_bytes_max

@@ -9,6 +9,7 @@
     no stream of events, though promised      garbage      all of it     yes                     yes
     silent, and now refuses connections       lost         all of it     yes                     yes
     silent, and its replica counts as stuck   stuck        all of it     yes                     yes
+    silent, and it was to pull (pulls.stall_s) pull        all of it     yes, without a pull     no
     502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
       of 500 and above as first event
     429, or 503 with Retry-After              shed         all of it     one other replica       no
@@ -131,6 +132,13 @@ class ReplicaStuck(Failure):
     """The request was silent, as is everything else on a replica that accepts and does not answer."""
 
     kind = "stuck"
+
+
+class PullStalled(Failure):
+    """The request was silent for longer than its pull may take: its replica may wait for a source without end."""
+
+    kind = "pull"
+    ending = Ending.REFUSED_BY_ENGINE
 
 
 class TimedOut(Failure):

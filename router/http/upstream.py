@@ -23,6 +23,7 @@ from router.http.failures import (
     BrokeMidway,
     EngineShed,
     NoDescriptor,
+    PullStalled,
     ReplicaLost,
     ReplicaStuck,
     Stale,
@@ -111,7 +112,9 @@ class Upstream:
                     if answer in self._streaming:
                         alive.add(answer.replica)
                     self._streaming.add(answer)
-                if now_s - since_s > limit_s:
+                if answer.pull_within_s is not None and not answer.begun and now_s - since_s > answer.pull_within_s:
+                    answer.fail(PullStalled("no answer within the time of its pull"))
+                elif now_s - since_s > limit_s:
                     answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
             for replica in alive:
                 self._alive(replica)
@@ -135,10 +138,18 @@ class Upstream:
                 answer.fail(BrokeMidway("its replica is gone"))
 
     async def call(
-        self, replica: str, method: str, target: str, lines: Sequence[bytes], body: bytes, *, whole: bool
+        self,
+        replica: str,
+        method: str,
+        target: str,
+        lines: Sequence[bytes],
+        body: bytes,
+        *,
+        whole: bool,
+        pull_within_s: float | None = None,
     ) -> EngineAnswer:
         """Send a request, and return when its answer has begun; with `whole`, when the answer is whole or too long to
-        be kept. Raises a Failure.
+        be kept. One that pulls may be silent for `pull_within_s` before that. Raises a Failure.
 
         `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
         a connection. `done` must be called with the answer.
@@ -152,6 +163,7 @@ class Upstream:
              b"content-length: %d\r\n\r\n" % len(body))
         )  # fmt: skip
         answer = EngineAnswer(replica, self._loop, until_whole=whole, whole_bytes_max=self.limits.whole_bytes_max)
+        answer.pull_within_s = pull_within_s
         self._answers.add(answer)
         try:
             await self._send(pool, answer, head, body)

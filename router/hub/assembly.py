@@ -22,7 +22,7 @@ from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
-from router.core.facts.tiers import CPU, EXTERNAL, SHARED, STORAGE
+from router.core.facts.tiers import CPU, EXTERNAL, PEER, SHARED, STORAGE
 from router.core.kv_events.stream import StreamLimits
 from router.core.learned.loads import FLOOR_MS, LoadModel, guess
 from router.core.observatory.explain import Explainer
@@ -32,6 +32,7 @@ from router.engines.discovery.sources import source_of
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.discovery.together import Together
 from router.engines.kv_events.subscriber import Subscriber
+from router.engines.peers import PeerProber
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
 from router.http.deadlines import ClientLimits
@@ -43,7 +44,7 @@ from router.prewarm.sending import PromptSender
 from router.prewarm.warmer import Warmer
 from router.settings.networks import is_loopback
 from router.settings.pairs import event_endpoints, event_topics
-from router.settings.schema import Settings, TierSettings
+from router.settings.schema import PullSettings, Settings, TierSettings
 from router.sharing.checks import is_shared
 from router.telemetry.metrics import Figures, Metrics
 from router.tokens.encoder import Prompts
@@ -68,7 +69,7 @@ def router_of(hub: HubParts) -> Router:
         stored_bytes_max=s.events.index_bytes_max,
         repeats=s.events.announce,
         tiers=s.tiers.enabled,
-        load_guesses=load_guesses(s.tiers),
+        load_guesses=load_guesses(s.tiers, s.pulls),
         graded=lambda id_, grade, why: hub.roster.graded(id_, grade, why),
         resync=lambda id_: hub.events.resync(id_) if hub.events else None,
         slow_start_s=s.upstream.slow_start_s,
@@ -80,10 +81,11 @@ def router_of(hub: HubParts) -> Router:
     )
 
 
-def load_guesses(s: TierSettings) -> dict[str, LoadModel]:
-    """What loading from each tier takes, before anything is learned."""
+def load_guesses(s: TierSettings, pulls: PullSettings) -> dict[str, LoadModel]:
+    """What loading from each tier takes, and pulling from a peer, before anything is learned."""
     gb_per_s = {
         CPU: s.cpu_gb_per_s,
+        PEER: pulls.gb_per_s,
         SHARED: s.shared_gb_per_s,
         **dict.fromkeys((STORAGE, EXTERNAL), s.storage_gb_per_s),
     }
@@ -227,6 +229,7 @@ def placer_of(hub: HubParts) -> LocalPlacer:
         shed=hub.metrics.shed,
         made=lambda *made: hub.link.link.made(*made) if hub.link is not None else None,
         told_within_s=lambda: hub.link.told_within_s() if hub.link is not None else 0.0,
+        pull_rest_s=s.pulls.rest_s,
     )
 
 
@@ -274,6 +277,11 @@ def prober_of(hub: HubParts) -> Prober:
         kv_tokens_max=hub.settings.routing.kv_tokens_max,
         tls=hub.tls,
     )
+
+
+def peers_of(hub: HubParts) -> PeerProber:
+    """What finds out where engines take orders of their peers."""
+    return PeerProber(hub.router.prove_peer, hub.settings.pulls)
 
 
 def ranks_of(hub: HubParts) -> Ranks:

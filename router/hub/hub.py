@@ -110,6 +110,7 @@ class Hub:
             prober=self.prober,
             ranks=ranks,
             events=self.events,
+            peers=assembly.peers_of(self) if s.events.enabled and s.tiers.enabled else None,
             warmer=self.warmer,
             metrics=self.metrics,
             edges=lambda: self.edges,

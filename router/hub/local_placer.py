@@ -41,6 +41,7 @@ class LocalPlacer:
         shed: Callable[[str, Priority, str], None] = lambda *_: None,
         made: Callable[[str, str, str], None] = lambda *_: None,
         told_within_s: Callable[[], float] = lambda: 0.0,
+        pull_rest_s: float = 60.0,
     ) -> None:
         """`limits` None: nobody waits for a place. `shed(code, priority, model)` hears of each request turned away,
         `made(response_id, replica, tenant)` of each stored response. `told_within_s` gives how long other routers'
@@ -66,6 +67,7 @@ class LocalPlacer:
         self.failed = failed
         self.refused = refused
         self._page = page
+        self._pull_rest_s = pull_rest_s
 
     def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Awaitable[Page | None]:
         """One of the router's own pages; None if there is none."""
@@ -146,6 +148,10 @@ class LocalPlacer:
         """Send a replica nothing for so long, REST_MAX_S at most: it asked for that."""
         if for_s > 0:
             self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S))
+
+    def pull_stalled(self, source: str) -> None:
+        """Have nothing pulled from a replica for a while."""
+        self._router.rest_source(source, self._clock() + self._pull_rest_s)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""

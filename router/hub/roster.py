@@ -12,6 +12,7 @@ from router.core.facts.replicas import Replica
 from router.core.fleet.breaker import State
 from router.core.placement.router import Router
 from router.engines.kv_events.subscriber import Subscriber
+from router.engines.peers import PeerProber
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
 from router.loop import guarded
@@ -37,15 +38,18 @@ class ReplicaRoster:
         prober: Prober,
         ranks: Ranks,
         events: Subscriber | None,
+        peers: PeerProber | None = None,
         warmer: Warmer,
         metrics: Metrics,
         edges: Callable[[], Edges],
     ) -> None:
-        """`edges` gives those that serve now; without `events` no replica's KV events are followed."""
+        """`edges` gives those that serve now; without `events` no replica's KV events are followed, without `peers`
+        nothing is pulled."""
         self._router = router
         self._prober = prober
         self._ranks = ranks
         self._events = events
+        self._peers = peers
         self._warmer = warmer
         self._metrics = metrics
         self._edges = edges
@@ -108,6 +112,8 @@ class ReplicaRoster:
         work: list[Coroutine[None, None, None]] = [self._prober.watch(replica.id)]
         if self._events is not None:
             work.append(self._events.watch(replica))
+        if self._peers is not None and self._peers.address(replica):
+            work.append(self._peers.watch(replica))
         self._tasks[replica.id] = [asyncio.create_task(guarded(each)) for each in work]
 
     def engine_version(self, replica: str) -> str:

@@ -100,6 +100,8 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
         told += f"x-warmroute-waited-ms: {round(record.queued_s * 1e3)}\r\n"
     if receipt.predicted_tier_tokens:
         told += f"x-warmroute-predicted-tier-tokens: {receipt.predicted_tier_tokens}\r\n"
+    if receipt.pull is not None:
+        told += f"x-warmroute-predicted-pull-tokens: {receipt.pull.tokens}\r\n"
     if receipt.ttft_ms and record.stream:
         told += f"x-warmroute-predicted-ttft-ms: {receipt.ttft_ms:.0f}\r\n"
         told += f"x-warmroute-predicted-ttft-p90-ms: {receipt.ttft_p90_ms:.0f}\r\n"
@@ -132,6 +134,7 @@ def final_receipt(
             "prompt_tokens": usage.prompt_tokens if usage is not None else receipt.prompt_tokens,
             "predicted_cached_tokens": receipt.predicted_cached_tokens,
             "predicted_tier_tokens": receipt.predicted_tier_tokens,
+            "predicted_pull_tokens": receipt.pull.tokens if receipt.pull is not None else 0,
             "cached_tokens": usage.cached_tokens if usage is not None else None,
             "completion_tokens": usage.completion_tokens if usage is not None else None,
             "miss": miss.header(isolated=isolated) if miss is not None else None,

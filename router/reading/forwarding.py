@@ -6,6 +6,7 @@ not see.
 
 from __future__ import annotations
 
+from router.core.dialects.pulls import SOURCE_HEADER
 from router.http.request import HOP_HEADERS, Request
 from router.placer import Placer
 from router.reading.continuing import CONTINUE
@@ -16,7 +17,7 @@ CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
 FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
 
-_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, CONTINUE, WITHIN}
+_NOT_SENT_ON = HOP_HEADERS | {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, CONTINUE, WITHIN, SOURCE_HEADER}
 
 
 class Forwarding:

@@ -20,6 +20,7 @@ from threading import Lock
 from msgspec import Struct
 
 from router.core.dialects import PATHS, BadBody, spoken_on, tenancy
+from router.core.dialects.pulls import PULLING
 from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
 from router.core.facts.requests import AgentIds, Ask, Prompt
@@ -345,6 +346,7 @@ class Reader:
             metered,
         )
         question.ttft_ms = how.ttft_ms
+        wanted.may_pull = request.path in PULLING and not question.stored
         return question
 
 

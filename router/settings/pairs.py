@@ -52,6 +52,22 @@ def event_endpoints(given: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {replica.rstrip("/"): (rest[0], rest[1] if rest[1:] else "") for replica, *rest in parts}
 
 
+def peer_endpoints(given: Iterable[str]) -> dict[str, str]:
+    """Parse `REPLICA=HOST:PORT` into replica -> address."""
+    return {replica.rstrip("/"): address for replica, _, address in (each.rpartition("=") for each in given)}
+
+
+def peer_problems(endpoints: Iterable[str]) -> list[str]:
+    """Problems of the setting `pulls.endpoints`."""
+    example = "http://10.0.0.1:8000=10.0.0.1:5710"
+    return [
+        f"'pulls.endpoints': '{given}' is not of the form {example}"
+        for given in endpoints
+        if not re.fullmatch(r"https?://\S+=([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", given)
+        or not 0 < int(given.rpartition(":")[2]) < 1 << 16
+    ]
+
+
 def event_topics(given: Iterable[str]) -> dict[str, str]:
     """Parse `TOPIC=REPLICA` into topic -> replica."""
     return {topic: replica.rstrip("/") for topic, _, replica in (each.rpartition("=") for each in given)}

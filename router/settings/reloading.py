@@ -76,6 +76,7 @@ FIXED = frozenset(
         "events.index_bytes_max", "events.announce",
         "tiers.enabled", "tiers.kv_bytes_per_token", "tiers.cpu_gb_per_s", "tiers.storage_gb_per_s",
         "tiers.shared_gb_per_s",
+        "pulls.port", "pulls.endpoints", "pulls.gb_per_s", "pulls.probe_interval_s", "pulls.stall_s", "pulls.rest_s",
         "tokens.sources", "tokens.template_kwargs", "tokens.ask_replicas", "tokens.verify",
         "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",

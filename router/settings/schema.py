@@ -338,7 +338,7 @@ class TierSettings:
     """What engines keep in memory and files behind their GPUs, by their KV events, and how soon it is loaded."""
 
     enabled: bool = True
-    """Whether such blocks count as held, at the price of loading them. Off: only what GPUs hold counts."""
+    """Whether such blocks count as held. Off: only what GPUs hold counts."""
     kv_bytes_per_token: Annotated[float, Meta(ge=1, le=1e9)] = 262_144.0
     """KV bytes of a token that one replica's links move: 2 x layers x KV heads x head size x bytes of a number, divided
     by the GPUs whose links work side by side. 256 KiB: Qwen3-32B in bf16. With the speeds below it makes the first
@@ -350,6 +350,28 @@ class TierSettings:
     """Gigabytes a second from local files, and from what engines call EXTERNAL: one NVMe drive."""
     shared_gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 2.0
     """Gigabytes a second from a remote store that replicas share: an object store, for each replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """Blocks that one engine brings from the CPU memory of another, where the router orders that: vLLM's p2p tier."""
+
+    port: Port = 0
+    """Port at which every engine takes orders of its peers (`VLLM_P2P_SIDE_CHANNEL_PORT`, 5710 unless told otherwise),
+    counted up by its data-parallel rank. 0: only engines that `pulls.endpoints` or a pod's annotation
+    `warmroute/p2p-port` names."""
+    endpoints: tuple[str, ...] = ()
+    """Where single engines take such orders: `http://10.0.0.1:8000=10.0.0.1:5710`."""
+    gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 30.0
+    """Gigabytes (10^9 bytes) a second from one engine's CPU memory to another's GPU, as a first guess, which a few
+    answers correct: two NICs of 200 Gbit/s."""
+    probe_interval_s: Seconds = 5.0
+    """Seconds between two looks whether an engine still listens there. Nothing is pulled from where it does not."""
+    stall_s: Seconds = 10.0
+    """Seconds beyond the predicted time to the first token (the one that one in ten exceeds) after which a request that
+    pulls is sent again without: an engine waits for a wrong address without end."""
+    rest_s: Seconds = 60.0
+    """Seconds for which nothing is pulled from the source of such a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,6 +659,8 @@ class Settings:
     """How replicas' KV events are followed."""
     tiers: TierSettings = field(default_factory=TierSettings)
     """What engines keep behind their GPUs."""
+    pulls: PullSettings = field(default_factory=PullSettings)
+    """What engines bring from each other."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How prompts become token ids."""
     shared: SharedSettings = field(default_factory=SharedSettings)

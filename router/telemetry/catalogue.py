@@ -138,6 +138,12 @@ FAMILIES = (  # families in the order of the metrics page
         "model",
     ),
     Family(
+        "pulled_tokens",
+        "Prompt tokens of those that hit the cache that came from another replica's memory.",
+        "model",
+    ),
+    Family("pulls", "Requests that were to bring tokens from another replica, by what came of those.", "came model"),
+    Family(
         "funnel_tokens",
         "Prompt tokens by the place where they ended, from asked to hit: each in exactly one, by the engine's count,"
         " else as predicted.",
@@ -163,8 +169,8 @@ FAMILIES = (  # families in the order of the metrics page
 )
 
 KINDS = (  # kinds of failures (http/failures.py)
-    "broke_early", "broke_midway", "connect", "descriptors", "engine", "garbage", "lost", "shed", "stale", "stalled",
-    "stuck", "timeout", "unfinished",
+    "broke_early", "broke_midway", "connect", "descriptors", "engine", "garbage", "lost", "pull", "shed", "stale",
+    "stalled", "stuck", "timeout", "unfinished",
 )  # fmt: skip
 CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of breaks after which a stream may be continued
 

@@ -232,6 +232,7 @@ def _placed(receipt: Receipt) -> Attributes:
         "warmroute.prompt_tokens": receipt.prompt_tokens,
         "warmroute.predicted_cached_tokens": receipt.predicted_cached_tokens,
         "warmroute.predicted_tier_tokens": receipt.predicted_tier_tokens,
+        "warmroute.predicted_pull_tokens": receipt.pull.tokens if receipt.pull is not None else 0,
     }
 
 

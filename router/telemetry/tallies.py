@@ -278,6 +278,12 @@ class Tallies:
             hits[0] += hit
             if miss.loaded:
                 self._of("loaded_tokens", model.label)[0] += miss.loaded
+            if miss.pulled:
+                self._of("pulled_tokens", model.label)[0] += miss.pulled
+        if (pull := receipt.pull) is not None:
+            told = usage is not None and usage.verified
+            came = "untold" if not told else "all" if miss.pulled >= pull.tokens else "some" if miss.pulled else "none"
+            self._of("pulls", came, model.label)[0] += 1
         misses = model.misses
         for reason, of_reason in miss.misses.items():
             series = misses.get(reason)

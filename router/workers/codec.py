@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from router.core.facts.placements import Outcome, Receipt, Shed, Usage
+from router.core.facts.placements import Brought, Outcome, Pull, Receipt, Shed, Usage
 from router.core.facts.requests import Ask, Kin, Prompt
 from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
@@ -54,6 +54,7 @@ def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) ->
         wanted.sighting,
         (kin.conversation, kin.parent, kin.final) if kin is not None else None,
         wanted.due_s,
+        wanted.may_pull,
     )
 
 
@@ -89,6 +90,7 @@ def wanted_of(place: messages.WantLease) -> Wanted:
         sighting=place.sighting,
         kin=Kin(*place.kin) if place.kin is not None else None,
         due_s=place.due_s,
+        may_pull=place.may_pull,
     )
 
 
@@ -131,7 +133,9 @@ def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
     """A lease that was opened as a message."""
     ttft_ms = (receipt.ttft_ms, receipt.ttft_p90_ms)
     parts, tier_tokens = _receipt_parts(receipt), receipt.predicted_tier_tokens
-    return messages.LeaseOpened(id_, parts, receipt.miss, receipt.replay, ttft_ms, tier_tokens)
+    pull = receipt.pull
+    pulled = (pull.source, pull.address, pull.tokens) if pull is not None else None
+    return messages.LeaseOpened(id_, parts, receipt.miss, receipt.replay, ttft_ms, tier_tokens, pulled)
 
 
 def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
@@ -139,7 +143,9 @@ def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     median_ms, high_ms = placed.ttft_ms
     receipt = Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
     receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
-    receipt.predicted_tier_tokens = placed.tier_tokens
+    if placed.tier_tokens or placed.pull is not None:
+        pull = Pull(*placed.pull, fetch_ms=0.0, uncached_ms=0.0, stalled_ms=0.0) if placed.pull is not None else None
+        receipt.brought = Brought(placed.tier_tokens, pull)
     return receipt
 
 

@@ -68,6 +68,7 @@ class WantLease(Struct, tag=1, array_like=True, gc=False):
     sighting: Sighting | None = None
     kin: tuple[Count, Count, bool] | None = None  # the fields of a Kin
     due_s: float | None = None
+    may_pull: bool = True
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
@@ -205,6 +206,12 @@ class TurnedAway(Struct, tag=21, array_like=True, gc=False):
     priority: Priority
 
 
+class SourceStalled(Struct, tag=22, array_like=True, gc=False):
+    """A request that was to bring blocks from the replica got no answer in time."""
+
+    source: Name
+
+
 FromWorker = (
     Hello
     | WantLease
@@ -222,6 +229,7 @@ FromWorker = (
     | TemplatesSeen
     | RateSpent
     | TurnedAway
+    | SourceStalled
 )
 
 
@@ -244,6 +252,7 @@ class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
     replay: bool = False
     ttft_ms: tuple[float, float] = (0.0, 0.0)  # predicted time to first token: median, ninetieth percentile
     tier_tokens: int = 0  # part of the predicted cached tokens that is to be loaded from tiers
+    pull: tuple[str, str, int] | None = None  # source, its address, and tokens that are to come from there
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):

@@ -244,6 +244,10 @@ class RemotePlacer:
         """The replica asked to be sent nothing for so long. The hub keeps to that; the ring does not."""
         self._link.say(messages.Rest(replica, for_s))
 
+    def pull_stalled(self, source: str) -> None:
+        """A request that was to bring blocks from this replica got no answer in time."""
+        self._link.say(messages.SourceStalled(source))
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready, by the hub's last view."""
         return self._view.others_ready(tried)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
-from router.core.facts.placements import Ending, Grade, Outcome, Reason, Receipt, Usage
+from router.core.facts.placements import Brought, Ending, Grade, Outcome, Reason, Receipt, Usage
 from router.core.facts.requests import Ask, Kin, Priority, Prompt
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
@@ -194,7 +194,7 @@ def test_a_receipt_tells_a_worker_why(miss: Breakdown | None, replay: bool) -> N
     """The breakdown of a placement is the same on the other side, reasons in the same order, and so are the predicted
     times."""
     receipt = Receipt("a", "warm", Reason.WARM, Grade.EXACT, 9, 5, miss=miss, replay=replay)
-    receipt.ttft_ms, receipt.ttft_p90_ms, receipt.predicted_tier_tokens = 12.5, 40.25, 640
+    receipt.ttft_ms, receipt.ttft_p90_ms, receipt.brought = 12.5, 40.25, Brought(640)
     (placed,) = messages.answers_of(messages.frame([codec.placed_of(1, receipt)])[4:])
     assert isinstance(placed, messages.LeaseOpened)
     assert (placed.miss, placed.replay) == (miss, replay)

@@ -1,10 +1,10 @@
 """What a hit behind the GPU is worth in the price: `python -m loadtest simulate --tiers`.
 
 Prefixes of three times the GPUs' caches on tiers of twice their size (scenarios/tiered.py), with links of several
-speeds. Everybody runs `warm` on the same requests; rows differ in the price of a load alone (rules/tier_credit.py),
-and one knows nothing of tiers. What a load costs by the price is learned from a guess that is right for none of these
-links. Figures are means over seeds, and how far a row may be off by chance is seen where links are so quick that no
-price of a load can matter.
+speeds. Everybody runs `warm` on the same requests, which has no price of loads (`free`); other rows differ in such a
+price alone (rules/tier_credit.py), and one knows nothing of tiers. What a load takes (`price`) is learned from a guess
+that is right for none of these links. Figures are means over seeds, and how far a row may be off by chance is seen
+where links are so quick that no price of a load can matter.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ SIZES = (4, 8)
 SHARES = ("below", "at", "above")
 UNTOLD = "no tiers"
 PRICES: dict[str, Callable[[], Policy]] = {
-    "price": Warm,
-    "free": lambda: TierCredit(1.0),
+    "free": Warm,
+    "price": lambda: TierCredit(None),
     "0.8": lambda: TierCredit(0.8),
     "0.75": lambda: TierCredit(0.75),
     "0.4": lambda: TierCredit(0.4),
     UNTOLD: Warm,
 }
-"""What a hit in a tier counts as -> who places: the learned price, parts of a hit on the GPU, nothing."""
+"""What a hit in a tier counts as -> who places: a hit on the GPU, which is the product's; one less the learned time of
+its load; parts of a hit on the GPU; nothing."""
 FIGURES: dict[str, Callable[[Row], float | None]] = {
     "TTFT mean": lambda row: row.got,
     "TTFT p90": lambda row: row.ttft_p90_s,
@@ -89,7 +90,7 @@ HEADS = ("load of a token / prefill", "replicas", "load", "figure, s", *PRICES)
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """A row of the table for each link, size, load and figure, under HEADS: means over the seeds that all prices ran,
-    the least in bold where it is 3 % or more below the learned price's."""
+    the least in bold where it is 3 % or more below the product's, a free hit's."""
     links, shares, made = list(LINKS), list(LOADS), list[tuple[str, ...]]()
     of: dict[tuple[int, int, int], dict[str, dict[int, Row]]] = {}
     for row in rows:
@@ -111,13 +112,13 @@ def _cell(means: dict[str, float], price: str) -> str:
     if price not in means:
         return "-"
     said = f"{means[price]:.2f}"
-    better = means[price] <= min(means.values()) and means[price] < 0.97 * means.get("price", 0.0)
+    better = means[price] <= min(means.values()) and means[price] < 0.97 * means.get("free", 0.0)
     return f"**{said}**" if better else said
 
 
 def print_tiers(console: Console, rows: Sequence[Row]) -> None:
     """The table."""
-    title = "what a token in a tier counts as: means over seeds; ** more than 3 % below the learned price"
+    title = "what a token in a tier counts as: means over seeds; ** more than 3 % below a free hit"
     made = drawn(HEADS, (), title, left={HEADS[0], "load", "figure, s"}, no_wrap=False)
     for cells in lines(rows):
         made.add_row(*cells)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 
+from loadtest.engine.peers import Peers
 from loadtest.engine.step import Limits, Outcome
 from loadtest.simulate.world.kv_events import Publisher, VirtualClock
 from loadtest.simulate.world.placer import Placer
@@ -36,6 +37,7 @@ class VirtualCluster:
         self._deliver, self._lost = deliver, lost
         self._publishers: dict[str, Publisher] = {}
         self.replicas: dict[str, VirtualReplica] = {}
+        self.peers = Peers(setting.peers) if setting.peers is not None else None
         for number, calibration in enumerate(setting.calibrations()):
             name, kv_tokens = setting.name(number), setting.kv_tokens_of(calibration)
             if kv_tokens < block_tokens:
@@ -49,6 +51,7 @@ class VirtualCluster:
                 self._stepped,
                 record_events=setting.grade == "exact",
                 tier=setting.tier,
+                peers=self.peers,
             )
             if setting.grade == "exact":
                 self._publishers[name] = self._publisher(name, block_tokens)
@@ -62,6 +65,7 @@ class VirtualCluster:
         for placer in self._placers:
             placer.join(self._fleet)
             self._follow(placer, self._fleet)
+            self._prove(placer, self._fleet)
         self._probe(None)
 
     def _publisher(self, name: str, block_tokens: int) -> Publisher:
@@ -75,6 +79,12 @@ class VirtualCluster:
         for name in names:
             if name in self._publishers:
                 placer.follow(self._publishers[name])
+
+    def _prove(self, placer: Placer, names: Iterable[str]) -> None:
+        """Tell a router where these replicas take orders of their peers."""
+        if self.peers is not None and self._setting.pulls_told:
+            for name in names:
+                placer.router.prove_peer(name, name)
 
     def _stepped(self, replica: VirtualReplica, outcome: Outcome, now_s: float) -> None:
         if outcome.events:
@@ -104,6 +114,7 @@ class VirtualCluster:
             for placer in self._placers:
                 placer.join(self._fleet)
                 self._follow(placer, [name])
+                self._prove(placer, [name])
                 placer.probe(name, replica.load(), now_s)
         else:
             self._restart(replica, fault.lasts_s)

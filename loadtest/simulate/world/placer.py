@@ -22,7 +22,7 @@ from router.core.facts.placements import Candidate, Choice, Ending, Market, Outc
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.lease import Lease
-from router.core.placement.policies import Near, Policy
+from router.core.placement.policies import Near, Policy, Pulling
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
@@ -83,6 +83,8 @@ class Heard:
         self._policy = policy
         if isinstance(policy, Near):
             self.near = policy.near  # the router shows the rule as few candidates as it shows the policy
+        if isinstance(policy, Pulling):
+            self.pulls = policy.pulls
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Let the rule choose."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from loadtest.engine.calibration import Calibration, StepTimes
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.model import EngineModel
+from loadtest.engine.peers import Peers
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Admitted, Limits, Outcome, Step
 from loadtest.simulate.world.shared_cache import SharedPool
@@ -51,13 +52,14 @@ class VirtualReplica:
         *,
         record_events: bool = False,
         tier: TierLimits | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.name, self.up, self.kv_tokens = name, True, kv_tokens
         self.down_until_s = self.slow_until_s = 0.0
         self.times = SlowedTimes(calibration.times)
         self._factor = 1.0  # slow-down of the steps to come
         self.calibration = calibration
-        self._limits, self._record, self._tier = limits, record_events, tier
+        self._limits, self._record, self._tier, self._peers = limits, record_events, tier, peers
         self._schedule, self._deliver = schedule, deliver
         self._step: Step | None = None
         self._began_s = 0.0
@@ -92,10 +94,14 @@ class VirtualReplica:
         self.computed_before += self.model.counters.prompt_tokens - self.model.counters.prompt_cached_tokens
         self.preempted_before += self.model.counters.preemptions
         self.model = self._fresh()
+        if self._peers is not None:
+            self._peers.leave(self.name)
 
     def start(self) -> None:
         """A new process answers at the same address, with an empty cache."""
         self.up = True
+        if self._peers is not None:
+            self.model = self._fresh()
 
     @property
     def block_tokens(self) -> int:
@@ -151,6 +157,8 @@ class VirtualReplica:
             record_events=self._record,
             record_tokens=False,
             tier=None if self._shared is not None else self._tier,  # what any replica computed need not be loaded
+            peers=self._peers,
+            name=self.name,
         )
         if self._shared is not None:
             model.pool = SharedPool(model.pool.blocks_n, self._shared)

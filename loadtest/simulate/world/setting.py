@@ -7,6 +7,7 @@ from typing import Literal
 
 from loadtest.engine.calibration import CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
+from loadtest.engine.peers import PeerLimits
 
 CALIBRATION = "qwen3-32b-2xh100"
 REPLICAS_MAX = 256
@@ -44,6 +45,10 @@ class Setting:
     """CPU memory behind each replica's GPU. None: there is none."""
     tier_told: bool = True
     """Whether routers take note of what tiers hold (the setting `tiers.enabled`)."""
+    peers: PeerLimits | None = None
+    """The way between the CPU memories of two replicas. None: they send each other nothing."""
+    pulls_told: bool = True
+    """Whether routers may order pulls."""
     routers: int = 1
     share_delay_s: float | None = None
     """Delay of what routers tell each other. None: they tell each other nothing."""

@@ -106,6 +106,11 @@ class World:
         if setting.wire_s:
             self._wire = Wire(setting.wire_s, workload.mean_prompt_tokens, setting.wire_seed)
 
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens that replicas sent each other."""
+        return self._cluster.peers.sent_tokens if self._cluster.peers is not None else 0
+
     def run(self) -> Result:
         """Send everything, wait for all answers."""
         for placer in self.placers:
@@ -237,7 +242,8 @@ class World:
 
     def _submit(self, number: int, sent: SimulatedRequest, replica: VirtualReplica) -> None:
         try:
-            replica.submit(self._request(number, sent.turn), self.now_s)
+            pull = sent.lease.receipt.pull if sent.lease is not None else None
+            replica.submit(self._request(number, sent.turn, pull.address if pull is not None else ""), self.now_s)
         except RequestRefused:
             if sent.lease is not None:
                 placer = self.placers[sent.router]
@@ -259,12 +265,12 @@ class World:
         sent.lease = None
         return len(sent.tried) < 2 and sent.ttft_s is None
 
-    def _request(self, number: int, turn: Turn) -> EngineRequest:
+    def _request(self, number: int, turn: Turn, source: str = "") -> EngineRequest:
         size = self.workload.block_tokens
         answer = (turn.prompt_tokens + turn.output_tokens) // size - turn.prompt_tokens // size
         keys = [*turn.engine_keys, *range(self._answer_key, self._answer_key + answer)]
         self._answer_key += answer
-        return EngineRequest(number, turn.prompt_tokens, turn.output_tokens, keys, turn)
+        return EngineRequest(number, turn.prompt_tokens, turn.output_tokens, keys, turn, source)
 
     def _deliver(self, outcome: Outcome, now_s: float) -> None:
         for number, cached_tokens in outcome.first:

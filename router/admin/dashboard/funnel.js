@@ -19,6 +19,7 @@ const MEANING = {
   held_elsewhere: "another replica holds them, and it was cheaper to go elsewhere",
   mispredicted: "the router said held, the engine said no",
   tier: "loaded from memory or files behind the GPU",
+  pulled: "brought from another replica's memory",
   replay: "in a prompt that was asked for before",
   genuine: "in a new prompt",
 };

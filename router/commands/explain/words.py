@@ -23,6 +23,7 @@ _REASONS = {
     Reason.ONLY: "it was the only candidate: others are not ready, or do not serve the model",
     Reason.POLICY: "the policy does not look at caches",
     Reason.RETRY: "another replica had failed before",
+    Reason.PULL: "another replica holds more of it, and its memory sends that here",
 }
 _CAUSES = {
     SpillCause.QUEUE: "prefill work waited there",
@@ -59,8 +60,9 @@ _ENDINGS = {"ok": "a whole answer", "client_left": "the client left", "failed": 
 _DEAREST = 3  # milliseconds, about: what costs less is not named as what took time
 _COLUMNS = (
     ("cached", "cached_tokens"), ("to compute", "uncached_tokens"), ("open", "in_flight"), ("queue", "pending_ms"),
-    ("KV wait", "kv_wait_ms"), ("load", "loading_ms"), ("prefill", "uncached_ms"), ("decode", "decode_ms"),
-    ("evicts", "evicted_ms"), ("slows", "slowed_ms"), ("stalls", "stalled_ms"), ("price", "price_ms"),
+    ("KV wait", "kv_wait_ms"), ("load", "loading_ms"), ("prefill", "uncached_ms"),
+    ("decode", "decode_ms"), ("takes room", "room_ms"), ("evicts", "evicted_ms"), ("slows", "slowed_ms"),
+    ("stalls", "stalled_ms"), ("price", "price_ms"),
 )  # fmt: skip
 
 
@@ -149,6 +151,9 @@ def _cache(row: Row) -> Iterator[str]:
     )
     if row.get("predicted_tier_tokens"):
         yield f"Of these {_count(row['predicted_tier_tokens'])} are not on the GPU: they are loaded from behind it."
+    if row.get("predicted_pull_tokens"):
+        pulled, took = _count(row["predicted_pull_tokens"]), _count(row["predicted_pull_ms"])
+        yield f"Of these {pulled} are pulled from {row['pull_source']}, in {took} ms."
     usage = row["usage"]
     if usage and usage["cached_tokens"] is not None:
         yield f"The engine counted {_count(usage['cached_tokens'])} of {_count(usage['prompt_tokens'])}."

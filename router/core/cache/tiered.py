@@ -7,15 +7,26 @@ first block that both name; it is credited with nothing of the store from then o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
 
 from router.core.cache.masks import Masks
 from router.core.cache.reported import Reported, StoredPrefix
 from router.core.cache.tiers import BlockStore, TierWalk
 from router.core.facts.placements import Grade
-from router.core.facts.tiers import SHARED, STORAGE, tier_of
+from router.core.facts.tiers import CPU, SHARED, STORAGE, tier_of
 from router.core.kv_events.decoding import Stored
 from router.core.prompts.token_keys import TokenPrompt
+
+
+class PullSource(Struct, gc=False):
+    """A replica whose CPU memory has the first `tokens` of a prompt, in blocks of `block_tokens`."""
+
+    replica: str
+    tokens: int
+    block_tokens: int
+
 
 STORES_MAX = 4  # shared stores remembered, of up to 512 Ki blocks each
 _ESTIMATED = Grade.ESTIMATED
@@ -64,6 +75,26 @@ class Tiered:
                 said.tokens, said.tiers = said.tokens + sum(tiers.values()), tiers
                 found[name] = said
 
+    def leading(self, prompt: TokenPrompt, names: Iterable[str]) -> list[PullSource]:
+        """What replicas with these `names` have of a prompt in CPU memory, from its beginning on and whatever their
+        GPUs hold, the most first. Whose events say nothing for sure has nothing."""
+        found, walks = list[PullSource](), dict[int, TierWalk]()
+        for name in names:
+            known = self.replicas.get(name)
+            if known is None or known.suspended or known.shown[0] is _ESTIMATED:
+                continue
+            size = known.block_tokens
+            bit = next((bit for tier, bit in known.engine.tier_bits() if tier == CPU), 0)
+            if not bit or size not in prompt.keys:
+                continue
+            walk = walks.get(size)
+            if walk is None:
+                walk = walks[size] = TierWalk(self._masks, prompt.keys[size])
+            if blocks := walk.leading(bit):
+                found.append(PullSource(name, blocks * size, size))
+        found.sort(key=_tokens, reverse=True)
+        return found
+
     def missed(self, replica: str, stored: StoredPrefix, prompt: TokenPrompt, actual_tokens: int) -> None:
         """The replica found fewer tokens of a prompt than it was believed to have: what files were believed to have
         behind these is not there. What other tiers lose, they say."""
@@ -91,3 +122,7 @@ class Tiered:
             if known.engine.shared is store:
                 known.engine.shared = None
         store.close()
+
+
+def _tokens(source: PullSource) -> int:
+    return source.tokens

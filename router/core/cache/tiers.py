@@ -134,6 +134,10 @@ class TierWalk:
                 break
         return counts
 
+    def leading(self, bit: int) -> int:
+        """Blocks from the prompt's first on that this bit has, whatever else has them."""
+        return self._run(bit, 0, 0)
+
     def _run(self, bit: int, quicker: int, at: int) -> int:
         """Where a run of keys from this one on ends that have the bit, and none of the `quicker` ones."""
         end = len(self._keys)

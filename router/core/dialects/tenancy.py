@@ -100,7 +100,7 @@ def tenant_salt(secret: bytes, tenant: str, own: bytes) -> bytes:
 
 def with_salt(path: str, body: bytes, salt: bytes) -> bytes:
     """The same request with this salt, which needs no escapes in JSON. `body` is a JSON object."""
-    return _spliced(body, b'"cache_salt":"%b"%b' % (salt, _NULLS.get(path, b"")))
+    return spliced(body, b'"cache_salt":"%b"%b' % (salt, _NULLS.get(path, b"")))
 
 
 def named(body: bytes) -> Named:
@@ -121,7 +121,7 @@ def without_shared(body: bytes, found: Named, id_: str) -> bytes:
     fields += [f'"{name}":null' for name in _TRANSFERRED if given(getattr(found, name))]
     if given(found.vllm_xargs) and (arguments := _arguments(found.vllm_xargs)) is not None:
         fields.append(f'"{_ARGUMENTS}":{arguments}')
-    return _spliced(body, ",".join(fields).encode()) if fields else body
+    return spliced(body, ",".join(fields).encode()) if fields else body
 
 
 def _arguments(raw: Raw) -> str | None:
@@ -147,7 +147,8 @@ def adapters(found: Named) -> list[str]:
     return [each if isinstance(each, str) else "" for each in listed if each is not None]
 
 
-def _spliced(body: bytes, fields: bytes) -> bytes:
+def spliced(body: bytes, fields: bytes) -> bytes:
+    """The same JSON object with these fields behind its own."""
     end = body.rindex(b"}")
     comma = b"" if body[:end].rstrip().endswith(b"{") else b","
     return b"".join((body[:end], comma, fields, body[end:]))

@@ -41,6 +41,7 @@ class TokenPlace(StrEnum):
     HELD_ELSEWHERE = "held_elsewhere"  # another replica holds these tokens, and was passed over
     MISPREDICTED = "mispredicted"  # the replica was believed to hold these tokens, and its engine did not find them
     TIER = "tier"  # tokens that were found in memory or files behind the GPU, and loaded
+    PULLED = "pulled"  # tokens that came from another replica's memory
     REPLAY = "replay"  # tokens of a prompt that was asked for before, found on the GPU
     GENUINE = "genuine"  # tokens of a new prompt, found on the GPU
 
@@ -143,6 +144,7 @@ class Breakdown(Struct, array_like=True, gc=False):
     loaded: int = 0  # part of `hit` that was not on the GPU, and came from memory or files behind it
     dropped_elsewhere: int = 0  # part of the evicted tokens that other replicas computed last
     held: tuple[str, str] = ("", "")  # replica that holds more of the prompt, and why not there (placement/spill.py)
+    pulled: int = 0  # part of `hit` that came from another replica's memory
 
     def header(self, *, isolated: bool = False) -> str:
         """The value of `x-warmroute-miss`. An `isolated` tenant is not told that the prompt is held for another

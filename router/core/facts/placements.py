@@ -32,6 +32,7 @@ class Reason(StrEnum):
     ONLY = "only"  # one candidate
     POLICY = "policy"  # a policy that does not look at the cache
     RETRY = "retry"  # a second attempt, after the first replica failed
+    PULL = "pull"  # another replica holds more, and its memory sends that to this one
 
 
 class HeldBack(Exception):
@@ -45,6 +46,33 @@ class Shed(Exception):
         """`code` is stable: `overloaded`, `rate_limited`. `retry_after_s`: when it may be worth asking again."""
         super().__init__(message)
         self.code, self.retry_after_s = code, retry_after_s
+
+
+class Pull(Struct, gc=False):
+    """Tokens of a prompt that a replica lacks and another one has in CPU memory. Times are milliseconds."""
+
+    source: str  # replica that has them
+    address: str  # where the engine there takes orders of its peers: `host:port`
+    tokens: int  # behind those that the replica itself is believed to hold
+    fetch_ms: float  # time until they are there, the pulls before it on the same way included
+    uncached_ms: float  # prefill time of what is left then
+    stalled_ms: float  # sum of delays that this prefill causes the answers that decode there
+    alone: bool = False  # no long prefill was there when the request was placed, and it need not wait for room
+    took_ms: float | None = None  # time that it took; None where that is not known
+
+
+class Moved(Struct, gc=False):
+    """What a replica would bring to its GPU for a request from tiers behind that."""
+
+    tier_tokens: int  # part of `cached_tokens` that is to be loaded
+    loading_ms: float  # time of that load, and of the loads before it
+
+
+class Brought(Struct, gc=False):
+    """Parts of `Receipt.predicted_cached_tokens` that are not on the replica's GPU yet."""
+
+    tier_tokens: int = 0  # to be loaded from its own tiers
+    pull: Pull | None = None  # to come from another replica; None: nothing
 
 
 class Candidate(Struct, gc=False):
@@ -66,8 +94,18 @@ class Candidate(Struct, gc=False):
     slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
     stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there
     price_ms: float = 0.0  # price that the policy makes of all these terms; 0 where it compares none
-    tier_tokens: int = 0  # part of `cached_tokens` that is to be loaded from tiers behind the GPU
-    loading_ms: float = 0.0  # time of that load, and of the loads before it
+    room_ms: float = 0.0  # sum of delays that the KV room which this answer keeps causes those who wait for room there
+    moved: Moved | None = None  # None: all that it holds is on its GPU
+
+    @property
+    def tier_tokens(self) -> int:
+        """Part of `cached_tokens` that is to be loaded from tiers behind the GPU."""
+        return self.moved.tier_tokens if self.moved is not None else 0
+
+    @property
+    def loading_ms(self) -> float:
+        """Time of that load, and of the loads before it."""
+        return self.moved.loading_ms if self.moved is not None else 0.0
 
 
 class Market(Struct, gc=False):
@@ -159,4 +197,14 @@ class Receipt(Struct, gc=False):
     ttft_ms: float = 0.0  # predicted time to first token from here on, as often longer as shorter; 0: not known
     ttft_p90_ms: float = 0.0  # one in ten takes longer
     weighed: int = 0  # number of candidates that were weighed
-    predicted_tier_tokens: int = 0  # part of `predicted_cached_tokens` that is to be loaded from tiers
+    brought: Brought | None = None  # None: all of `predicted_cached_tokens` is on the GPU
+
+    @property
+    def predicted_tier_tokens(self) -> int:
+        """Part of `predicted_cached_tokens` that is to be loaded from tiers."""
+        return self.brought.tier_tokens if self.brought is not None else 0
+
+    @property
+    def pull(self) -> Pull | None:
+        """The part of `predicted_cached_tokens` that comes from another replica; None for nothing."""
+        return self.brought.pull if self.brought is not None else None

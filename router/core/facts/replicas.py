@@ -24,6 +24,7 @@ class Replica:
     node: str = ""  # the machine that it runs on
     events: str = ""  # address of its KV events, if discovery knows: tcp://10.0.0.1:5557
     replay: str = ""  # address at which events are replayed, if discovery knows; only with `events`
+    peer: str = ""  # where it takes orders of its peers (vLLM's p2p tier), if discovery knows: 10.0.0.1:5710
     ready: bool = True  # False: discovery says to send nothing new there; its cache is still held
 
     @property

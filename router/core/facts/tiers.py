@@ -7,6 +7,8 @@
     shared     any medium with the locality REMOTE: one store behind several replicas
 
 A block that several tiers have is read from the first of these that has it.
+
+PEER is no tier: it names what is pulled from the CPU memory of another replica (core/fleet/pulls.py).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ GPU = "GPU"  # the medium that is no tier
 REMOTE = "/REMOTE"  # ends the medium of a store that several replicas reach
 CPU, STORAGE, EXTERNAL, SHARED = "cpu", "storage", "external", "shared"
 TIERS = (CPU, STORAGE, EXTERNAL, SHARED)  # the quickest first
+PEER = "peer"
 UNTOLD = (STORAGE, SHARED)  # tiers whose engines say what comes (vLLM's files and buckets), and not what goes
 
 _STORAGE_MEDIUMS = ("STORAGE", "FS", "OBJ", "DISK")

@@ -11,6 +11,7 @@ from math import inf
 
 from router.core.facts.replicas import Replica, ServedModel
 from router.core.fleet.member import SHARE_ALL, Member
+from router.core.fleet.pulls import Pulls
 from router.core.fleet.roster import Roster
 from router.core.fleet.unlearned import Unlearned
 from router.core.learned.means import FleetMeans
@@ -36,6 +37,7 @@ class Fleet:
     roster: Roster = field(default_factory=Roster)  # members that are ready, and members by the models that they serve
     returned: dict[str, Member] = field(default_factory=dict)  # guarded members that Fitness has yet to hear of
     unlearned: Unlearned = field(init=False)
+    pulls: Pulls = field(default_factory=Pulls)  # what replicas bring from each other
     replaced: int = 0  # how often discovery has told of all replicas
     _caches: int = 0  # caches that there were so far, of all replicas
 
@@ -54,6 +56,7 @@ class Fleet:
             self.returned.pop(id_, None)
             self.unlearned.members.pop(id_, None)
             self.warming.discard(id_)
+            self.pulls.forget(id_)
         joined = [id_ for id_ in wanted if id_ not in members]
         for id_ in joined:
             members[id_] = self.unlearned.members[id_] = Member(wanted[id_], self._new_life())

@@ -74,6 +74,10 @@ class Live:
                 high = middle - 1
         return low * STRIDE
 
+    def sharers(self, keys: Sequence[int], blocks: int) -> int:
+        """How many leases have so many leading blocks of a prompt live, as `shared` tells that number."""
+        return self._marks[keys[blocks - 1]] if blocks else 0
+
     def _mark(self) -> None:
         marks = self._marks
         for keys in self._unmarked.values():

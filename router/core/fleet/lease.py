@@ -80,6 +80,12 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
         return self.turn_s if self.turn_s > self.placed_s else self.placed_s  # noqa: FURB136 - half the time
 
     @property
+    def loading_ms(self) -> float:
+        """Modelled time until what is not on the GPU is there, from tiers or another replica; 0 where all is."""
+        load, pull = self.to_load, self.receipt.pull
+        return (load.modelled_ms if load is not None else 0.0) + (pull.fetch_ms if pull is not None else 0.0)
+
+    @property
     def uncached_tokens(self) -> int:
         """Prompt tokens that the replica must compute."""
         return self.prompt_tokens - self.cached_tokens

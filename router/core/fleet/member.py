@@ -60,6 +60,7 @@ class Member:
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
     others: Others = field(default_factory=Others)  # what other routers say that they have open there
     links: TierLinks = field(default_factory=TierLinks)  # loads from its tiers
+    roomless: set[int] = field(default_factory=set)  # leases without a first token that wait for KV room, as believed
     decoding: int = 0  # open leases whose prefill is over, as far as that was seen
     placed_sum_s: float = 0.0  # sum of the open leases' times of placement
     context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
@@ -196,10 +197,13 @@ class Member:
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 
-    def open(self, lease: Lease, now_s: float) -> None:
-        """Take a lease on."""
+    def open(self, lease: Lease, now_s: float, kv_wait_ms: float = 0.0) -> None:
+        """Take a lease on; `kv_wait_ms` is the time until the KV pool has room for it. Engines admit prompts in their
+        order, so whoever comes behind one that waits for room waits with it."""
         self.queue.join(lease, now_s)
         self.leases[lease.id] = lease
+        if kv_wait_ms or self.roomless:
+            self.roomless.add(lease.id)
         self.live.open(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
@@ -207,6 +211,12 @@ class Member:
         lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
         if lease.to_load is not None:
             self.links.begin(lease, self.speeds.loads, now_s)
+
+    def undisturbed(self, lease: Lease) -> bool:
+        """Whether no long prefill went on since a lease was placed whose first token is about to be noted, nor is its
+        own long: what it took beyond its prefill is then the time of what it brought."""
+        is_long = lease.uncached_tokens >= LEARN_TOKENS_MIN
+        return not self.queue.computing and self.long_s < lease.placed_s and not is_long
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
         """The first token was seen; what it took is the replica's service time."""
@@ -223,13 +233,15 @@ class Member:
         is_long = lease.uncached_tokens >= LEARN_TOKENS_MIN
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
+        if lease.id in self.roomless:  # most of the time was no prefill, and says nothing of its speed
+            self.roomless.discard(lease.id)
+            lease.batch = lease.own_ms = None
         self._others_tokens = self.others.computed_tokens
         self.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         queue.leave(lease, now_s)
         if (load := lease.to_load) is not None:
-            alone = load.alone and not queue.computing and self.long_s < lease.placed_s and not is_long
-            self.links.loaded(lease, load, now_s, alone=alone)
+            self.links.loaded(lease, load, now_s, alone=load.alone and self.undisturbed(lease))
         if is_long:
             self.long_s = now_s
 
@@ -250,15 +262,13 @@ class Member:
         took_ms = (now_s - since_s) * 1e3
         if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
             took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
-        expected_ms, load = lease.prefill_ms, lease.to_load
-        if load is not None:
-            expected_ms += load.modelled_ms
+        expected_ms = lease.prefill_ms + lease.loading_ms
         if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.fit.observations:
                 return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        if load is None and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
+        if not lease.loading_ms and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
             lease.own_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * expected_ms + ON_TIME_MS:
             self.late_s = now_s
@@ -294,6 +304,7 @@ class Member:
         self.queue.decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
+        self.roomless.discard(lease.id)
         self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
         self.context_tokens -= lease.prompt_tokens
         if lease.mark is not None:
@@ -321,7 +332,7 @@ class Member:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
             lease.recount(max(0, uncached))  # an engine may say anything
         speeds = self.speeds
-        if lease.to_load is not None:
+        if lease.loading_ms:
             learn_load(self.links, speeds.loads, lease, cached)
         elif (service_ms := lease.service_ms) is not None:
             if uncached < LEARN_TOKENS_MIN:

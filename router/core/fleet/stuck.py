@@ -187,8 +187,8 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
             continue
         own_s = _allowance_ms(member, lease.prompt_tokens, lease.cached_tokens) / 1e3
         due_s = max(due_s, lease.placed_s) + own_s
-        if lease.to_load is not None:  # its load waits for the loads before it, whatever is computed meanwhile
-            due_s = max(due_s, lease.placed_s + own_s + FACTOR * lease.to_load.modelled_ms / 1e3)
+        if lease.loading_ms:  # its load waits for the loads before it, whatever is computed meanwhile
+            due_s = max(due_s, lease.placed_s + own_s + FACTOR * lease.loading_ms / 1e3)
         slowest_s += lease.prompt_tokens * SLOWEST_MS / 1e3
         since_s = max(lease.placed_s, member.alive_s)
         seen = lease.streams or member.counts

@@ -81,7 +81,7 @@ class Explainer:
         if chain is None or not prompt_tokens:
             left = prompt_tokens - hit
             receipt.miss = Breakdown(prompt_tokens, hit, {_UNSUPPORTED: left} if left else {})
-            receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
+            brought(receipt.miss, receipt)
             return
         keys, blocks = chain.keys, self._blocks
         if sighting is None:
@@ -105,7 +105,7 @@ class Explainer:
         receipt.miss = self._breakdown(
             receipt, sighting, keys, known_blocks, bytes_per_token, hit, spilled, block_tokens, life, lives
         )
-        receipt.miss.loaded = min(hit, receipt.predicted_tier_tokens)
+        brought(receipt.miss, receipt)
         if len(keys) > young or len(keys) > depth:
             blocks.put_chain(keys, young, depth, life)
 
@@ -264,15 +264,24 @@ def _first_token_ms(c: Candidate) -> float:
     return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
+def brought(miss: Breakdown, receipt: Receipt) -> None:
+    """Note what of a predicted hit is to be brought to the GPU first."""
+    miss.loaded = min(miss.hit, receipt.predicted_tier_tokens)
+    if receipt.pull is not None:
+        miss.pulled = min(miss.hit - miss.loaded, receipt.pull.tokens)
+
+
 def unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
     """The breakdown of a request that no observatory explained: hits by the engine's own count, where it told."""
     tokens, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens
     if usage is not None and usage.verified:
         tokens, hit = usage.prompt_tokens, usage.cached_tokens or 0
     hit = min(hit, tokens)
-    loaded = max(0, hit - receipt.predicted_cached_tokens + receipt.predicted_tier_tokens)
+    pulled = receipt.pull.tokens if receipt.pull is not None else 0
+    not_there = max(0, hit - receipt.predicted_cached_tokens + receipt.predicted_tier_tokens + pulled)
     misses = {_UNSUPPORTED: tokens - hit} if tokens > hit else {}
-    return Breakdown(tokens, hit, misses, loaded=min(loaded, receipt.predicted_tier_tokens))
+    loaded = min(not_there, receipt.predicted_tier_tokens)
+    return Breakdown(tokens, hit, misses, loaded=loaded, pulled=min(not_there - loaded, pulled))
 
 
 def settled(miss: Breakdown, usage: Usage | None) -> Breakdown:
@@ -309,12 +318,14 @@ def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
         sorted_ = False
     if not sorted_:
         misses = {reason: misses[reason] for reason in _AVOIDABLE_FIRST if reason in misses}
-    # What is loaded lies behind what the GPU has: what the engine did not find is missing from that first.
-    on_gpu = miss.hit - miss.loaded
+    # What is loaded lies behind what the GPU has, and what is pulled behind that: what the engine did not find is
+    # missing from there first.
+    on_gpu = miss.hit - miss.loaded - miss.pulled
     loaded = max(0, min(miss.loaded, hit - on_gpu))
+    pulled = max(0, min(miss.pulled, hit - on_gpu - miss.loaded))
     # Nobody knows where in the stretch of evicted tokens those are that others dropped: of its rest they are as many.
     elsewhere = miss.dropped_elsewhere
     if elsewhere:
         elsewhere = elsewhere * misses.get(_EVICTED, 0) // before.get(_EVICTED, 1)
     saved_ms = miss.saved_ms if _SPILLED in misses else 0.0
-    return Breakdown(total, hit, misses, saved_ms, loaded, elsewhere, miss.held)
+    return Breakdown(total, hit, misses, saved_ms, loaded, elsewhere, miss.held, pulled)

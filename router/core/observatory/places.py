@@ -25,7 +25,7 @@ _PLACES = {
     Miss.TAIL: TokenPlace.TAIL,
 }
 _HERE, _OTHERS, _NEVER_SEEN = TokenPlace.EVICTED_HERE, TokenPlace.EVICTED_BY_OTHERS, TokenPlace.NEVER_SEEN
-_TIER, _REPLAY, _GENUINE = TokenPlace.TIER, TokenPlace.REPLAY, TokenPlace.GENUINE
+_TIER, _PULLED, _REPLAY, _GENUINE = TokenPlace.TIER, TokenPlace.PULLED, TokenPlace.REPLAY, TokenPlace.GENUINE
 
 
 def places_of(miss: Breakdown, *, replay: bool) -> dict[TokenPlace, int]:
@@ -44,6 +44,9 @@ def places_of(miss: Breakdown, *, replay: bool) -> dict[TokenPlace, int]:
     loaded = min(miss.loaded, miss.hit)
     if loaded:
         places[_TIER] = loaded
-    if miss.hit > loaded:
-        places[_REPLAY if replay else _GENUINE] = miss.hit - loaded
+    pulled = min(miss.pulled, miss.hit - loaded)
+    if pulled:
+        places[_PULLED] = pulled
+    if miss.hit > loaded + pulled:
+        places[_REPLAY if replay else _GENUINE] = miss.hit - loaded - pulled
     return places

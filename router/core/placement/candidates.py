@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import nsmallest
+from math import inf
 
 from msgspec import Struct
 
 from router.core.cache.estimate import Holder, PrefixIndex
 from router.core.cache.knowledge import Knowledge
 from router.core.cache.reported import StoredPrefix
-from router.core.facts.placements import Candidate, Grade
+from router.core.facts.placements import Candidate, Grade, Moved, Pull
 from router.core.facts.tiers import CPU
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
@@ -27,6 +28,7 @@ from router.core.prompts.blocks import BLOCK_BYTES
 FEW = 16  # up to so many replicas, each is priced for every request
 # Of more replicas, so many with least to do are priced, and so many that hold most of the prompt.
 CALMEST, HOLDERS = 6, 6
+SOURCES = 4  # replicas that hold most of a prompt in CPU memory, of which one may be pulled from
 ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 _ESTIMATED = Grade.ESTIMATED  # looking up an enum's member costs as much as a call
 
@@ -142,7 +144,7 @@ class Pricer:
             known = alone or free is not None
             if free is None:
                 free = int((holder.blocks_max - footprint) * BLOCK_BYTES / ratio)
-            evicted, evicted_ms, again_ms, kv_wait_ms = uncached + tier_tokens, 0.0, 0.0, 0.0
+            evicted, evicted_ms, again_ms, kv_wait_ms, room_ms = uncached + tier_tokens, 0.0, 0.0, 0.0, 0.0
             if free > 0:
                 evicted -= free
             # Where another router sends too and no events tell what is held, what is evicted is not ours to know.
@@ -151,7 +153,7 @@ class Pricer:
                 kept_share = said.kept_share if said is not None else 0.0
                 evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
             if member.load.kv_tokens_max:
-                kv_wait_ms = self._kv_wait_ms(member, match)
+                kv_wait_ms, room_ms = self._room(member, match)
             prefill, step, others = member.prefill_model, member.step_model, member.others
             streams, around = len(member.leases) + others.open, member.context_tokens + others.context_tokens
             uncached_ms = prefill.ms(uncached, cached)
@@ -179,10 +181,41 @@ class Pricer:
                     streams * (uncached_ms - prefill.floor_ms) if uncached_ms > prefill.floor_ms else 0.0,
                 )
             )
+            if room_ms:
+                candidates[-1].room_ms = room_ms
             if tiers:
-                candidates[-1].tier_tokens = tier_tokens
-                candidates[-1].loading_ms = loading_ms(member, tiers, now_s)
+                candidates[-1].moved = Moved(tier_tokens, loading_ms(member, tiers, now_s))
         return candidates
+
+    def pull(self, candidate: Candidate, match: PromptMatch, now_s: float) -> Pull | None:
+        """What the candidate could pull, from the source that lets it have its first token soonest; None for nothing.
+        The replica itself is no source, nor is one of another kind or with blocks of another size: what these hold has
+        other names."""
+        pulls, members = self._fleet.pulls, self._fleet.members
+        member, cached, uncached = members[candidate.id], candidate.cached_tokens, candidate.uncached_tokens
+        said = (
+            match.stored.get(candidate.id) or self._knowledge.empty(candidate.id) if match.stored is not None else None
+        )
+        if said is None or candidate.id not in pulls.peers:
+            return None
+        slower = self._fleet.slowness(now_s).get(candidate.id, 1.0)
+        block_tokens = said.block_tokens or member.load.block_tokens or 0
+        prefill, best, best_ms = member.prefill_model, None, inf
+        for source in (match.sources or ())[:SOURCES]:
+            id_, there = source.replica, members.get(source.replica)
+            if there is None or there is member or there.speeds is not member.speeds or not there.health.fit:
+                continue
+            tokens = capped(source.tokens, cached + uncached, block_tokens) - cached
+            if tokens <= 0 or source.block_tokens != block_tokens:
+                continue
+            took_ms = pulls.model(id_, member.id, member.speeds.loads).ms(tokens)
+            fetch_ms = pulls.pending_ms(id_, member.id, now_s) + took_ms
+            left_ms = slower * prefill.ms(uncached - tokens, cached + tokens)
+            if fetch_ms + left_ms < best_ms:
+                best_ms = fetch_ms + left_ms
+                stalled_ms = candidate.in_flight * max(0.0, left_ms - prefill.floor_ms)
+                best = Pull(id_, pulls.peers[id_].address, tokens, fetch_ms, left_ms, stalled_ms)
+        return best
 
     def elsewhere(self, asked: list[Member], match: PromptMatch) -> dict[str, int]:
         """Tokens of the prompt that replicas which may not take it (all but `asked`) are believed to hold."""
@@ -233,9 +266,13 @@ class Pricer:
         asked, turns = sums.of(tokens * bytes_per_token / BLOCK_BYTES)
         return asked * all_ms, turns * all_ms
 
-    def _kv_wait_ms(self, member: Member, match: PromptMatch) -> float:
-        """Time until the KV pool has room for the prompt. Engines admit a prompt when all of it has room, first come
-        first served. Answers that decode give their room back little by little, within the mean time of decoding."""
+    def _room(self, member: Member, match: PromptMatch) -> tuple[float, float]:
+        """(time until the KV pool has room for the prompt, sum of delays that the room which it keeps causes others),
+        in milliseconds.
+
+        Engines admit a prompt when all of it has room, first come first served. Answers that decode give their room
+        back little by little, within the mean time of decoding. Who waits behind this prompt waits longer by what it
+        keeps: as many as would wait now, if each of them keeps what the open leases keep on average."""
         load, live, speeds, size = member.load, member.live, member.speeds, match.size
         capacity, ratio = load.kv_tokens_max or 0, size.pool_bytes_per_token
         decoding = member.decoding + member.others.decoding
@@ -244,12 +281,20 @@ class Pricer:
             probed = load.kv_usage * capacity
         room = capacity - size.prompt_tokens
         if probed <= room and live.unshared_blocks * BLOCK_BYTES / ratio + own <= room:
-            return 0.0  # there is room even if open prompts share nothing
+            return 0.0, 0.0  # there is room even if open prompts share nothing
         used = max(probed, live.blocks * BLOCK_BYTES / ratio + own)  # the probe also saw the requests of other routers
         if used <= room:
-            return 0.0
-        over = used + size.prompt_tokens - live.shared(match.keys) * BLOCK_BYTES / ratio - capacity
-        return over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms) if over > 0 else 0.0
+            return 0.0, 0.0
+        blocks = live.shared(match.keys)
+        shared = blocks * BLOCK_BYTES / ratio
+        over = used + size.prompt_tokens - shared - capacity
+        if over <= 0:
+            return 0.0, 0.0
+        wait_ms = over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms)
+        # What it shares with open leases stays until the last of them ends: each keeps its part of that.
+        kept = size.prompt_tokens - shared + shared / (1 + live.sharers(match.keys, blocks))
+        open_n = len(member.leases) + member.others.open
+        return wait_ms, wait_ms * kept * open_n / used if open_n else 0.0
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:

@@ -17,7 +17,7 @@ UNREACHABLE = "slo_unreachable"  # code of a refusal: no replica can be in time
 
 
 def expected_ms(candidate: Candidate) -> float:
-    """Milliseconds from a placement to its first token, by the terms of its price."""
+    """Milliseconds from a placement to its first token: the wait, the load from tiers and the prefill."""
     return max(candidate.pending_ms, candidate.kv_wait_ms) + candidate.loading_ms + candidate.uncached_ms
 
 

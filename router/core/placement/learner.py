@@ -47,6 +47,8 @@ class Learner:
         """Learn from a lease that ended well."""
         usage = outcome.usage
         uncached, cached = member.learn(lease, outcome, now_s)
+        if (pull := lease.receipt.pull) is not None:
+            self._fleet.pulls.learn(lease, pull, member.speeds.loads, cached)
         if lease.guessed:
             self._learn_guess(lease, usage)
         if lease.own_ms is not None:
@@ -80,6 +82,8 @@ class Learner:
             self._models.compare_counts(lease.model, lease.prompt_tokens, usage.prompt_tokens)
         if stored is not None:
             predicted = capped(stored.tokens, lease.prompt_tokens, stored.block_tokens)
+            if actual is not None and lease.receipt.pull is not None:
+                actual = min(actual, predicted)  # what comes behind that was pulled
             self._knowledge.answered(lease.replica, stored, predicted, actual, lease.prompt_tokens)
             if stored.tiers and actual is not None and actual < predicted and lease.tokens is not None:
                 self._knowledge.tiered.missed(lease.replica, stored, lease.tokens, actual)

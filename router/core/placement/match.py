@@ -12,9 +12,11 @@ from msgspec import Struct
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import Knowledge
 from router.core.cache.reported import StoredPrefix
+from router.core.cache.tiered import PullSource
 from router.core.facts.requests import Ask
 from router.core.fleet.member import ANSWER_TOKENS_MAX
 from router.core.fleet.models import Models
+from router.core.fleet.pulls import Pulls
 from router.core.learned.answers import AnswerMemory, PastAnswer, Span
 from router.core.learned.speeds import Speeds
 from router.core.learned.token_ratio import ModelTokens, plausible
@@ -45,19 +47,27 @@ class PromptMatch(Struct, gc=False):
     stored: dict[str, StoredPrefix] | None  # prefix that each replica holds by its events; None without token ids
     home: str = ""  # replica that gave the conversation's last answer and still has that cache; "": none
     credit: AnswerCredit | None = None  # blocks of that answer that the home holds besides
+    sources: list[PullSource] | None = None  # what it can be pulled from, the most first; None: nothing is pulled
 
 
 class Matcher:
     """Reads what is known of caches and answers; changes nothing."""
 
     def __init__(
-        self, models: Models, index: PrefixIndex, knowledge: Knowledge, answers: AnswerMemory, credit: AnswerCredits
+        self,
+        models: Models,
+        index: PrefixIndex,
+        knowledge: Knowledge,
+        answers: AnswerMemory,
+        credit: AnswerCredits,
+        pulls: Pulls,
     ) -> None:
         self._models = models
         self._index = index
         self._knowledge = knowledge
         self._answers = answers
         self._credit = credit
+        self._pulls = pulls
 
     def match(self, wanted: Wanted, speeds: Speeds, now_s: float) -> PromptMatch:
         """What is known of a request. `speeds` are those of replicas that serve its model."""
@@ -74,7 +84,10 @@ class Matcher:
                 if credit is not None:
                     depths[credit.replica] = len(credit.prefix)
         stored = self._knowledge.stored(tokens, now_s) if tokens else None
-        return PromptMatch(size, answer_tokens, chain.keys if chain else [], depths, stored, home, credit)
+        sources = None
+        if tokens and self._pulls.peers and wanted.may_pull:
+            sources = self._knowledge.tiered.leading(tokens, self._pulls.sources(now_s))
+        return PromptMatch(size, answer_tokens, chain.keys if chain else [], depths, stored, home, credit, sources)
 
 
 def size_of(

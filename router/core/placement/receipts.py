@@ -10,10 +10,11 @@ from __future__ import annotations
 from bisect import insort
 from math import inf
 
-from router.core.facts.placements import Candidate, Reason
+from router.core.facts.placements import Brought, Candidate, Pull, Reason, Receipt
 
 NEXT = 3  # cheapest candidates kept besides the chosen one and the longest holder
 KEPT_MAX = NEXT + 2
+_RETRY, _ONLY, _POLICY, _PULL = Reason.RETRY, Reason.ONLY, Reason.POLICY, Reason.PULL
 _WARM, _COLD = Reason.WARM, Reason.COLD  # looking up an enum's member costs as much as a call
 
 
@@ -63,3 +64,16 @@ def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...
 def _first_token_ms(c: Candidate) -> float:
     """Modelled time until the request's first token on this replica."""
     return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
+
+
+def take_pull(receipt: Receipt, chosen: Candidate, pull: Pull) -> None:
+    """Have the pull be part of what the chosen candidate is to find, in place of computing it."""
+    chosen.uncached_tokens -= pull.tokens
+    chosen.uncached_ms, chosen.stalled_ms = pull.uncached_ms, pull.stalled_ms
+    receipt.brought = Brought(receipt.predicted_tier_tokens, pull)
+    receipt.predicted_cached_tokens += pull.tokens
+    receipt.spilled_tokens = max(0, receipt.spilled_tokens - pull.tokens)
+    if not receipt.spilled_tokens:
+        receipt.spill = ""
+    if receipt.reason not in {_RETRY, _ONLY, _POLICY}:
+        receipt.reason = _PULL

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.placements import Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
+from router.core.facts.placements import Brought, Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
 from router.core.facts.replicas import Replica
 from router.core.facts.requests import Priority
 from router.core.fleet import stuck
@@ -37,8 +37,8 @@ from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
 from router.core.placement.eligible import who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
-from router.core.placement.policies import Near, Policy
-from router.core.placement.receipts import kept, reason_of
+from router.core.placement.policies import Near, Policy, Pulling
+from router.core.placement.receipts import kept, reason_of, take_pull
 from router.core.placement.spill import spill
 from router.core.placement.wanted import Wanted
 from router.core.placement.watch import LeaseWatch
@@ -85,7 +85,7 @@ class Router:
         its cache is gone. With a `slow_start_s` of 0 no replica starts slowly. With an `explainer` receipts say why
         tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
         `repeats`: engines may be asked to repeat events (cache/engine_blocks.py). With `tiers` what engines hold behind
-        their GPUs counts, at the price of loading it; `load_guesses` are by tier, before that is learned."""
+        their GPUs counts as cached; `load_guesses` say by tier what loading it takes, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         self.explainer = explainer
@@ -109,12 +109,13 @@ class Router:
         self.fitness = Fitness(self.fleet, slow_start_s=slow_start_s, breaker_changed=breaker_changed)
         self._stuck_after_s = stuck_after_s
         self._credits = AnswerCredits(self.fleet, self.models, self.index)
-        self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits)
+        self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits, self.fleet.pulls)
         self.conversations = Conversations(memory_max, self.index, self.reuse)
         self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
         self._next_lease = 0
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
+        self._pulls = policy.pulls if isinstance(policy, Pulling) else None
         # What others read of replicas, what engines show and what answers teach: documented where it is done.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
@@ -154,6 +155,16 @@ class Router:
         member = self.fleet.members.get(id_)
         if member is not None:
             self.fitness.rest(member, until_s)
+
+    def prove_peer(self, id_: str, address: str) -> None:
+        """A replica sends its peers what its CPU memory holds where they ask at this address (`host:port`), and asks
+        them in its turn; "": it does not."""
+        if id_ in self.fleet.members:
+            self.fleet.pulls.prove(id_, address)
+
+    def rest_source(self, id_: str, until_s: float) -> None:
+        """Have nothing pulled from a replica before then: a request that was to got no answer in time."""
+        self.fleet.pulls.rest(id_, until_s)
 
     def look(self, now_s: float) -> Iterator[list[str]]:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
@@ -204,8 +215,14 @@ class Router:
                 break
         receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full)
         receipt.weighed = market.replicas
-        receipt.predicted_tier_tokens = chosen.tier_tokens
+        if chosen.tier_tokens:
+            receipt.brought = Brought(chosen.tier_tokens)
         lasts_ms = expected_ms(chosen)
+        if match.sources and self._pulls is not None:
+            pull = self._pricer.pull(chosen, match, now_s)
+            if pull is not None and self._pulls(market, chosen, pull):
+                lasts_ms += pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms
+                take_pull(receipt, chosen, pull)
         receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
@@ -240,7 +257,10 @@ class Router:
         """The first body event of a stream arrived."""
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
+            alone = lease.receipt.pull is not None and lease.receipt.pull.alone and member.undisturbed(lease)
             member.prefilled(lease, now_s)
+            if lease.receipt.pull is not None:
+                self.fleet.pulls.arrived(lease, lease.receipt.pull, now_s, alone=alone)
             if self.watch is not None:
                 self.watch.first_token(lease, now_s)
             if lease.streams:
@@ -250,6 +270,8 @@ class Router:
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
+        if lease.receipt.pull is not None:
+            self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         member = self.fleet.members.get(lease.replica)
         if member is None:
             if self.watch is not None:
@@ -365,7 +387,7 @@ class Router:
             wanted.model or "",
             ask.stream and not wanted.unseen,
             size.prompt_tokens,
-            chosen.cached_tokens,
+            receipt.predicted_cached_tokens,
             credit.tokens if credit is not None and credit.replica == id_ else 0,
             chosen.uncached_ms,
             size.prompt_tokens - int(behind_marks(len(keys)) * BLOCK_BYTES / size.bytes_per_token),
@@ -383,7 +405,12 @@ class Router:
             alone = not (member.queue.computing or chosen.kv_wait_ms)
             lease.to_load = ToLoad(to_load(lease.stored, chosen.cached_tokens), chosen.loading_ms, alone)
         self._next_lease += 1
-        member.open(lease, now_s)
+        if (pull := receipt.pull) is not None:
+            pull.alone = not (member.queue.computing or chosen.kv_wait_ms or lease.to_load)
+            if lease.to_load is not None:
+                lease.to_load.alone = False
+            self.fleet.pulls.begin(lease, pull, member.speeds.loads, now_s)
+        member.open(lease, now_s, chosen.kv_wait_ms)
         member.unseen_answers += wanted.unseen
         self.fitness.opened(member, lease)
         self.reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)

@@ -2,8 +2,8 @@
 
 A holder may be passed over because it was not to be asked (`retry`, `full`, `unfit`), because the policy does not look
 (`policy`) or could not tell the prices apart (`tie`), or because it was dearer. Then the cause is the term of its price
-in which it is furthest behind the chosen replica: `queue`, `kv_space`, `eviction`, `loading`, `speed`, where it would
-take longer over less, or `crowd`, where too many decode already. A price is a sum, so terms of one are compared in
+in which it is furthest behind the chosen replica: `queue`, `kv_space`, `eviction`, `speed`, where it would take longer
+over less, or `crowd`, where too many decode already. A price is a sum, so terms of one are compared in
 milliseconds, as every policy adds them up; what the policy's prices differ by beyond all other terms is the crowd's.
 """
 
@@ -21,9 +21,8 @@ class SpillCause(StrEnum):
     """What made the longest holder a worse choice, or none."""
 
     QUEUE = "queue"  # prefill work waits at the holder
-    KV_SPACE = "kv_space"  # the holder's KV pool has no room yet
+    KV_SPACE = "kv_space"  # the holder's KV pool has no room yet, and others wait for that too
     EVICTION = "eviction"  # the holder would drop blocks that others would compute again
-    LOADING = "loading"  # the holder has to load it from memory behind its GPU
     SPEED = "speed"  # the holder prefills slower
     CROWD = "crowd"  # answers that decode at the holder would be slowed down, and slow this one down
     TIE = "tie"  # prices too close to tell apart: the ring, or the home, decided
@@ -71,7 +70,11 @@ def spill(
 
 
 def _dues(c: Candidate) -> float:
-    return c.pending_ms + c.kv_wait_ms + c.loading_ms + _evicted_ms(c)
+    return c.pending_ms + _room_ms(c) + _evicted_ms(c)
+
+
+def _room_ms(c: Candidate) -> float:
+    return c.kv_wait_ms + c.room_ms
 
 
 def _evicted_ms(c: Candidate) -> float:
@@ -81,9 +84,8 @@ def _evicted_ms(c: Candidate) -> float:
 def _dearest(holder: Candidate, chosen: Candidate) -> SpillCause:
     terms = [
         (holder.pending_ms - chosen.pending_ms, SpillCause.QUEUE),
-        (holder.kv_wait_ms - chosen.kv_wait_ms, SpillCause.KV_SPACE),
+        (_room_ms(holder) - _room_ms(chosen), SpillCause.KV_SPACE),
         (_evicted_ms(holder) - _evicted_ms(chosen), SpillCause.EVICTION),
-        (holder.loading_ms - chosen.loading_ms, SpillCause.LOADING),
         (holder.uncached_ms - chosen.uncached_ms, SpillCause.SPEED),
     ]
     if holder.price_ms and chosen.price_ms:

@@ -26,6 +26,7 @@ from router.settings.networks import usual
 PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
 REPLAY_PORT = "warmroute/kv-replay-port"
+PEER_PORT = "warmroute/p2p-port"
 ACTIVE_PORTS = "llm-d.ai/active-ports"  # annotation of a pod: those ports of its pool that serve, with commas between
 ACTIVE_PORTS_ONCE = "inference.networking.k8s.io/active-ports"  # its name in the upstream's own picker
 ACTIVE_CHARS_MAX = 1_024  # characters of such an annotation that are read
@@ -37,6 +38,7 @@ class _Annotations(msgspec.Struct):
     port: str = msgspec.field(default="", name=PORT)
     events: str = msgspec.field(default="", name=EVENTS_PORT)
     replay: str = msgspec.field(default="", name=REPLAY_PORT)
+    peer: str = msgspec.field(default="", name=PEER_PORT)
     active: str | None = msgspec.field(default=None, name=ACTIVE_PORTS)
     active_once: str | None = msgspec.field(default=None, name=ACTIVE_PORTS_ONCE)
 
@@ -225,8 +227,10 @@ def _replica(
     """The replica on one port. The ranks of one pod publish their events each on a port of its own, counted up from
     the first rank's, as vLLM does (`ZmqEventPublisher.offset_endpoint_port`)."""
     annotations = pod.metadata.annotations or _Annotations()
-    events = replay = why = ""
+    events = replay = peer = why = ""
     try:
+        if annotations.peer:
+            peer = f"{address}:{_number(annotations.peer, PEER_PORT, rank)}"
         if annotations.events:
             events = f"tcp://{address}:{_number(annotations.events, EVENTS_PORT, rank)}"
             if annotations.replay:
@@ -240,6 +244,7 @@ def _replica(
         node=pod.spec.node_name or "",
         events=events,
         replay=replay,
+        peer=peer,
         ready=ready,
     )
     return replica, why

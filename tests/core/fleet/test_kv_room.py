@@ -136,3 +136,45 @@ def test_room_comes_back_as_fast_as_answers_end() -> None:
     short_ms, long_ms = (kv_wait_ms(served(s, kv_usage=1.0), words(2, 8_000)) for s in (5.0, 15.0))
     assert long_ms == pytest.approx(3 * short_ms)
     assert short_ms == pytest.approx(5_000 * 8_000 / KV_TOKENS, rel=0.02)
+
+
+def test_who_keeps_room_delays_those_who_wait_for_it() -> None:
+    """By as much longer as it keeps more than the others there do, and nobody where there is room. Of a shared prefix
+    each that is open keeps its part, so a copy of it delays others by far more than one more that joins many."""
+    world = served(answer_tokens=0)
+    open_there = [world.place(chat(words(seed, 300), system=SYSTEM), only="a") for seed in range(10, 20)]
+    world.place(chat(words(50, 8_000)), only="a")
+    free, joins, copy = (
+        world.place(chat(prompt, system=system), only=only).receipt.candidates[0]
+        for prompt, system, only in (
+            (words(1, 300), SYSTEM, "b"),
+            (words(2, 300), SYSTEM, "a"),
+            (words(3, 8_300), "", "a"),
+        )
+    )
+    assert (free.kv_wait_ms, free.room_ms) == (0, 0)
+    kept_tokens = 300 + 8_000 / (1 + len(open_there))  # marks are 500 tokens apart
+    used_tokens = 8_000 + 10 * 300 + 8_000
+    assert joins.room_ms == pytest.approx(
+        joins.kv_wait_ms * kept_tokens * 11 / used_tokens, rel=0.15
+    )  # marks are 500 tokens apart
+    assert copy.room_ms / copy.kv_wait_ms > 6 * joins.room_ms / joins.kv_wait_ms
+
+
+def test_waiting_for_room_is_not_taken_for_slow_prefill() -> None:
+    """First tokens that come after twenty seconds because the pool was full, or because somebody who waits for room is
+    ahead of them, leave the learned speed as it was; once there is room again, speed is learned again."""
+    world = served(answer_tokens=0)
+    running = [world.place(chat(words(seed, 8_000)), only="a") for seed in (2, 3)]
+    for lease in running:
+        world.first_token(lease, after_s=1.0)
+        world.finish(lease) if lease is running[0] else None
+    before = world.router.fleet.members["a"].prefill_model
+    world.place(chat(words(4, 8_000)), only="a")
+    waits = [world.place(chat(words(seed, 6_000)), only="a") for seed in (5, 6)]
+    behind = world.place(chat(words(7, 1_500)), only="a")
+    assert waits[0].receipt.candidates[0].kv_wait_ms > 0
+    for lease in (*waits, behind):
+        world.first_token(lease, after_s=20.0)
+        world.finish(lease, usage=Usage(lease.prompt_tokens, 100, 0))
+    assert world.router.fleet.members["a"].prefill_model == before

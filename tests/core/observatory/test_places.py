@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.facts.misses import STAGES, Breakdown, Miss, Sighting, TokenPlace
-from router.core.facts.placements import Ending, Grade, Usage
+from router.core.facts.placements import Brought, Ending, Grade, Usage
 from router.core.facts.replicas import Load
 from router.core.facts.requests import Ask, Prompt
 from router.core.facts.tiers import CPU
@@ -25,9 +25,10 @@ from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
 from tests.core.placement.placing import World, chat, words
+from tests.core.placement.tiered_fleet import TOKENS, TieredFleet
 from tests.core.ready import router_of
 
-FOUND = (TokenPlace.TIER, TokenPlace.REPLAY, TokenPlace.GENUINE)
+FOUND = (TokenPlace.TIER, TokenPlace.PULLED, TokenPlace.REPLAY, TokenPlace.GENUINE)
 WINDOW_S = 3_600.0
 FIRST, SECOND = words(1, 2_000), words(2, 2_000)
 counts = st.integers(0, 5_000)
@@ -55,13 +56,13 @@ def test_stages_take_every_place_once() -> None:
     assert [*joined(*STAGES.values()), *FOUND] == list(TokenPlace)
 
 
-@given(st.dictionaries(st.sampled_from(Miss), counts), counts, counts, counts, st.booleans())
+@given(st.dictionaries(st.sampled_from(Miss), counts), counts, counts, counts, counts, st.booleans())
 def test_places_add_up_to_any_breakdown(
-    misses: dict[Miss, int], hit: int, loaded: int, elsewhere: int, replay: bool
+    misses: dict[Miss, int], hit: int, loaded: int, pulled: int, elsewhere: int, replay: bool
 ) -> None:
     """Places are the breakdown's tokens whatever it says of tiers and other replicas, hits are hits, and a place
     that is named has tokens."""
-    miss = Breakdown(hit + sum(misses.values()), hit, misses, loaded=loaded, dropped_elsewhere=elsewhere)
+    miss = Breakdown(hit + sum(misses.values()), hit, misses, loaded=loaded, dropped_elsewhere=elsewhere, pulled=pulled)
     places = places_of(miss, replay=replay)
     assert sum(places.values()) == miss.prompt_tokens
     assert sum(places.get(place, 0) for place in FOUND) == hit
@@ -77,7 +78,7 @@ def test_places_add_up_without_an_observatory(
     """A request that nobody explained has places, too: hits, and what the router did not read."""
     lease = watched().place(chat("hi"))
     receipt = lease.receipt
-    receipt.prompt_tokens, receipt.predicted_cached_tokens, receipt.predicted_tier_tokens = prompt, predicted, tier
+    receipt.prompt_tokens, receipt.predicted_cached_tokens, receipt.brought = prompt, predicted, Brought(tier)
     places = places_of(unexplained(receipt, Usage(prompt, 1, cached)), replay=replay)
     assert sum(places.values()) == prompt
     assert set(places) <= {*FOUND, TokenPlace.UNSUPPORTED}
@@ -230,6 +231,18 @@ def behind_the_gpu() -> Places:
     return ended(lease, cached_tokens=tokens)
 
 
+def sent_by_another() -> Places:
+    """Work waits at the only holder, whose memory sends the prompt to another replica."""
+    fleet = TieredFleet("ab")
+    fleet.router.explainer = Explainer(100_000, replay_window_s=WINDOW_S)
+    for name in "ab":
+        fleet.router.prove_peer(name, f"{name}:5710")
+    fleet.says("a", "GPU", "CPU")
+    for seed in range(90, 93):
+        fleet.place(seed=seed, only="a")
+    return ended(fleet.place(), cached_tokens=TOKENS)
+
+
 def asked_again() -> Places:
     """The very same prompt, right behind its first answer."""
     world = watched()
@@ -256,6 +269,7 @@ HISTORIES: dict[TokenPlace, Callable[[], Places]] = {
     TokenPlace.HELD_ELSEWHERE: held_there,
     TokenPlace.MISPREDICTED: said_and_not_found,
     TokenPlace.TIER: behind_the_gpu,
+    TokenPlace.PULLED: sent_by_another,
     TokenPlace.REPLAY: asked_again,
     TokenPlace.GENUINE: next_turn,
 }

@@ -61,6 +61,7 @@ FLEETS = st.lists(
         evicted_ms=TIMES,
         evicted_again_ms=TIMES,
         kv_wait_ms=TIMES,
+        room_ms=TIMES,
         in_flight=st.integers(0, 40),
         footprint_blocks=st.integers(0, 5_000),
     ),
@@ -153,7 +154,11 @@ def test_warm_never_leaves_the_tie_band(asked: Market, candidates: list[Candidat
     assert not choice.tied or len(band) > 1
 
 
-@given(candidates=FLEETS, more=st.floats(1, 1e5), field=st.sampled_from(["pending_ms", "uncached_ms", "kv_wait_ms"]))
+@given(
+    candidates=FLEETS,
+    more=st.floats(1, 1e5),
+    field=st.sampled_from(["pending_ms", "uncached_ms", "kv_wait_ms", "room_ms"]),
+)
 @settings(deadline=None)
 def test_warm_likes_nobody_for_being_dearer(candidates: list[Candidate], more: float, field: str) -> None:
     """With no band, a replica that was not chosen is not chosen for getting dearer."""

@@ -2,75 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
-from router.core.facts.placements import Ending, Grade, Outcome, Usage
-from router.core.facts.replicas import Load
-from router.core.facts.requests import Ask, Prompt
 from router.core.facts.tiers import CPU
 from router.core.fleet import stuck
 from router.core.fleet.lease import Lease
-from router.core.kv_events.decoding import Removed, Stored
 from router.core.learned.loads import LoadModel
-from router.core.learned.prefill import PrefillModel
-from router.core.placement.router import Router
-from router.core.placement.wanted import Wanted
-from router.core.prompts.blocks import Chain, token_chain, token_root
-from router.core.prompts.token_keys import TokenPrompt
-from tests.core.ready import router_of
-
-BLOCK, TOKENS = 16, 16_000
-GUESS = LoadModel(floor_ms=10.0, per_token_ms=0.01)
-HASHES = list(range(1, TOKENS // BLOCK + 1))
-
-
-def _prompt(seed: int = 0) -> TokenPrompt:
-    ids = array("I", range(seed, seed + TOKENS + 10)).tobytes()
-    return TokenPrompt(ids, "", b"", {BLOCK: token_chain(ids, BLOCK, token_root("", b"", BLOCK))})
-
-
-class _Fleet:
-    """Replicas `a` and `b`, of which events say what they hold."""
-
-    def __init__(self, **more: object) -> None:
-        self.now_s = 100.0
-        self.router: Router = router_of("ab", load_guesses={CPU: GUESS}, **more)
-        for name in "ab":
-            self.router.knowledge.untokened(name, "")
-            self.router.knowledge.grade(name, Grade.EXACT, "joined", 0.0)
-            self.router.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
-        speeds = self.router.fleet.members["a"].speeds
-        speeds.prefill.model = PrefillModel(20.0, 0.05, 0.0)
-
-    def says(self, name: str, *mediums: str, blocks: int = len(HASHES), seed: int = 0) -> None:
-        """The replica has the first blocks of a prompt there."""
-        hashes = [each + 10_000 * seed for each in HASHES[:blocks]]
-        for medium in mediums:
-            ids = _prompt(seed).ids[: 4 * BLOCK * blocks]
-            event = Stored(hashes, None, ids, BLOCK, "", b"", None, medium, 0, prefix=True)
-            self.router.knowledge.apply(name, event, self.now_s)
-
-    def evicts(self, name: str, *, seed: int = 0) -> None:
-        """Nothing of the prompt is on the GPU any more."""
-        self.router.knowledge.apply(name, Removed([each + 10_000 * seed for each in HASHES], "GPU", 0), self.now_s)
-
-    def place(self, *, seed: int = 0, **how: object) -> Lease:
-        """Route a request for a prompt now."""
-        ask = Ask("m", Prompt(text=b"", first_user_end=0, skipped_bytes=4 * (TOKENS + 10)), stream=True)
-        wanted = Wanted(ask, "m", Chain([], 0, seed + 1, (), 0), "key", _prompt(seed))
-        return self.router.route(wanted, self.now_s, **how)  # type: ignore[arg-type]  # names of its parameters
-
-    def answers(self, lease: Lease, took_s: float, cached_tokens: int) -> None:
-        """The first token comes after so long, and then the end."""
-        self.now_s = lease.placed_s + took_s
-        self.router.first_token(lease, self.now_s)
-        self.finish(lease, cached_tokens)
-
-    def finish(self, lease: Lease, cached_tokens: int) -> None:
-        """The answer ends well."""
-        self.router.finish(lease, Outcome(Ending.OK, Usage(TOKENS + 10, 1, cached_tokens)), self.now_s)
+from tests.core.placement.tiered_fleet import GUESS, TOKENS, TieredFleet
 
 
 def _candidates(lease: Lease) -> dict[str, tuple[int, int, float]]:
@@ -78,9 +16,9 @@ def _candidates(lease: Lease) -> dict[str, tuple[int, int, float]]:
     return {c.id: (c.cached_tokens, c.tier_tokens, c.loading_ms) for c in lease.receipt.candidates}
 
 
-def test_a_hit_in_a_tier_costs_its_load() -> None:
-    """It counts as cached, and the load's time is a term of its own; the receipt says how many tokens are loaded."""
-    fleet = _Fleet()
+def test_a_hit_in_a_tier_is_told_with_its_load() -> None:
+    """It counts as cached, and what the load takes is told apart; the receipt says how many tokens are loaded."""
+    fleet = TieredFleet()
     fleet.says("a", "GPU", "CPU")
     fleet.evicts("a")
     fleet.says("a", "GPU", blocks=200)
@@ -95,27 +33,33 @@ def test_a_hit_in_a_tier_costs_its_load() -> None:
 
 def test_a_hit_on_the_gpu_is_better_than_one_in_a_tier() -> None:
     """Of two replicas that hold as much, the one that need not load is asked."""
-    fleet = _Fleet()
+    fleet = TieredFleet()
     fleet.says("a", "GPU", "CPU")
     fleet.evicts("a")
     fleet.says("b", "GPU")
     assert fleet.place().replica == "b"
 
 
-def test_a_slow_tier_is_left_alone() -> None:
-    """Where loading takes longer than computing, a replica with nothing to do computes."""
-    fleet = _Fleet()
-    fleet.router.fleet.means.load_guesses[CPU] = LoadModel(10.0, 0.5)
-    fleet.says("a", "GPU", "CPU")
-    fleet.evicts("a")
-    lease = fleet.place()
-    assert (lease.replica, lease.receipt.spill) == ("b", "loading")
+def test_a_load_is_no_reason_to_compute_elsewhere() -> None:
+    """Its time is in the predicted time to first token, and not in the price: a load takes nothing of the GPU's time,
+    and a second copy would push others out of their tiers (docs/evidence/tiers.md)."""
+    predicted_ms = []
+    for per_token_ms in (0.001, 0.5):
+        fleet = TieredFleet()
+        fleet.router.fleet.means.load_guesses[CPU] = LoadModel(10.0, per_token_ms)
+        fleet.says("a", "GPU", "CPU")
+        fleet.evicts("a")
+        lease = fleet.place()
+        assert (lease.replica, lease.receipt.spill) == ("a", "")
+        predicted_ms.append(lease.expected_ms)
+    quick_ms, slow_ms = predicted_ms
+    assert slow_ms - quick_ms == pytest.approx(0.499 * TOKENS)
 
 
 def test_loads_under_way_are_a_queue() -> None:
     """The next load from the same tier waits for those before it, which go on with the clock; one that is over, or
     whose client has left, is waited for no longer."""
-    fleet = _Fleet()
+    fleet = TieredFleet()
     for seed in range(3):
         fleet.says("a", "GPU", "CPU", seed=seed)
         fleet.evicts("a", seed=seed)
@@ -133,7 +77,7 @@ def test_loads_under_way_are_a_queue() -> None:
 
 def test_a_second_request_for_what_is_being_loaded_loads_nothing() -> None:
     """It is on the GPU by the time that it is needed."""
-    fleet = _Fleet()
+    fleet = TieredFleet()
     fleet.says("a", "GPU", "CPU")
     fleet.evicts("a")
     first, second = fleet.place(only="a"), fleet.place(only="a")
@@ -146,7 +90,7 @@ def test_what_a_tier_keeps_is_cheap_to_evict() -> None:
     """A full GPU whose blocks are all in a tier as well is evicted at the price of loading them again."""
     prices = []
     for mediums in (("GPU",), ("GPU", "CPU")):
-        fleet = _Fleet()
+        fleet = TieredFleet()
         for seed in range(12):
             fleet.says("a", *mediums, seed=seed)
         reuse, members = fleet.router.reuse, fleet.router.fleet.members
@@ -165,7 +109,7 @@ def test_what_a_tier_keeps_is_cheap_to_evict() -> None:
 def test_loads_are_learned_from_first_tokens() -> None:
     """What a first token took beyond the modelled prefill is the load's, one behind the other where several are under
     way; 40 answers from a link of a quarter of the guessed speed show it to within 10 %."""
-    fleet, truth = _Fleet(), LoadModel(5.0, 0.04)
+    fleet, truth = TieredFleet(), LoadModel(5.0, 0.04)
     member = fleet.router.fleet.members["a"]
     for turn in range(20):
         leases = []
@@ -188,7 +132,7 @@ def test_loads_are_learned_from_first_tokens() -> None:
 def test_a_replica_that_loads_is_not_late() -> None:
     """Nothing comes from a slow disk for a while: silence means something only after three times what the load, and the
     loads before it, are believed to take."""
-    fleet = _Fleet()
+    fleet = TieredFleet()
     member = fleet.router.fleet.members["a"]
     member.speeds.prefill.observations, link = 100, member.links.of(CPU)
     link.fit.model, link.fit.observations = LoadModel(0.0, 0.5), 100
@@ -206,7 +150,7 @@ def test_a_replica_that_loads_is_not_late() -> None:
 def test_a_load_that_did_not_come_teaches_nothing() -> None:
     """Where the engine found less than was predicted, its time is not that of the load; nor where a long prompt was
     computed meanwhile."""
-    fleet = _Fleet()
+    fleet = TieredFleet()
     member = fleet.router.fleet.members["a"]
     for seed, cached in ((0, 1_600), (1, TOKENS)):
         fleet.says("a", "GPU", "CPU", seed=seed)
@@ -220,9 +164,9 @@ def test_a_load_that_did_not_come_teaches_nothing() -> None:
     assert member.links.of(CPU).fit.observations == 0
 
 
-def test_tiers_off_cost_and_credit_nothing() -> None:
+def test_tiers_off_credit_nothing() -> None:
     """With the setting off a prompt that only the tier has is computed like any other."""
-    fleet = _Fleet(tiers=False)
+    fleet = TieredFleet(tiers=False)
     fleet.says("a", "GPU", "CPU")
     fleet.evicts("a")
     lease = fleet.place()

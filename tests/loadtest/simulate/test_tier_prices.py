@@ -13,7 +13,7 @@ from loadtest.pages.tiers import tiers_block
 from loadtest.simulate.command import main
 from loadtest.simulate.results import tiers
 from loadtest.simulate.rules.tier_credit import TierCredit
-from router.core.facts.placements import Candidate, Market
+from router.core.facts.placements import Candidate, Market, Moved
 from router.core.learned.speeds import BACKLOG_TOKENS
 
 
@@ -25,24 +25,27 @@ def _row(price: str, seed: int, ttft_s: float) -> Row:
 
 def test_a_hit_in_a_tier_counts_as_a_part_of_one_on_the_gpu() -> None:
     """A fixed part of the prefill that it saves is lost, whatever the router believes of the load: with a credit of 1
-    nothing is, so the replica that has all of a prompt in a tier is as good as the one that has it on its GPU."""
+    nothing is, so the replica that has all of a prompt in a tier is as good as the one that has it on its GPU. Without
+    a credit the load costs what the router believes that it takes."""
     market = Market("key", 5.0, 1_600.0, 0.0)
 
-    def chosen(credit: float, loading_ms: float) -> tuple[str, float]:
+    def chosen(credit: float | None, loading_ms: float) -> tuple[str, float]:
         gpu = Candidate("gpu", 16_000, 0, 300.0, 0.0, 0.0, 0.0, 0)
         tier = Candidate("tier", 16_000, 0, 0.0, 0.0, 0.0, 0.0, 0)
-        tier.tier_tokens, tier.loading_ms = 16_000, loading_ms
-        return TierCredit(credit).choose(market, [gpu, tier]).id, tier.loading_ms
+        tier.moved = Moved(16_000, loading_ms)
+        return TierCredit(credit).choose(market, [gpu, tier]).id, tier.price_ms
 
     assert BACKLOG_TOKENS == 16_000
     assert chosen(1.0, 9_999.0) == ("tier", 0.0)
     assert chosen(0.75, 0.0) == ("gpu", 400.0)
+    assert chosen(None, 200.0) == ("tier", 200.0)
+    assert chosen(None, 400.0) == ("gpu", 400.0)
 
 
 def test_the_table_has_means_over_the_seeds_that_all_ran() -> None:
-    """The least is bold where it is 3 % or more below the learned price."""
-    rows = [_row("price", 1, 1.0), _row("price", 2, 3.0), _row("free", 1, 1.0), _row("free", 2, 2.8)]
-    rows += [_row("price", 3, 99.0), _row("0.4", 1, 2.0), _row("0.4", 2, 2.0)]
+    """The least is bold where it is 3 % or more below a free hit."""
+    rows = [_row("free", 1, 1.0), _row("free", 2, 3.0), _row("price", 1, 1.0), _row("price", 2, 2.8)]
+    rows += [_row("free", 3, 99.0), _row("0.4", 1, 2.0), _row("0.4", 2, 2.0)]
     first, *_ = tiers.lines(rows)
     assert first == ("1/13", "4", "at", "TTFT mean", "2.00", "**1.90**", "-", "-", "2.00", "-")
 
@@ -62,10 +65,10 @@ def test_the_page_names_the_commands_of_its_rows() -> None:
 def test_all_prices_run_the_same_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command runs them and prints the table; who knows nothing of tiers comes later than who does."""
     file = tmp_path / "tiers.json"
-    arguments = ["--tiers", "1/13", "--replicas", "2", "--load", "at", "--policy", "price", "no tiers"]
+    arguments = ["--tiers", "1/13", "--replicas", "2", "--load", "at", "--policy", "free", "no tiers"]
     assert main([*arguments, "--requests", "60", "--jobs", "1", "--json", str(file)]) == 0
     assert "TTFT mean" in capsys.readouterr().out
-    job = tiers.TierJob("1/13", 2, "at", 1, ("price", tiers.UNTOLD), 60)
+    job = tiers.TierJob("1/13", 2, "at", 1, ("free", tiers.UNTOLD), 60)
     told, untold = tiers.run_tiers(job)
     assert told.requests == untold.requests == 120
     assert (told.got or 0.0) < (untold.got or 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from router.core.facts.placements import Candidate, Choice, Market
+from router.core.facts.placements import Candidate, Choice, Market, Pull
 
 
 class Policy(Protocol):
@@ -16,6 +16,14 @@ class Policy(Protocol):
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Pick one of `candidates` (never empty, in a stable order)."""
+
+
+@runtime_checkable
+class Pulling(Protocol):
+    """A policy that may have the replica that it chose bring what that lacks from another one's memory."""
+
+    def pulls(self, market: Market, chosen: Candidate, pull: Pull) -> bool:
+        """Whether the pull is better than computing these tokens there."""
 
 
 @runtime_checkable

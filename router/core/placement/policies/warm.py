@@ -1,8 +1,7 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
-    price(q, r) = wait(r) + loading(q, r)
-                  + uncached(q, r) + load(r) x min(uncached(q, r), unit)
-                  + evicted(q, r)
+    price(q, r) = wait(r) + uncached(q, r) + load(r) x min(uncached(q, r), unit)
+                  + room(q, r) + evicted(q, r)
                   + evicted_again(q, r) / (1 + backlog)^2
                   + (decode(q, r) + slowed(q, r) + stalled(q, r)) / (1 + CROWD x median_ms / tie_ms)
 
@@ -10,10 +9,19 @@ All terms are milliseconds that somebody waits. Each is a field of Candidate, wh
 
 `wait` is the time until the prompt's prefill begins: until the prefills before it are done and the KV pool has room.
 Both come about at the same time, so the longer of the two counts. `uncached` is the prefill of what the replica does
-not hold: a request goes to its cache unless waiting there costs more than computing it again. `load`, the wait in units
-of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the requests behind it, and an
-idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever finds it before him is
-placed elsewhere, for about a unit's work done again, so more than a unit is not counted for each.
+not hold: a request goes to its cache unless waiting there costs more than computing it again. What memory behind the
+GPU holds is loaded while others are prefilled, so a load is a time of this request alone and none of the GPU's; a
+price with it was raced, and is no better than one without (docs/evidence/tiers.md). It decides where nothing else
+does, between replicas that hold as much.
+
+`load`, the wait in units of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the
+requests behind it, and an idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever
+finds it before him is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
+each.
+
+`room` is the same externality of memory. A prompt keeps KV room until its answer ends, and where the pool is full all
+who wait behind it wait for that. A prefix that open leases share is kept until the last of them ends, so one that joins
+many of them keeps little, and a copy keeps all of it: where room is what is short, a prefix stays together.
 
 `evicted` is work for later: the tokens that the placement evicts, times the chance that they are asked for again. Then
 they evict others in their turn, and so on (core/placement/evictions.py). So where more conversations go on than fit,
@@ -31,6 +39,11 @@ reaches the tie band; a few replicas with a prompt of minutes say nothing of the
 Where the fleet is busy (BUSY_UNITS of prefill wait at the mean replica, and one unit at the median), and even the
 cheapest placement would make others repeat more than HELD_WORTH times the prompt's own work, the prompt is held back
 (core/admission/holding.py).
+
+Where the chosen replica can bring what it lacks from the memory of another one, it does so if that costs less than
+computing (`pulls`). The choice is made without: a price with the fetch in the place of the prefill was raced, and lost
+to no pulls at all. It draws copies wherever fewer answers decode, and what a copy takes from others, of live KV room
+and of memory behind the GPU, is no term of the price (docs/evidence/pulls.md).
 
 Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
 that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any other,
@@ -58,7 +71,7 @@ from math import inf
 
 from msgspec import Struct
 
-from router.core.facts.placements import Candidate, Choice, Grade, Market
+from router.core.facts.placements import Candidate, Choice, Grade, Market, Pull
 from router.core.placement.ring import Ring, load_bound
 
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
@@ -88,6 +101,16 @@ class Warm:
         if market.backlog >= BUSY_UNITS and market.median_backlog >= 1:
             choice.hold_back = any(thrashes(c, market) for c in candidates if c.id == choice.id)
         return choice
+
+    def pulls(self, market: Market, chosen: Candidate, pull: Pull) -> bool:
+        """Whether fetching costs less than what it saves: this request's prefill, and what that costs others."""
+        weights = Weights.of(market)
+        waited_ms = max(chosen.pending_ms, chosen.kv_wait_ms)
+        saved_ms = chosen.uncached_ms - pull.uncached_ms
+        delays_ms = min(chosen.uncached_ms, weights.unit_ms) - min(pull.uncached_ms, weights.unit_ms)
+        saved_ms += min(waited_ms * weights.per_wait_ms, weights.load_max) * delays_ms
+        saved_ms += weights.decoding * (chosen.stalled_ms - pull.stalled_ms)
+        return pull.fetch_ms < saved_ms
 
     def _cheapest(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         # Two loops over the candidates: a comprehension for each of their results would take twice as long.
@@ -186,13 +209,14 @@ def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 
 def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
-    """The candidate with the shortest wait among several that hold as much; of equals the least loaded. No cache is at
-    stake between them, so every wait counts, however short: most of the open leases decode and delay no prefill."""
+    """The candidate with the shortest wait, for loads too, among several that hold as much; of equals the least loaded.
+    No cache is at stake between them, so every wait counts, however short: most of the open leases decode and delay no
+    prefill."""
     soonest, *others = holders
     least = [soonest]
-    least_ms = wait_ms(soonest)
+    least_ms = wait_ms(soonest) + soonest.loading_ms
     for c in others:
-        waits_ms = wait_ms(c)
+        waits_ms = wait_ms(c) + c.loading_ms
         if waits_ms < least_ms:
             least, least_ms = [c], waits_ms
         elif waits_ms == least_ms:
@@ -202,9 +226,9 @@ def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
 
 def wait_ms(candidate: Candidate) -> float:
     """Time until a prefill would begin: until the prefills before it are done and the KV pool has room, whichever is
-    later, and what is to be loaded is loaded."""
-    pending_ms, kv_wait_ms, loading_ms = candidate.pending_ms, candidate.kv_wait_ms, candidate.loading_ms
-    return loading_ms + (pending_ms if pending_ms > kv_wait_ms else kv_wait_ms)  # noqa: FURB136 - half of max()'s time
+    later."""
+    pending_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
+    return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half of max()'s time
 
 
 def thrashes(candidate: Candidate, market: Market) -> bool:
@@ -244,9 +268,9 @@ def price(candidate: Candidate, weights: Weights) -> float:
     delay_ms = uncached_ms if uncached_ms < weights.unit_ms else weights.unit_ms  # noqa: FURB136 - as in wait_ms()
     return (
         waited_ms
-        + candidate.loading_ms
         + uncached_ms
         + load * delay_ms
+        + candidate.room_ms
         + candidate.evicted_ms
         + weights.again * candidate.evicted_again_ms
         + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)

@@ -1,0 +1,136 @@
+"""What pulls between replicas are worth: `python -m loadtest simulate --pulls`.
+
+A pool of prefixes and sessions with documents (scenarios/pulled.py), on replicas with CPU memory of twice their caches
+and links between them as published figures have them. Rows differ in who places, and whether a pull may be ordered; all
+of them know the same of caches and tiers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from rich.console import Console
+
+from loadtest.common.report import Row, drawn
+from loadtest.engine.host_tier import TierLimits
+from loadtest.engine.peers import PeerLimits
+from loadtest.simulate.results.figures import row_of
+from loadtest.simulate.results.race import settled
+from loadtest.simulate.rules.pull_threshold import PullThreshold
+from loadtest.simulate.scenarios.pulled import KV_TOKENS, WORKLOADS
+from loadtest.simulate.scenarios.scenario import LOADS
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.world import World
+from router.core.placement.policies import Policy
+from router.core.placement.policies.least_loaded import LeastLoaded
+from router.core.placement.policies.longest_match import LongestMatch
+from router.core.placement.policies.warm import Warm
+
+TIER = 2
+REQUESTS = 150  # for each replica
+SIZE = 8
+LINKS = {"rdma": PeerLimits(), "slow": PeerLimits(270e-3, 29e-6)}
+"""A link's name -> what a transfer takes: by the ratios to recomputing that are published of gpt-oss-120b on H200 with
+RDMA, and of GLM-5.2 (1.25 s and 134 us a token, where recomputing takes 279 us a token)."""
+SHARES = ("below", "at", "above")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Who places, and whether routers may order pulls."""
+
+    make: Callable[[], Policy]
+    pulls: bool
+
+
+OURS = "ours"
+ROWS = {
+    "affinity": Entry(LongestMatch, pulls=False),
+    "load": Entry(LeastLoaded, pulls=False),
+    "load + pulls": Entry(PullThreshold, pulls=True),
+    "ours, no pulls": Entry(Warm, pulls=False),
+    OURS: Entry(Warm, pulls=True),
+}
+"""Row -> who places: the longest holder, the fewest open leases, the same with llm-d's threshold, and `warm`."""
+FIGURES: dict[str, Callable[[Row], float | None]] = {
+    "TTFT p50, s": lambda row: row.ttft_p50_s,
+    "TTFT p90, s": lambda row: row.ttft_p90_s,
+    "end-to-end p90, s": lambda row: row.e2e_p90_s,
+    "output tokens/s": lambda row: row.output_tokens_per_s,
+    "pulled of prompts, %": lambda row: row.got,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PullJob:
+    """One workload on one kind of link at one load for one seed, and who runs it."""
+
+    workload: str
+    link: str
+    load: str
+    seed: int
+    rows: tuple[str, ...] = tuple(ROWS)
+    replicas: int = SIZE
+    requests: int = REQUESTS
+    """For each replica."""
+
+
+def run_pulls(job: PullJob) -> list[Row]:
+    """A row for each entry, in their order."""
+    tier = TierLimits(TIER * KV_TOKENS)
+    setting = Setting(
+        replicas=job.replicas, seed=job.seed, grade="exact", kv_tokens=KV_TOKENS, tier=tier, peers=LINKS[job.link]
+    )
+    scenario, rows = WORKLOADS[job.workload](job.load, setting, requests=job.requests * job.replicas), list[Row]()
+    with settled():
+        for name in job.rows:
+            entry = ROWS[name]
+            told = replace(scenario.setting, pulls_told=entry.pulls)
+            world = World(scenario.workload, told, entry.make)
+            result = world.run()
+            row = row_of(replace(scenario, setting=told), result)
+            row.workload, row.policy, row.case, row.seed = job.workload, name, job.link, job.seed
+            row.load_name, row.replicas = job.load, job.replicas
+            asked = sum(each.turn.prompt_tokens for each in result.sent)
+            row.got = 100 * world.sent_tokens / asked if asked else 0.0
+            row.goal = "pulled of prompts, %"
+            rows.append(row)
+    return rows
+
+
+HEADS = ("workload", "link", "load", "figure", *ROWS)
+
+
+def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A row of the table for each workload, link, load and figure, under HEADS: means over the seeds that all ran."""
+    order, made = [list(WORKLOADS), list(LINKS), list(LOADS)], list[tuple[str, ...]]()
+    of: dict[tuple[int, ...], dict[str, dict[int, Row]]] = {}
+    for row in rows:
+        named = row.workload or "", row.case or "", row.load_name or ""
+        if row.policy in ROWS and all(name in known for name, known in zip(named, order, strict=True)):
+            key = tuple(known.index(name) for name, known in zip(named, order, strict=True))
+            of.setdefault(key, {}).setdefault(row.policy, {})[row.seed or 0] = row
+    for key, entries in sorted(of.items()):
+        seeds = set[int].intersection(*(set(each) for each in entries.values()))
+        if not seeds:
+            continue
+        cells = [known[at] for known, at in zip(order, key, strict=True)]
+        for name, figure in FIGURES.items():
+            means = {entry: fmean(figure(each[seed]) or 0.0 for seed in seeds) for entry, each in entries.items()}
+            made.append((*cells, name, *[_said(means[entry]) if entry in means else "-" for entry in ROWS]))
+    return made
+
+
+def _said(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def print_pulls(console: Console, rows: Sequence[Row]) -> None:
+    """The table."""
+    left = {"workload", "link", "load", "figure"}
+    made = drawn(HEADS, (), "who places, and what pulls bring: means over seeds", left=left, no_wrap=False)
+    for cells in lines(rows):
+        made.add_row(*cells)
+    console.print(made)

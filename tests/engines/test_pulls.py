@@ -1,0 +1,225 @@
+"""Replicas that send each other what their CPU memory holds, over HTTP: who is ordered to, and what stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
+from loadtest.engine.host_tier import TierLimits
+from loadtest.engine.peers import PeerLimits
+from loadtest.engine.step import Limits
+from router.app import App
+from router.core.dialects.pulls import with_pull
+from router.core.facts.placements import Grade
+from router.core.facts.replicas import Replica
+from router.engines.peers import PeerProber, listens
+from router.settings.schema import PullSettings
+from tests.gateway.asking import asking, destinations, set_headers
+from tests.support import fakes
+from tests.support.keyring import Keyring
+
+BLOCK = 16
+COMPLETIONS = "/v1/completions"
+REASON, HOME, PREDICTED = "x-warmroute-reason", "x-warmroute-replica", "x-warmroute-predicted-cached-tokens"
+
+
+@asynccontextmanager
+async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
+    """Two replicas with CPU memory that pull from each other, and a router that knows where."""
+    settings = EngineSettings(
+        replicas=2,
+        port=0,
+        time_scale=50.0,
+        limits=Limits(block_tokens=BLOCK, context_tokens_max=40_000),
+        tier=TierLimits(200_000),
+        peers=PeerLimits(1e-3, 1e-6),
+        kv_events=KvEventsSettings(0, 0),
+    )
+    async with Engines(settings) as engines, ClientSession() as client:
+        for url in engines.urls:  # a stream begins with its first batch
+            async with client.post(url + COMPLETIONS, json={"model": "sim", "prompt": f"{url:>64}", "max_tokens": 2}):
+                pass
+        named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=True)]
+        more = {"pulls__endpoints": tuple(named), **overrides}
+        async with App(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more)) as app:
+            await app.hub.probe_now()
+            async with asyncio.timeout(60):
+                while any(member.grade is not Grade.EXACT for member in app.router.members):
+                    await asyncio.sleep(0.01)
+                while "pulls__port" not in overrides and len(app.router.fleet.pulls.peers) < 2:
+                    await asyncio.sleep(0.01)
+            yield engines, app
+
+
+async def _ask(url: str, prompt: str, **fields: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """(headers, answer) of a prompt's first tokens."""
+    async with ClientSession() as client:
+        body = {"model": "sim", "prompt": prompt, "max_tokens": 2, **fields}
+        async with client.post(url + COMPLETIONS, json=body) as response:
+            assert response.status == 200
+            return dict(response.headers), await response.json()
+
+
+async def _told(app: App, holder: str, prompt: str) -> None:
+    """Return when the router knows that the holder has the prompt in CPU memory."""
+    async with asyncio.timeout(60):
+        while True:
+            ledger = app.router.knowledge.engine_blocks(holder)
+            if ledger is not None and "cpu" in ledger.tiers and ledger.tiers["cpu"].blocks >= len(prompt) // 4 // BLOCK:
+                return
+            await asyncio.sleep(0.01)
+
+
+def _full(app: App, replica: str) -> None:
+    """Have the replica look as if it had minutes of prefill to do."""
+    member = app.router.fleet.members[replica]
+    member.foreign_waiting = 100.0
+    member._foreign.extend([100] * 3)
+
+
+async def test_a_prompt_comes_from_the_holders_memory() -> None:
+    """The holder has much to do: the other replica is sent the request with an order, brings the prompt from the
+    holder, and counts it as cached, as was predicted."""
+    async with _fleet() as (engines, app):
+        prompt = "abcd" * 20_000
+        headers, _ = await _ask(app.url, prompt)
+        holder = headers[HOME]
+        await _told(app, holder, prompt)
+        _full(app, holder)
+        headers, answer = await _ask(app.url, prompt)
+        assert (headers[HOME] != holder, headers[REASON]) == (True, "pull")
+        assert engines.peers is not None
+        assert (engines.peers.transfers, engines.peers.sent_tokens) == (1, 20_000 // BLOCK * BLOCK - BLOCK)
+        cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == int(headers[PREDICTED]) == 20_000 - BLOCK
+
+
+async def test_without_an_address_nothing_is_pulled() -> None:
+    """Where neither settings nor discovery name one."""
+    async with _fleet(pulls__endpoints=(), pulls__port=0) as (engines, app):
+        prompt = "abcd" * 20_000
+        headers, _ = await _ask(app.url, prompt)
+        await _told(app, headers[HOME], prompt)
+        _full(app, headers[HOME])
+        headers, _ = await _ask(app.url, prompt)
+        assert headers[REASON] == "spill"
+        assert engines.peers is not None
+        assert engines.peers.transfers == 0
+
+
+async def test_a_stalled_pull_is_sent_again_without() -> None:
+    """The source cannot be reached from the replica, though from the router: the request is sent again without an
+    order, its replica is blamed for nothing, and nothing is pulled from there for a while."""
+    async with _fleet(pulls__stall_s=0.2, upstream__retries_max=0) as (engines, app):
+        prompt = "abcd" * 20_000
+        headers, _ = await _ask(app.url, prompt)
+        holder = headers[HOME]
+        other = next(url for url in engines.urls if url != holder)
+        await _told(app, holder, prompt)
+        _full(app, holder)
+        assert engines.peers is not None
+        engines.peers.leave(engines.addresses[engines.urls.index(holder)])
+        headers, _ = await _ask(app.url, prompt)
+        assert headers[REASON] == "retry"
+        (kind, replica), *more = app.hub.pages.decisions[-1].retries
+        assert (kind, replica, more) == ("pull", other, [])
+        members = app.router.fleet.members
+        assert (members[other].breaker.failures, members[holder].breaker.failures) == (0, 0)
+        assert holder not in app.router.fleet.pulls.sources(asyncio.get_running_loop().time())
+
+
+async def test_a_gateways_sidecar_is_told_the_source() -> None:
+    """The picker names the source in llm-d's header, whatever the client has put there, and leaves the body alone."""
+    async with _fleet(listen__face="both", gateway__port=0, gateway__health_port=0) as (engines, app):
+        prompt = "abcd" * 20_000
+        headers, _ = await _ask(app.url, prompt)
+        holder = headers[HOME]
+        await _told(app, holder, prompt)
+        _full(app, holder)
+        body = json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 2}).encode()
+        async with asking(app) as it:
+            told = await it.pick(body, path=COMPLETIONS, headers={"x-kv-cache-source-host-port": "10.0.0.9:1"})
+        address = engines.addresses[engines.urls.index(holder)]
+        assert set_headers(told)["x-kv-cache-source-host-port"] == address
+        assert destinations(told)[0] != holder.removeprefix("http://")
+        assert not told.request_body.response.HasField("body_mutation")
+
+
+async def test_a_tenants_order_is_taken_out(tmp_path: Path) -> None:
+    """What a client with a key says in that field never reaches an engine, nor does the header of llm-d's sidecar."""
+    ring = Keyring(tmp_path, one={})
+    async with fakes.FakeEngine(owned_by="vllm") as engine, fakes.running(engine, **ring.settings) as app:
+        mine = {"remote_kv_source": {"kv_request_id": "x", "remote_host": "10.0.0.9", "remote_port": 1}}
+        body = {"model": "m", "messages": [], "kv_transfer_params": mine}
+        headers = {**ring.of("one"), "x-kv-cache-source-host-port": "10.0.0.9:1"}
+        async with (
+            ClientSession() as client,
+            client.post(app.url + "/v1/chat/completions", json=body, headers=headers) as response,
+        ):
+            assert response.status == 200
+        assert engine.seen[-1].json["kv_transfer_params"] is None
+        assert "x-kv-cache-source-host-port" not in engine.seen[-1].headers
+
+
+def test_the_routers_order_is_the_last_word() -> None:
+    """Of two fields with one name parsers take the last."""
+    body = with_pull(b'{"kv_transfer_params": {"a": 1}, "x": 2}', "10.0.0.1:5710", "id-1")
+    source = {"kv_request_id": "id-1", "remote_host": "10.0.0.1", "remote_port": 5710}
+    assert json.loads(body) == {"kv_transfer_params": {"remote_kv_source": source}, "x": 2}
+    assert json.loads(with_pull(b"{}", "[fd00::1]:7", "i"))["kv_transfer_params"]["remote_kv_source"] == {
+        "kv_request_id": "i",
+        "remote_host": "fd00::1",
+        "remote_port": 7,
+    }
+
+
+@pytest.mark.parametrize("greets", [b"\xff" + bytes(8) + b"\x7f", b"HTTP/1.1 400 Bad Request\r\n", b"", None])
+async def test_an_address_is_proved_by_its_greeting(greets: bytes | None) -> None:
+    """Somebody who greets as ZeroMQ does takes orders; not an HTTP server, nor one that closes, nor nobody."""
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greets or b"")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    if greets is None:
+        server.close()
+        await server.wait_closed()
+    proved: list[tuple[str, str]] = []
+    heard = asyncio.Event()
+
+    def prove(replica: str, address: str) -> None:
+        proved.append((replica, address))
+        heard.set()
+
+    address = f"127.0.0.1:{port}"
+    prober = PeerProber(prove, PullSettings(endpoints=("http://a=" + address,)))
+    task = asyncio.create_task(prober.watch(Replica("http://a")))
+    async with asyncio.timeout(60):
+        await heard.wait()
+    task.cancel()
+    server.close()
+    good = greets is not None and greets[:1] == b"\xff"
+    assert proved[0] == ("http://a", address if good else "")
+    assert await listens("127.0.0.1:notaport") is False
+
+
+def test_where_orders_are_taken() -> None:
+    """The settings' entry for an engine goes before discovery's word, and that before the port for all, which is
+    counted up by the rank."""
+    prober = PeerProber(lambda *_: None, PullSettings(port=5710, endpoints=("http://a:1=10.0.0.9:7",)))
+    assert prober.address(Replica("http://a:1", peer="10.0.0.1:8")) == "10.0.0.9:7"
+    assert prober.address(Replica("http://b:1", peer="10.0.0.1:8")) == "10.0.0.1:8"
+    assert prober.address(Replica("http://10.0.0.2:8000")) == "10.0.0.2:5710"
+    assert prober.address(Replica("http://10.0.0.2:8000#dp3")) == "10.0.0.2:5713"
+    assert prober.address(Replica("http://[fd00::1]:8000")) == "[fd00::1]:5710"
+    assert PeerProber(lambda *_: None, PullSettings()).address(Replica("http://10.0.0.2:8000")) == ""
