@@ -5,7 +5,7 @@ To add one: a Make (see scenario.py) in `recorded`, `generated`, `crowded` or `e
 
 from __future__ import annotations
 
-from loadtest.simulate.scenarios import crowded, eventful, generated, recorded, tiered
+from loadtest.simulate.scenarios import crowded, drawn, eventful, generated, recorded, tiered
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Make, Scenario, in_half
 
 __all__ = ["APART", "CLAIM_SEEDS", "LOADS", "SCENARIOS", "TUNE_SEEDS", "Make", "Scenario", "in_half", "loads_of"]
@@ -67,5 +67,5 @@ LADDERS: dict[str, Make] = {
 """All stages of llm-d's ladder one after the other, 17,000 requests: to be set beside what was published. The load's
 name changes nothing."""
 
-APART: dict[str, Make] = {**LADDERS, "tier_churn": tiered.tier_churn}
+APART: dict[str, Make] = {**LADDERS, "tier_churn": tiered.tier_churn, "drawn": drawn.drawn}
 """Scenarios on which no claims are made of all rules."""
