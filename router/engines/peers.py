@@ -35,11 +35,13 @@ class PeerProber:
 
     def address(self, replica: Replica) -> str:
         """`host:port` at which the replica is to take orders, by discovery or the settings; "" where none says so."""
-        named = self._endpoints.get(replica.id) or replica.peer
-        if named or not self._port:
-            return named
-        host, port = urlsplit(replica.url).hostname or "", self._port + (replica.rank or 0)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if own := self._endpoints.get(replica.id):
+            return own
+        host, _, port = (self._endpoints.get(replica.url) or replica.peer).rpartition(":")
+        if not host and self._port:
+            host, port = urlsplit(replica.url).hostname or "", str(self._port)
+            host = f"[{host}]" if ":" in host else host
+        return f"{host}:{int(port) + (replica.rank or 0)}" if host else ""  # each rank has the next port
 
     async def watch(self, replica: Replica) -> None:
         """Look until cancelled; at once where there is nothing to look for."""
@@ -68,7 +70,7 @@ async def listens(address: str) -> bool:
         async with asyncio.timeout(TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
             greeting = await reader.readexactly(GREETING_BYTES)
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, OverflowError):
         return False
     finally:
         if writer is not None:

@@ -54,6 +54,7 @@ class ReplicaRoster:
         self._metrics = metrics
         self._edges = edges
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # tasks that watch a replica, by its id
+        self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> looking where it takes orders of its peers
         self._grades: dict[str, Grade] = {}  # grades as last logged, by replica
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
 
@@ -65,7 +66,7 @@ class ReplicaRoster:
 
     async def close(self) -> None:
         """Stop watching all replicas."""
-        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        tasks = [*self._peer_tasks.values(), *(task for tasks in self._tasks.values() for task in tasks)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -91,6 +92,8 @@ class ReplicaRoster:
             member = self._router.member(id_)
             if self._events is not None and member is not None and member.replica != before[id_]:
                 self._events.update(member.replica)
+            if member is not None and self._peer_moved(before[id_], member.replica):
+                self._watch_peer(member.replica)
         for id_ in joined:
             self._joined(by_id[id_])
 
@@ -99,6 +102,8 @@ class ReplicaRoster:
         log.info("replica left", extra={"event": "replica_left", "fields": _named(replica)})
         for task in self._tasks.pop(id_):
             task.cancel()
+        if peer := self._peer_tasks.pop(id_, None):
+            peer.cancel()
         self._metrics.left(id_)
         self._prober.left(id_)
         self._grades.pop(id_, None)
@@ -112,9 +117,19 @@ class ReplicaRoster:
         work: list[Coroutine[None, None, None]] = [self._prober.watch(replica.id)]
         if self._events is not None:
             work.append(self._events.watch(replica))
-        if self._peers is not None and self._peers.address(replica):
-            work.append(self._peers.watch(replica))
         self._tasks[replica.id] = [asyncio.create_task(guarded(each)) for each in work]
+        self._watch_peer(replica)
+
+    def _peer_moved(self, before: Replica, now: Replica) -> bool:
+        return self._peers is not None and self._peers.address(before) != self._peers.address(now)
+
+    def _watch_peer(self, replica: Replica) -> None:
+        """Look from now on whether the replica's engine takes orders of its peers where it is said to."""
+        if task := self._peer_tasks.pop(replica.id, None):
+            task.cancel()
+            self._router.prove_peer(replica.id, "")
+        if self._peers is not None and self._peers.address(replica):
+            self._peer_tasks[replica.id] = asyncio.create_task(guarded(self._peers.watch(replica)))
 
     def engine_version(self, replica: str) -> str:
         """Version of the replica's engine, in the engine's own words; "" while it has told none."""

@@ -346,7 +346,8 @@ class Reader:
             metered,
         )
         question.ttft_ms = how.ttft_ms
-        wanted.may_pull = request.path in PULLING and not question.stored
+        # A pull that stalls is noticed by a first event that does not come, so streams alone may pull.
+        wanted.may_pull = ask.stream and request.path in PULLING and not question.stored
         return question
 
 

@@ -37,7 +37,7 @@ async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
     settings = EngineSettings(
         replicas=2,
         port=0,
-        time_scale=50.0,
+        time_scale=4.0,  # a prompt takes longer to compute than a pull is first guessed to take
         limits=Limits(block_tokens=BLOCK, context_tokens_max=40_000),
         tier=TierLimits(200_000),
         peers=PeerLimits(1e-3, 1e-6),
@@ -48,7 +48,7 @@ async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
             async with client.post(url + COMPLETIONS, json={"model": "sim", "prompt": f"{url:>64}", "max_tokens": 2}):
                 pass
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=True)]
-        more = {"pulls__endpoints": tuple(named), **overrides}
+        more = {"pulls__endpoints": tuple(named), "pulls__gb_per_s": 1_000.0, **overrides}
         async with App(fakes.settings(*engines.urls, tokens__deadline_s=20.0, **more)) as app:
             await app.hub.probe_now()
             async with asyncio.timeout(60):
@@ -60,12 +60,15 @@ async def _fleet(**overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
 
 
 async def _ask(url: str, prompt: str, **fields: Any) -> tuple[dict[str, str], dict[str, Any]]:
-    """(headers, answer) of a prompt's first tokens."""
+    """(headers, last chunk) of a stream of a prompt's first tokens; the whole answer with `stream=False`."""
+    asked = {"stream": True, "stream_options": {"include_usage": True}, **fields}
     async with ClientSession() as client:
-        body = {"model": "sim", "prompt": prompt, "max_tokens": 2, **fields}
+        body = {"model": "sim", "prompt": prompt, "max_tokens": 2, **(asked if asked["stream"] else {})}
         async with client.post(url + COMPLETIONS, json=body) as response:
             assert response.status == 200
-            return dict(response.headers), await response.json()
+            said = await response.text()
+    chunks = [line.removeprefix("data: ") for line in said.splitlines() if line and line != "data: [DONE]"]
+    return dict(response.headers), json.loads(chunks[-1])
 
 
 async def _told(app: App, holder: str, prompt: str) -> None:
@@ -100,6 +103,19 @@ async def test_a_prompt_comes_from_the_holders_memory() -> None:
         assert (engines.peers.transfers, engines.peers.sent_tokens) == (1, 20_000 // BLOCK * BLOCK - BLOCK)
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert cached == int(headers[PREDICTED]) == 20_000 - BLOCK
+
+
+async def test_what_does_not_stream_pulls_nothing() -> None:
+    """Nothing comes before its end, so that a pull stalls would not be seen."""
+    async with _fleet() as (engines, app):
+        prompt = "abcd" * 20_000
+        headers, _ = await _ask(app.url, prompt)
+        await _told(app, headers[HOME], prompt)
+        _full(app, headers[HOME])
+        headers, _ = await _ask(app.url, prompt, stream=False)
+        assert headers[REASON] == "spill"
+        assert engines.peers is not None
+        assert engines.peers.transfers == 0
 
 
 async def test_without_an_address_nothing_is_pulled() -> None:
@@ -144,7 +160,7 @@ async def test_a_gateways_sidecar_is_told_the_source() -> None:
         holder = headers[HOME]
         await _told(app, holder, prompt)
         _full(app, holder)
-        body = json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 2}).encode()
+        body = json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 2, "stream": True}).encode()
         async with asking(app) as it:
             told = await it.pick(body, path=COMPLETIONS, headers={"x-kv-cache-source-host-port": "10.0.0.9:1"})
         address = engines.addresses[engines.urls.index(holder)]
@@ -214,11 +230,17 @@ async def test_an_address_is_proved_by_its_greeting(greets: bytes | None) -> Non
 
 
 def test_where_orders_are_taken() -> None:
-    """The settings' entry for an engine goes before discovery's word, and that before the port for all, which is
-    counted up by the rank."""
+    """The settings' entry for an engine goes before discovery's word, and that before the port for all; the ports of
+    its ranks are counted up from there, but for a rank's own entry."""
     prober = PeerProber(lambda *_: None, PullSettings(port=5710, endpoints=("http://a:1=10.0.0.9:7",)))
     assert prober.address(Replica("http://a:1", peer="10.0.0.1:8")) == "10.0.0.9:7"
     assert prober.address(Replica("http://b:1", peer="10.0.0.1:8")) == "10.0.0.1:8"
+    assert prober.address(Replica("http://a:1#dp2")) == "10.0.0.9:9"
+    assert prober.address(Replica("http://b:1#dp2", peer="10.0.0.1:8")) == "10.0.0.1:10"
+    ranked = PeerProber(
+        lambda *_: None, PullSettings(endpoints=("http://a:1#dp2=10.0.0.9:70", "http://a:1=10.0.0.9:7"))
+    )
+    assert ranked.address(Replica("http://a:1#dp2")) == "10.0.0.9:70"
     assert prober.address(Replica("http://10.0.0.2:8000")) == "10.0.0.2:5710"
     assert prober.address(Replica("http://10.0.0.2:8000#dp3")) == "10.0.0.2:5713"
     assert prober.address(Replica("http://[fd00::1]:8000")) == "[fd00::1]:5710"

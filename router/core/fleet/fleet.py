@@ -192,6 +192,7 @@ class Fleet:
         speeds = self.means.of(kind, (each.speeds for each in self.members.values()))
         if speeds is not member.speeds:
             member.take_speeds(speeds)
+            self.pulls.forget_times(member.id)
             self.unlearned.members[member.id] = member
 
     def observe_under_way(self, now_s: float) -> None:

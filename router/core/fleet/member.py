@@ -198,11 +198,11 @@ class Member:
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
 
     def open(self, lease: Lease, now_s: float, kv_wait_ms: float = 0.0) -> None:
-        """Take a lease on; `kv_wait_ms` is the time until the KV pool has room for it. Engines admit prompts in their
-        order, so whoever comes behind one that waits for room waits with it."""
+        """Take a lease on; `kv_wait_ms` is the time until the KV pool has room for it, and for those that wait for room
+        before it."""
         self.queue.join(lease, now_s)
         self.leases[lease.id] = lease
-        if kv_wait_ms or self.roomless:
+        if kv_wait_ms:
             self.roomless.add(lease.id)
         self.live.open(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s += lease.placed_s

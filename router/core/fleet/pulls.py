@@ -42,18 +42,27 @@ class Pulls:
     def __init__(self) -> None:
         self.peers: dict[str, PullPeer] = {}
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (source, replica)
+        self._resting: dict[str, float] = {}  # replicas that are no peers now, and rest until then
 
     def prove(self, replica: str, address: str) -> None:
         """The engine of a replica takes orders of its peers at this address; "": nowhere, as far as known."""
         peer = self.peers.get(replica)
         if not address:
+            if peer is not None and peer.rest_until_s > -inf:
+                self._resting[replica] = peer.rest_until_s  # a look that fails is no end of its rest
             self.peers.pop(replica, None)
         elif peer is None or peer.address != address:
-            self.peers[replica] = PullPeer(address)
+            peer = self.peers[replica] = PullPeer(address)
+            peer.rest_until_s = self._resting.pop(replica, -inf)
 
     def forget(self, replica: str) -> None:
         """A replica left, or another engine is there."""
         self.peers.pop(replica, None)
+        self._resting.pop(replica, None)
+        self.forget_times(replica)
+
+    def forget_times(self, replica: str) -> None:
+        """A replica serves another model: what pulls to and from it took says nothing of those to come."""
         for pair in [pair for pair in self._fits if replica in pair]:
             del self._fits[pair]
 

@@ -183,7 +183,7 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
     due_s += FACTOR * member.others.waiting_ms / 1e3  # of others that tell it is known how much
     hidden_s = 0.0  # seconds that answers take which do not stream: the engine may be full of them
     for lease in member.leases.values():
-        if lease.first_token_s is not None:
+        if lease.first_token_s is not None or lease.receipt.pull is not None:  # a pull has a limit of its own
             continue
         own_s = _allowance_ms(member, lease.prompt_tokens, lease.cached_tokens) / 1e3
         due_s = max(due_s, lease.placed_s) + own_s

@@ -254,7 +254,7 @@ def _saved_ms(receipt: Receipt) -> float:
     chosen = next((c for c in receipt.candidates if c.id == receipt.replica), None)
     if chosen is None:
         return 0.0
-    most = chosen.cached_tokens + receipt.spilled_tokens
+    most = receipt.predicted_cached_tokens + receipt.spilled_tokens
     there_ms = [_first_token_ms(c) for c in receipt.candidates if c.cached_tokens == most]
     here_ms = _first_token_ms(chosen)
     return max(0.0, min(there_ms) - here_ms) if there_ms else 0.0

@@ -205,6 +205,8 @@ class Pricer:
             id_, there = source.replica, members.get(source.replica)
             if there is None or there is member or there.speeds is not member.speeds or not there.health.fit:
                 continue
+            if there.breaker.backoff_s:  # requests say that something is wrong with it
+                continue
             tokens = capped(source.tokens, cached + uncached, block_tokens) - cached
             if tokens <= 0 or source.block_tokens != block_tokens:
                 continue
@@ -294,7 +296,7 @@ class Pricer:
         # What it shares with open leases stays until the last of them ends: each keeps its part of that.
         kept = size.prompt_tokens - shared + shared / (1 + live.sharers(match.keys, blocks))
         open_n = len(member.leases) + member.others.open
-        return wait_ms, wait_ms * kept * open_n / used if open_n else 0.0
+        return wait_ms, wait_ms * kept * open_n / used if used else 0.0
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:

@@ -63,7 +63,8 @@ class Learner:
             if lease.text_bytes or lease.opaque_bytes:
                 tokens.observe(lease.text_bytes, usage.prompt_tokens, lease.opaque_bytes)
         if usage is not None and usage.cached_tokens is not None and lease.credited_tokens:
-            tokens.observe_credit(lease.credited_tokens, lease.cached_tokens - usage.cached_tokens)
+            pulled = lease.receipt.pull.tokens if lease.receipt.pull is not None else 0
+            tokens.observe_credit(lease.credited_tokens, lease.cached_tokens - pulled - usage.cached_tokens)
         if lease.end_key is not None:
             counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (0, outcome.events)
             self._answers.put(lease.end_key, PastAnswer(lease.replica, *counts, member.life))

@@ -368,7 +368,7 @@ class Router:
         explainer.explain(
             receipt, chain, ratio, depth, member.life, seen, now_s, block_tokens=block_tokens, lives=lives, retry=retry
         )
-        if holder and receipt.miss is not None:
+        if holder and receipt.spill and receipt.miss is not None:  # a pull may have brought what the holder has
             receipt.miss.held = (holder, receipt.spill)
 
     def _open(

@@ -178,3 +178,10 @@ def test_waiting_for_room_is_not_taken_for_slow_prefill() -> None:
         world.first_token(lease, after_s=20.0)
         world.finish(lease, usage=Usage(lease.prompt_tokens, 100, 0))
     assert world.router.fleet.members["a"].prefill_model == before
+
+
+def test_a_prompt_longer_than_an_empty_pool_is_priced() -> None:
+    """Nobody keeps anything there, so nobody is delayed; the engine will refuse it."""
+    world = served(kv_usage=0.0)
+    (at_a,) = world.place(chat(words(2, 25_000)), only="a").receipt.candidates
+    assert at_a.room_ms == 0

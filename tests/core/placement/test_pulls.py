@@ -174,7 +174,8 @@ def test_a_pull_that_brought_nothing_teaches_nothing() -> None:
 
 
 def test_a_replica_that_pulls_is_not_late() -> None:
-    """Silence means something only after three times what the pull is believed to take."""
+    """Its silence says nothing of the replica, which may wait for its source: the edge has a limit of its own for that.
+    A request beside it that pulls nothing is late as ever."""
     fleet = _fleet("ab")
     member = fleet.router.fleet.members["b"]
     member.speeds.prefill.observations = 100
@@ -183,8 +184,8 @@ def test_a_replica_that_pulls_is_not_late() -> None:
     assert lease.receipt.pull is not None
     quick = fleet.place(only="b", seed=50)
     assert quick.receipt.pull is None
-    assert not stuck.is_late(member, lease, fleet.now_s + 4.5, 3.0)
-    assert stuck.is_late(member, lease, fleet.now_s + 20.0, 3.0)
+    assert not stuck.is_late(member, lease, fleet.now_s + 200.0, 3.0)
+    assert stuck.is_late(member, quick, fleet.now_s + 200.0, 3.0)
 
 
 def test_without_peers_nothing_is_different() -> None:
