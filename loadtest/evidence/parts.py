@@ -69,6 +69,7 @@ FULL = {
     "WARMROUTE_CORPUS_SEEDS": "26",
     "WARMROUTE_API_EXAMPLES": "100",
     "WARMROUTE_CUTS": "100000",
+    "WARMROUTE_PULL_RUNS": "10000",
 }
 """The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
 REPEATED = (
@@ -79,6 +80,7 @@ REPEATED = (
         "tests/edge/test_endings.py",
         "tests/edge/test_leaving.py",
         "tests/core/fleet/test_stuck.py",
+        "tests/core/placement/test_pulls.py",
     ),
     *("tests/http/test_deadlines.py", "tests/edge/test_isolation.py", "tests/edge/test_leakage.py"),
     *("tests/workers/test_rollout.py", "tests/core/observatory/test_corpus.py"),
