@@ -22,7 +22,7 @@ from router.settings.schema import PullSettings
 log = logging.getLogger(__name__)
 
 GREETING_BYTES = 10
-TIMEOUT_S = 2.0  # of connecting and greeting together
+TIMEOUT_S = 2.0  # the longest that connecting and the greeting may take together
 
 
 class PeerProber:

@@ -53,7 +53,7 @@ class Pull(Struct, gc=False):
 
     source: str  # replica that has them
     address: str  # where the engine there takes orders of its peers: `host:port`
-    tokens: int  # behind those that the replica itself is believed to hold
+    tokens: int  # length of that part of the prompt, which begins where what the replica itself holds ends
     fetch_ms: float  # time until they are there, the pulls before it on the same way included
     uncached_ms: float  # prefill time of what is left then
     stalled_ms: float  # sum of delays that this prefill causes the answers that decode there
