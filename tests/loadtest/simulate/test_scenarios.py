@@ -11,8 +11,7 @@ import pytest
 
 from loadtest.common.runs import merged_runs
 from loadtest.common.traces import Request, shipped_trace
-from loadtest.engine.calibration import CALIBRATIONS
-from loadtest.simulate.scenarios import crowded, drawn, generated, recorded
+from loadtest.simulate.scenarios import crowded, generated, recorded
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Scenario
 from loadtest.simulate.scenarios.table import LADDERS, SCENARIOS, loads_of
 from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
@@ -350,27 +349,6 @@ def test_clusters_differ_as_named() -> None:
     assert SCENARIOS["four_routers"]("below", 1).setting.routers == 4
     others = SCENARIOS["heterogeneous"]("below", 1).setting.others
     assert len({each.kv_tokens for each in others}) == 2
-
-
-def test_drawn_workloads_are_all_sorts() -> None:
-    """Seeds draw clusters of all sizes and calibrations, caches small and large, prompts that share much and nothing,
-    and loads light and above what is sustained; every prompt fits its cache, and the load's name multiplies it."""
-    made = [drawn.drawn("at", seed) for seed in range(1, 21)]
-    assert len({each.setting.replicas for each in made}) > 5
-    assert len({each.setting.calibration.kv_tokens for each in made}) == len(CALIBRATIONS)
-    hits, loads = [], []
-    for each in made:
-        kv_tokens, turns = each.setting.kv_tokens, _turns(each.workload)
-        assert kv_tokens is not None
-        assert max(turn.prompt_tokens + turn.output_tokens for turn in turns) < kv_tokens
-        assert [turn.at_s for turn in turns] == sorted(turn.at_s for turn in turns)
-        hits.append(sum(pooled_hits(turns, 1 << 30, BLOCK_TOKENS)) / sum(turn.prompt_tokens for turn in turns))
-        loads.append(each.load / capacity_rps(turns, each.setting, BLOCK_TOKENS))
-    assert min(hits) == 0
-    assert max(hits) > 0.9
-    assert min(loads) < 0.4
-    assert max(loads) > 1.2
-    assert drawn.drawn("below", 3).load == pytest.approx(0.6 * made[2].load)
 
 
 def test_any_open_trace_becomes_a_scenario(tmp_path: Path) -> None:
