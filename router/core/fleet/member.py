@@ -155,7 +155,7 @@ class Member:
         if before is not None:
             self.told_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
             stall_ms = max(0, sums.stall_ms - before.stall_ms)
-        self.clock.beside(others.decoding, others.decoding_tokens, stall_ms, now_s)
+        self.clock.beside(others.decoding, others.decoding_tokens, stall_ms / self.prefill_model.pace_ms, now_s)
 
     def others_first_token(self, at_s: float, tokens: int) -> None:
         """Another router had a first token from here then, of a prompt of which so many tokens were computed."""
@@ -195,7 +195,7 @@ class Member:
         self.fit.forget(peer)
         self.steps.forget(peer)
         if self.others.forget(peer):
-            self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0, now_s)
+            self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0.0, now_s)
 
     def open(self, lease: Lease, now_s: float, kv_wait_ms: float = 0.0) -> None:
         """Take a lease on; `kv_wait_ms` is the time until the KV pool has room for it, and for those that wait for room
@@ -352,11 +352,12 @@ class Member:
         if lease.first_token_s is not None:
             speeds.decoded((now_s - lease.first_token_s) * 1e3)
             if lease.streams and lease.stretch is not None and tokens >= ANSWER_TOKENS_MIN:
-                self._learn_steps(lease.stretch, lease.stretch.step_ms(tokens - 1), now_s)
+                self._learn_steps(lease.stretch, tokens - 1, now_s)
         speeds.asked(lease.prompt_tokens, lease.prefill_ms)
         return uncached, cached
 
-    def _learn_steps(self, stretch: Stretch, step_ms: float, now_s: float) -> None:
+    def _learn_steps(self, stretch: Stretch, tokens: int, now_s: float) -> None:
+        step_ms = stretch.step_ms(tokens, self.prefill_model.pace_ms)
         streams, context, common = stretch.streams, stretch.context_tokens, self.speeds.steps
         common.observe(streams, context, step_ms, StepModel(), STEP_GUESS_WEIGHT)
         self.steps.observe(streams, context, step_ms, common.model, STEP_PRIOR_WEIGHT, now_s)
@@ -414,7 +415,9 @@ class Member:
         """A lease left the queue of prefills."""
         self.decoding += 1
         if lease.id in self.leases:
-            lease.mark = self.clock.join(lease.prompt_tokens, lease.stall_ms, now_s)
+            model = self.prefill_model
+            stall_ms = model.ms(lease.uncached_tokens, lease.cached_tokens) - model.floor_ms
+            lease.mark = self.clock.join(lease.prompt_tokens, stall_ms / model.pace_ms, now_s)
 
 
 def _moved(before: Load, after: Load) -> bool:

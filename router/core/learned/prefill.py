@@ -31,6 +31,7 @@ PRIOR_WEIGHT = 3.0  # observations that the fleet's model counts for in a replic
 GUESS_WEIGHT = 0.01  # observations that the first guess counts for in the fleet's: the first answer outweighs it
 FLEET_FLOOR_MS = 20.0
 FLEET_MS_PER_TOKEN = 0.1  # 10,000 tokens/s: the first guess
+PACE_CONTEXT_TOKENS = 4_000  # context of the tokens whose time is a model's pace
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not prefill
 
 PSEUDO = ((100, 0), (2_000, 0), (8_000, 16_000))  # (uncached, cached) tokens at which a fit agrees with its prior
@@ -49,6 +50,11 @@ class PrefillModel:
         """Time to prefill `uncached_tokens` behind `cached_tokens`, on an otherwise idle engine."""
         context = cached_tokens + uncached_tokens / 2
         return self.floor_ms + (self.per_token_ms + self.per_token_context_ms * context) * uncached_tokens
+
+    @property
+    def pace_ms(self) -> float:
+        """Time of one more token behind a context of PACE_CONTEXT_TOKENS; never 0."""
+        return self.per_token_ms + self.per_token_context_ms * PACE_CONTEXT_TOKENS or FLEET_MS_PER_TOKEN
 
     def saved_ms(self, cached_tokens: float) -> float:
         """What it saves that a prompt's first `cached_tokens` are held: `ms` of all of it less `ms` of the rest, which

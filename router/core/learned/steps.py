@@ -5,7 +5,8 @@
 A step reads all weights once (the floor), computes one token for each stream, and reads the KV cache of every stream,
 whose sizes in tokens add up to `context`. The coefficients are fitted by non-negative least squares over exponentially
 forgotten observations, one for each streamed answer of at least ANSWER_TOKENS_MIN tokens: the time from its first token
-to its end, less the prefills that interrupted the stream (chunked prefill: Agrawal et al., "Sarathi-Serve", OSDI '24),
+to its end, less the prefills that interrupted the stream (chunked prefill: Agrawal et al., "Sarathi-Serve", OSDI '24;
+as long as the model of prefill says when the answer has ended, since it may have known nothing when they began),
 divided by its tokens, against the mean number of streams and the mean context during that time. Where an engine makes
 several tokens a step (speculative decoding), the model is of the time per token, which is what clients wait for.
 
@@ -167,21 +168,20 @@ class ClockReading(Struct, gc=False):  # a Struct for speed: core/facts/requests
     at_s: float
     streams_s: float
     context_s: float
-    prefill_ms: float
+    prefill_tokens: float
 
 
 class Stretch(Struct, gc=False):
-    """How one answer decoded between two moments: how long, beside how many, and for how long prefills interrupted the
-    stream."""
+    """How one answer decoded between two moments: how long, beside how many, and what was prefilled meanwhile."""
 
     ms: float
     streams: float
     context_tokens: float
-    prefill_ms: float
+    prefill_tokens: float  # of others' prompts, as tokens of the model's pace (prefill.py)
 
-    def step_ms(self, tokens: int) -> float:
-        """Time of a step, where that many tokens came in this time."""
-        return (self.ms - min(self.prefill_ms, STALL_SHARE_MAX * self.ms)) / tokens
+    def step_ms(self, tokens: int, pace_ms: float) -> float:
+        """Time of a step, where that many tokens came in this time, and prefill takes `pace_ms` a token."""
+        return (self.ms - min(self.prefill_tokens * pace_ms, STALL_SHARE_MAX * self.ms)) / tokens
 
 
 class DecodeClock:
@@ -190,7 +190,7 @@ class DecodeClock:
     __slots__ = (
         "_at_s",
         "_context_s",
-        "_prefill_ms",
+        "_prefill_tokens",
         "_streams_s",
         "began_sum_s",
         "context_tokens",
@@ -205,22 +205,22 @@ class DecodeClock:
         self.other_streams = self.other_tokens = 0  # streams of other routers, and their prompt tokens
         self.began_sum_s = 0.0  # moments at which the streams began
         self._at_s = 0.0
-        self._streams_s = self._context_s = self._prefill_ms = 0.0
+        self._streams_s = self._context_s = self._prefill_tokens = 0.0
 
-    def join(self, prompt_tokens: int, prefill_ms: float, now_s: float) -> ClockReading:
-        """A prompt is prefilled, which took so long, and its answer decodes from now on."""
+    def join(self, prompt_tokens: int, prefill_tokens: float, now_s: float) -> ClockReading:
+        """A prompt is prefilled, so many tokens of the model's pace, and its answer decodes from now on."""
         self._advance(now_s)
-        self._prefill_ms += prefill_ms  # added before the reading: an answer's own prefill does not interrupt it
+        self._prefill_tokens += prefill_tokens  # added before the reading: an answer's own prefill does not interrupt it
         self.streams += 1
         self.context_tokens += prompt_tokens
         self.began_sum_s += now_s
-        return ClockReading(now_s, self._streams_s, self._context_s, self._prefill_ms)
+        return ClockReading(now_s, self._streams_s, self._context_s, self._prefill_tokens)
 
-    def beside(self, streams: int, context_tokens: int, prefill_ms: float, now_s: float) -> None:
+    def beside(self, streams: int, context_tokens: int, prefill_tokens: float, now_s: float) -> None:
         """Other routers have so many streams there from now on, and interrupted all by so much prefill of late."""
         self._advance(now_s)
         self.other_streams, self.other_tokens = streams, context_tokens
-        self._prefill_ms += prefill_ms
+        self._prefill_tokens += prefill_tokens
 
     def leave(self, prompt_tokens: int, mark: ClockReading, now_s: float, answer_tokens: float) -> Stretch:
         """The answer ended. Streams have on average half of `answer_tokens` of context besides their prompts."""
@@ -233,7 +233,7 @@ class DecodeClock:
             return Stretch(0.0, 1.0, prompt_tokens, 0.0)
         streams = (self._streams_s - mark.streams_s) / ran_s
         context = (self._context_s - mark.context_s) / ran_s + streams * answer_tokens / 2
-        return Stretch(1e3 * ran_s, streams, context, self._prefill_ms - mark.prefill_ms)
+        return Stretch(1e3 * ran_s, streams, context, self._prefill_tokens - mark.prefill_tokens)
 
     def running_s(self, now_s: float) -> float:
         """Seconds since their first tokens, of all streams together."""

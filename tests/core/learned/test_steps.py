@@ -92,13 +92,13 @@ def test_prefills_that_interrupt_are_no_steps() -> None:
     """Of ten seconds with two seconds of another's prefill, eight are steps; an answer's own prefill is before it. What
     the model of prefill cannot know does not make a step free."""
     clock = DecodeClock()
-    mark = clock.join(1_000, 700.0, 0.0)
-    clock.join(1_000, 2_000.0, 5.0)
+    mark = clock.join(1_000, 7_000.0, 0.0)
+    clock.join(1_000, 20_000.0, 5.0)
     stretch = clock.leave(1_000, mark, 10.0, 0.0)
-    assert stretch.prefill_ms == 2_000.0
-    assert stretch.step_ms(100) == 80.0
-    stretch.prefill_ms = 1e9
-    assert stretch.step_ms(100) > 0
+    assert stretch.prefill_tokens == 20_000.0
+    assert stretch.step_ms(100, 0.1) == 80.0
+    stretch.prefill_tokens = 1e9
+    assert stretch.step_ms(100, 0.1) > 0
 
 
 def test_answers_under_way_count() -> None:
