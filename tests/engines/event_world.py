@@ -153,7 +153,7 @@ class Index:
     async def until(self, done: Callable[[], bool], what: str = "") -> None:
         """Wait until something is so."""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not done():
                     self.changed.clear()
                     await self.changed.wait()

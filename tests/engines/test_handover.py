@@ -82,7 +82,7 @@ class One:
     async def state(self) -> EngineState:
         """What it knows, once that is certain."""
         assert self.events is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (state := await self.events.state(self._world.url)) is None:
                 await asyncio.sleep(0.01)
         return state
