@@ -352,7 +352,7 @@ async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator
         yield app
 
 
-async def outwaited(app: App, asked: asyncio.Future, *engines: FakeEngine | str) -> Answer:
+async def outwaited(app: App, asked: asyncio.Future[Answer], *engines: FakeEngine | str) -> Answer:
     """What comes of a request whose time at these replicas is over: as if they had been silent for longer than any
     limit, for which no test waits."""
     urls = {engine if isinstance(engine, str) else engine.url for engine in engines}
