@@ -60,8 +60,9 @@ class Scale:
         return full if self.full else max(1, small // 2) if self.counts else small
 
     def patience_s(self, seconds_s: float) -> float:
-        """Seconds to wait for what must come: as promised, or ten times as long where no time is judged."""
-        return 10 * seconds_s if self.counts else seconds_s
+        """Seconds to wait for what must come: as promised, or ten times as long, a minute at least, where no time is
+        judged."""
+        return max(60.0, 10 * seconds_s) if self.counts else seconds_s
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from aiohttp import ClientSession
 
 from router.app import App
 from router.http.deadlines import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, TOO_MANY, TOO_MANY_OF_CLIENT
+from tests.http.looks import Looks
 from tests.http.wire import Client, connect, on_uvloop
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import ADMIN
@@ -50,23 +51,28 @@ async def test_the_attack(token: str) -> None:
     deadlines, with or without a token, and leave nothing behind; the main port is served all the while. With a token
     the bodies do not even begin."""
     options = {"admin__connections_max": 1_000, "admin__connections_per_client_max": 1_000, "admin__token": token}
-    async with FakeEngine() as engine, running(engine, listen__head_timeout_s=1.0, **options) as app:
+    async with FakeEngine() as engine, running(engine, **options) as app:
+        server = app.hub.admin.server
+        looks = Looks(server)
         heads = [await asked(app.admin_url, b"GET /metrics HTTP/1.1\r\nHos") for _ in range(HALF_OPEN)]
         silent = [await connect(app.admin_url) for _ in range(SILENT)]
         slow = [await asked(app.admin_url, SLOW_POST) for _ in range(SLOW)]
         served = 0
-        async with asyncio.timeout(60):
+        while server.connections < HALF_OPEN + SILENT + (0 if token else SLOW):
+            await asyncio.sleep(0)
+        assert await healthy(app.admin_url)  # by then all that was written has come
+        async with asyncio.timeout(120):
             while not all(client.lost.is_set() for client in (*heads, *silent, *slow)):
                 for client in (*heads[::3], *slow):  # 20 bytes each
                     if not client.lost.is_set() and not client.raw and served < 20:
                         client.transport.write(b"x")
                 assert await healthy(app.url)
                 served += 1
+                await looks.look(1.0)
         assert served
         statuses = Counter(answer.status for client in (*heads, *slow) for answer in client.answers)
         assert statuses == ({408: HALF_OPEN, 401: SLOW} if token else {408: HALF_OPEN + SLOW})
         assert not any(client.answers for client in silent)
-        server = app.hub.admin.server
         assert (server.closed[HEAD_TIMEOUT], server.closed[IDLE]) == (HALF_OPEN, SILENT)
         assert server.closed[BODY_TIMEOUT] == (0 if token else SLOW)
         while server.clients:

@@ -16,7 +16,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 
 T = TypeVar("T")
 CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
-WAIT_S = 30.0  # for what must come: a limit, and nothing that is measured
+WAIT_S = 120.0  # for what must come: a limit, and nothing that is measured
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",

@@ -25,6 +25,7 @@ from tests.support.fakes import (
     idle,
     reset,
     running,
+    settings,
     status,
     stream,
 )
@@ -69,7 +70,8 @@ async def test_no_connection_in_time_costs_no_attempt(
 ) -> None:
     """A replica that could not be reached in time is asked once more when the only other one says that it is shutting
     down: nothing was sent to the first, so that attempt does not count."""
-    async with running(engine, other, upstream__connect_timeout_s=0.2, routing__policy="round_robin") as app:
+    policy = {"routing__policy": "round_robin"}
+    async with running(engine, other, upstream__connect_timeout_s=0.2, **policy) as app:
         async with client.post(app.url + CHAT, json=BODY):
             right, left = (engine, other) if engine.seen else (other, engine)  # whose turn is next
         await left.stop()
@@ -78,6 +80,7 @@ async def test_no_connection_in_time_costs_no_attempt(
         async def shuts_down(asked: FakeEngine, request: web.Request) -> web.StreamResponse:
             hole.close()
             await left.__aenter__()
+            app.reload(settings(engine, other, **policy))  # now a connection comes, however long it takes
             return await SHUTDOWN(asked, request)
 
         right.script.append(shuts_down)
@@ -115,7 +118,7 @@ async def test_without_retries_there_are_none(client: ClientSession, engine: Fak
 
 async def test_no_tls_is_no_connection(engine: FakeEngine) -> None:
     """A replica that should speak TLS and does not is a failed connection: nothing was sent, and another may try."""
-    upstream = Upstream(EngineLimits(2.0, 9.0, 9.0, keepalive_s=3.0, whole_bytes_max=1_000))
+    upstream = Upstream(EngineLimits(60.0, 60.0, 60.0, keepalive_s=3.0, whole_bytes_max=1_000))
     with pytest.raises(ConnectFailed) as caught:
         await upstream.call(engine.url.replace("http:", "https:"), "POST", CHAT, [], b"{}", whole=True)
     assert (caught.value.refused, caught.value.timed_out, caught.value.retry) == (False, False, True)
@@ -156,7 +159,7 @@ async def test_stale_connections(ends: str, monkeypatch: pytest.MonkeyPatch) -> 
 async def test_a_connection_that_waited_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the watchdog did not come round to close it: engines close such connections just when a request comes."""
     async with RawEngine(lambda wire: wire.send(OK)) as engine:
-        upstream = Upstream(EngineLimits(2.0, 9.0, 9.0, keepalive_s=3.0, whole_bytes_max=1_000))
+        upstream = Upstream(EngineLimits(60.0, 60.0, 60.0, keepalive_s=3.0, whole_bytes_max=1_000))
         loop, later_s = asyncio.get_running_loop(), 0.0
         time_s = loop.time
         monkeypatch.setattr(loop, "time", lambda: time_s() + later_s)
@@ -174,8 +177,8 @@ async def test_one_faulty_replica_fails_nobody(client: ClientSession, engine: Fa
     rng = random.Random(5)
     async with FakeEngine() as third:
         # A third of all requests fail here, far more often than a budget is for.
-        settings = {"routing__policy": "round_robin", "upstream__retry_ratio": 1.0}
-        async with running(engine, other, third, **settings) as app:
+        more = {"routing__policy": "round_robin", "upstream__retry_ratio": 1.0}
+        async with running(engine, other, third, **more) as app:
             faults = 0
             while faults < FAULTS:
                 engine.script.clear()

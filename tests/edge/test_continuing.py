@@ -32,7 +32,7 @@ async def pair(**settings: Any) -> AsyncIterator[tuple[FakeEngine, FakeEngine, A
     async with FakeEngine(owned_by="vllm") as one, FakeEngine(owned_by="vllm") as two:
         async with running(one, two, **settings) as app:
             yield one, two, app
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not idle(app):
                     await asyncio.sleep(0)
 
@@ -298,11 +298,11 @@ async def test_client_leaves_in_between(client: ClientSession) -> None:
         script(one, two, Speaking(after=7), Speaking(after=0, how="hang").reply())
         async with client.post(app.url + CHAT, json=body_of(CHAT), headers=EXACT) as response:
             await response.content.readany()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not (one.at_work.is_set() or two.at_work.is_set()):
                     await asyncio.sleep(0.001)
             response.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not idle(app):
                 await asyncio.sleep(0.001)
 

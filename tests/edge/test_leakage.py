@@ -50,6 +50,7 @@ async def command(engine: FakeEngine, ring: Keyring, **more: str) -> AsyncIterat
         "log.level": "debug",
         **more,
     }
+    given |= {"probe.timeout_s": "60", "upstream.connect_timeout_s": "60"}
     given |= {"listen.port": "0", "listen.admin_port": "0", "listen.lame_duck_s": "0", "probe.interval_s": "0.05"}
     sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
     pipe, running = asyncio.subprocess.PIPE, Command()
@@ -177,6 +178,7 @@ async def test_nothing_is_told_of_what_was_said(
                 await client.post(app.url + path, data=bodies(path)[1], headers=ring.of("acme"), timeout=timeout)
             engine.script.clear()
         assert len(engine.seen) > 100
+        await collector.until(lambda: len(collector.named("POST /v1/completions")) > 50)
         pages = []
         for page in ("/metrics", "/admin/decisions?limit=500", "/admin/replicas", "/admin/index"):
             async with client.get(app.admin_url + page, headers=bearer(ADMIN)) as response:

@@ -24,7 +24,9 @@ from router.engines.kv_events.subscriber import StreamStats, Subscriber
 END = b"\xff" * 8
 
 
-LIMITS = StreamLimits(silence_s=0.3, asks_max=3, suspended_max_s=5.0, look_s=10.0)
+# Nobody is silent because the machine stands still; SHORT is for those who are.
+LIMITS = StreamLimits(silence_s=30.0, asks_max=3, suspended_max_s=60.0, look_s=10.0)
+SHORT = StreamLimits(silence_s=0.3, asks_max=3, suspended_max_s=5.0, look_s=10.0)
 
 
 def stored(first: int, count: int = 1) -> dict[str, Any]:
@@ -153,7 +155,7 @@ class Index:
     async def until(self, done: Callable[[], bool], what: str = "") -> None:
         """Wait until something is so."""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not done():
                     self.changed.clear()
                     await self.changed.wait()

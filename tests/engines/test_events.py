@@ -13,7 +13,7 @@ import zmq.asyncio
 from router.core.facts.placements import Grade
 from router.core.kv_events.stream import StreamLimits
 from router.engines.kv_events.subscriber import Subscriber
-from tests.engines.event_world import Index, Publisher, World, stored
+from tests.engines.event_world import SHORT, Index, Publisher, World, stored
 from tests.support.figures import figure
 
 
@@ -80,10 +80,10 @@ async def test_a_cut_replay_is_asked_for_again(world: World) -> None:
     for name in range(6):
         await publisher.say(stored(name))
     publisher.cut = 4
-    await world.follow(index)
+    await world.follow(index, limits=SHORT)
     await index.graded(Grade.EXACT, "joined at batch 0")
     assert index.credited == set(range(6))
-    assert publisher.asked[:2] == [0, 3]
+    assert list(dict.fromkeys(publisher.asked))[:2] == [0, 3]  # it may have looked cut before, too
 
 
 async def test_a_replay_that_is_too_short_is_a_late_join(world: World) -> None:

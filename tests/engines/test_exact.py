@@ -66,9 +66,15 @@ async def graded(app: App, grade: Grade) -> None:
             await asyncio.sleep(0.01)
 
 
-async def caught_up(app: App) -> None:
-    """Return when what the engines published by now has been heard."""
-    await asyncio.sleep(0.05)
+async def caught_up(app: App, engines: Engines) -> None:
+    """Return when the engines have nothing to do, and what they published has been heard."""
+    assert app.hub.events is not None
+    published = dict(zip(engines.urls, engines._publishers, strict=True))
+    async with asyncio.timeout(60):
+        while any(each.model.running_n or each.model.waiting_n for each in engines.replicas) or any(
+            stats.last_seq < published[url]._seq - 1 for url, stats in app.hub.events.stats().items()
+        ):
+            await asyncio.sleep(0.01)
 
 
 async def ask(client: ClientSession, app: App, path: str, body: dict[str, Any]) -> tuple[str, int, int, str, str]:
@@ -100,7 +106,7 @@ async def test_predictions_are_exact_while_the_engine_evicts(client: ClientSessi
             assert grade == "exact"
             assert predicted == actual, n
             hits += actual
-            await caught_up(app)
+            await caught_up(app, engines)
         assert hits > 0
         rows = [app.router.knowledge.engine_blocks(url) for url in engines.urls]
         assert all(row is not None and row.removed > 100 and not row.unknown_removals for row in rows)
@@ -116,7 +122,7 @@ async def test_a_conversation_with_salt_is_its_own(client: ClientSession) -> Non
                 grade, predicted, actual, _, _ = await ask(
                     client, app, COMPLETIONS, body | ({"cache_salt": salt} if salt else {})
                 )
-                await caught_up(app)
+                await caught_up(app, engines)
                 assert (grade, predicted) == ("exact", actual)
                 assert (actual > 0) is (turn > 0)
 
@@ -128,7 +134,7 @@ async def test_traffic_around_the_router_is_seen(client: ClientSession) -> None:
         body = {"model": "sim", "prompt": "wxyz" * 500, "max_tokens": 4}
         async with client.post(engines.urls[1] + COMPLETIONS, json=body) as response:
             assert response.status == 200
-        await caught_up(app)
+        await caught_up(app, engines)
         grade, predicted, actual, home, _ = await ask(client, app, COMPLETIONS, {"prompt": "wxyz" * 500})
         assert (grade, home) == ("exact", engines.urls[1])
         assert predicted == actual > 0
@@ -154,7 +160,7 @@ async def test_a_chat_is_tokenized_by_the_replica(client: ClientSession) -> None
         messages = [{"role": "user", "content": "tell me more " * 80}]
         for turn in range(4):
             grade, predicted, actual, _, text = await ask(client, app, CHAT, {"messages": messages})
-            await caught_up(app)
+            await caught_up(app, engines)
             assert (grade, predicted) == ("exact", actual)
             assert (actual > 0) is (turn > 0)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "and then? " * 20}]
@@ -188,7 +194,7 @@ async def test_grades_are_metrics(client: ClientSession) -> None:
     async with replicas(1) as engines, routing(*engines.urls) as app:
         await graded(app, Grade.EXACT)
         await ask(client, app, COMPLETIONS, {"prompt": "abcd" * 100})
-        await caught_up(app)
+        await caught_up(app, engines)
         async with client.get(app.admin_url + "/metrics") as response:
             page = await response.text()
         assert f'warmroute_replica_grade{{grade="exact",replica="{engines.urls[0]}"}} 1.0' in page

@@ -10,11 +10,12 @@ from typing import Any
 from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade
 from router.core.kv_events.states import EngineState
+from router.core.kv_events.stream import StreamLimits
 from router.core.prompts.blocks import token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
 from router.engines.kv_events.handover import ANOTHER, Handover
 from router.engines.kv_events.subscriber import Subscriber
-from tests.engines.event_world import Publisher, World
+from tests.engines.event_world import LIMITS, SHORT, Publisher, World
 from tests.support.waiting import until
 
 SIZE = 16
@@ -63,12 +64,12 @@ class One:
     def _restarted(self) -> None:
         self.restarts += 1
 
-    async def follow(self, offer: EngineState | None = None) -> None:
+    async def follow(self, offer: EngineState | None = None, limits: StreamLimits = LIMITS) -> None:
         """Begin to follow, with what another one knew."""
         handover = Handover(self.knowledge, lambda _, blocks, why: self.told.append((blocks, why)))
         if offer is not None:
             handover.offers[self._world.url] = offer
-        self.events = await self._world.follow(self.knowledge, handover=handover)  # type: ignore[arg-type]  # as an Index
+        self.events = await self._world.follow(self.knowledge, handover=handover, limits=limits)  # type: ignore[arg-type]  # as an Index
 
     async def graded(self, grade: Grade) -> None:
         """Wait for it."""
@@ -82,7 +83,7 @@ class One:
     async def state(self) -> EngineState:
         """What it knows, once that is certain."""
         assert self.events is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (state := await self.events.state(self._world.url)) is None:
                 await asyncio.sleep(0.01)
         return state
@@ -147,7 +148,7 @@ async def test_nothing_is_credited_before_the_replay_has_proved_it(world: World)
     publisher.silent = True
     two = One(world)
     credited = list[int]()
-    await two.follow(state)
+    await two.follow(state, SHORT)
 
     def looked(done: Callable[[], bool]) -> bool:
         credited.append(two.depth(0, 300))

@@ -43,7 +43,7 @@ async def ranks() -> AsyncIterator[Ranks]:
 @pytest.fixture
 async def upstream() -> AsyncIterator[Upstream]:
     """Connections to engines."""
-    made = Upstream(EngineLimits(2, 9, 9, keepalive_s=3, whole_bytes_max=1 << 20))
+    made = Upstream(EngineLimits(60, 60, 60, keepalive_s=3, whole_bytes_max=1 << 20))
     yield made
     await made.close()
 

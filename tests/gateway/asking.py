@@ -62,7 +62,7 @@ class Asking:
 
     async def hear(self) -> pb.ProcessingResponse | None:
         """The next answer; None at the end of the stream."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             message = await self._call.read()
         return None if message is grpc.aio.EOF else message
 

@@ -73,7 +73,7 @@ async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
         secure = grpc.ssl_channel_credentials(ca)
         async with grpc.aio.secure_channel(f"localhost:{app.gateway.port}", secure) as channel:
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="liveness"))
             except grpc.aio.AioRpcError:
                 return False

@@ -22,7 +22,7 @@ from router.settings.schema import Settings
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
 COMPOSE: dict[str, Any] = yaml.safe_load((EXAMPLES / "compose" / "compose.yaml").read_text(encoding="utf-8"))
-SCRIPT_TIMEOUT_S = 60.0
+SCRIPT_TIMEOUT_S = 240.0
 
 
 def free_ports() -> tuple[int, int, int]:

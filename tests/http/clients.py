@@ -23,9 +23,6 @@ LIMITS = ClientLimits(
 LINE = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\n"
 
 
-SHORT = {"listen__head_timeout_s": 0.3, "listen__send_timeout_s": 0.3}
-
-
 async def play(wire: Wire) -> None:
     """A healthy answer."""
     wire.transport.write(RECORDED["held JSON"].raw)

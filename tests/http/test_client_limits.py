@@ -22,7 +22,8 @@ from router.http.accepting import ConnectionSlots
 from router.http.deadlines import acknowledged
 from router.http.receiver import JOINED_BYTES_MAX, Receiver
 from router.http.request import Connection, Refusal, Request
-from tests.http.clients import LIMITS, LINE, SHORT, play
+from tests.http.clients import LIMITS, LINE, play
+from tests.http.looks import Looks
 from tests.http.wire import STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
 from tests.hub.test_pressure import EVENT, asks_and_does_not_read, chunk
 from tests.support.fakes import running
@@ -204,7 +205,8 @@ async def test_clients_that_do_not_read_are_ended(monkeypatch: pytest.MonkeyPatc
     async def either(wire: Wire) -> None:
         await (flood(wire) if b'"stream":true' in engine.seen[-1][1] else play(wire))
 
-    async with RawEngine(either) as engine, proxied(engine, monkeypatch, listen__send_timeout_s=1.5) as app:
+    async with RawEngine(either) as engine, proxied(engine, monkeypatch) as app:
+        looks = Looks(app.edge._server)
         clients = [await asks_and_does_not_read(app, post(body=STREAM)) for _ in range(count)]
         kept_max = ended = 0
         while app.edge._server.closed["send_timeout"] < count:
@@ -212,7 +214,9 @@ async def test_clients_that_do_not_read_are_ended(monkeypatch: pytest.MonkeyPatc
             good.ask(post(body=b'{"model":"m","messages":[]}'))
             ended += (await good.answer()).status == 200
             good.transport.close()
+            await good.lost.wait()
             kept_max = max([kept_max, *(each.unread_bytes for each in app.edge._server.clients)])
+            await looks.look(LIMITS.send_timeout_s + 1)
         assert ended
         assert 0 < kept_max <= 1 << 20
         await settled(app)
@@ -235,26 +239,35 @@ async def test_a_slow_engine_is_not_a_slow_client(monkeypatch: pytest.MonkeyPatc
         await go_on.wait()
         wire.transport.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    async with RawEngine(slow) as engine, proxied(engine, monkeypatch, **SHORT) as app:
+    async with RawEngine(slow) as engine, proxied(engine, monkeypatch) as app:
+        looks = Looks(app.edge._server)
         client = await connect(app.url)
         client.ask(post(body=STREAM))
-        await asyncio.sleep(1.0)  # three times the limit
+        await client.until(lambda: b"data: {}" in client.raw)
+        for _ in range(3):
+            await looks.look(LIMITS.send_timeout_s)
         go_on.set()
         assert (await client.answer()).whole
         client.transport.close()
-    async with RawEngine(flood) as engine, proxied(engine, monkeypatch, listen__send_timeout_s=1.5) as app:
+    async with RawEngine(flood) as engine, proxied(engine, monkeypatch) as app:
+        looks = Looks(app.edge._server)
         client = await asks_and_does_not_read(app, post(body=STREAM))
         while not any(each.unread_bytes for each in app.edge._server.clients):
             await asyncio.sleep(0)
         (server_side,) = app.edge._server.clients
-        assert acknowledged(server_side._transport.get_extra_info("socket"), -1) > 0, "the kernel does not say"
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + 4.0
-        while loop.time() < until_s:
+
+        def taken_bytes() -> int:
+            assert server_side._transport is not None
+            return acknowledged(server_side._transport.get_extra_info("socket"), -1)
+
+        assert taken_bytes() > 0, "the kernel does not say"
+        for _ in range(10):  # five times the limit
+            before = taken_bytes()
             client.transport.resume_reading()
-            await asyncio.sleep(0.05)
+            while taken_bytes() == before:
+                await asyncio.sleep(0)
             client.transport.pause_reading()
-            await asyncio.sleep(0.05)
+            await looks.look(LIMITS.send_timeout_s / 2)
         assert not client.lost.is_set()
         assert app.edge._server.closed["send_timeout"] == 0
         client.transport.abort()

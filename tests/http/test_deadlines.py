@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from router.http.deadlines import BODY_TIMEOUT, HEAD_TIMEOUT, IDLE, Patience
 from router.http.receiver import BETWEEN, BODY, HEAD
-from tests.http.clients import LIMITS, LINE, SHORT, play
+from tests.http.clients import LIMITS, LINE, play
+from tests.http.looks import Looks
 from tests.http.wire import RawEngine, connect, on_uvloop, post, proxied
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -84,14 +85,15 @@ async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of connections with half a head, dripping or silent, or without a byte: all are ended at the limit, with
     a 408 where something was said, while others are served; metrics say how many, and none is left."""
     count = int(os.environ.get("WARMROUTE_HALF_OPEN", "300"))
-    async with RawEngine(play) as engine, proxied(engine, monkeypatch, listen__head_timeout_s=count / 300) as app:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+    async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
+        looks = Looks(app.edge._server)
         clients = [await connect(app.url) for _ in range(count)]
         for n, client in enumerate(clients):
             if n % 3:
                 client.ask(b"POST /v1/messages HTTP/1.1\r\nHos", "POST")
+        assert await page(app.url)  # by then all that was written has come
         served = 0
+        await looks.look()
         while any(not client.lost.is_set() for client in clients):
             for client in clients[1::3]:
                 if not client.lost.is_set() and not client.raw:
@@ -100,7 +102,9 @@ async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
             good.ask(post())
             served += (await good.answer()).status == 200
             good.transport.close()
-            assert loop.time() - began_s < 60
+            await good.lost.wait()
+            if served <= LIMITS.head_timeout_s:  # so many seconds pass, and no more: later clients are not half open
+                await looks.look(1.0)
         assert served
         for n, client in enumerate(clients):
             assert [answer.status for answer in client.answers] == ([408] if n % 3 else [])
@@ -120,23 +124,28 @@ async def test_slow_bodies(framing: bytes, monkeypatch: pytest.MonkeyPatch) -> N
     """A body that comes too slowly is answered 408 in the dialect's words, one that comes slowly enough is served, and
     so is the request before it; extensions and trailers of chunks are no body."""
     chunked = b"chunked" in framing
-    async with RawEngine(play) as engine, proxied(engine, monkeypatch, **SHORT) as app:
+    async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
+        looks = Looks(app.edge._server)
         client = await connect(app.url)
         client.ask(post(), "POST")
         client.ask(LINE + framing + b"\r\n\r\n" + (b"5;" if chunked else b"{"), "POST")
         while not client.lost.is_set() and len(client.answers) < 2:
             client.transport.write(b"x")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
+            await looks.look(1.0)
         await client.answer(1)
         assert client.error is None
         assert [answer.status for answer in client.answers] == [200, 408]
         assert json.loads(client.answers[1].body)["type"] == "error"
         assert len(engine.seen) == 1
-        body = b'{"model":"m","x":"' + b"x" * 2_000 + b'"}'
+        body = b'{"model":"m","x":"' + b"x" * 20_000 + b'"}'
         client = await connect(app.url)
         client.ask(post(body=body)[: -len(body)], "POST")
-        for at in range(0, len(body), 50):  # some 5,000 bytes a second
-            client.transport.write(body[at : at + 50])
-            await asyncio.sleep(0.01)
+        for end in range(500, len(body), 500):  # 1,250 bytes a second, for longer than there is credit at the start
+            client.transport.write(body[end - 500 : end])
+            while not any(each._receiver.reading_bytes >= end for each in app.edge._server.clients):
+                await asyncio.sleep(0)
+            await looks.look(0.4)
+        client.transport.write(body[len(body) // 500 * 500 :])
         assert (await client.answer()).status == 200
         client.transport.close()

@@ -30,6 +30,7 @@ async def limited(files_max: int, *engines: FakeEngine) -> AsyncIterator[tuple[i
     """The command with so many descriptors: its pid, its two addresses, and the lines of its log so far."""
     words = f"ulimit -Sn {files_max // 2}; ulimit -Hn {files_max}; exec {sys.executable} -m router serve --port 0"
     words += " --admin-port 0 --set probe.interval_s=0.1 --set listen.lame_duck_s=0 --set log.requests=false"
+    words += " --set probe.timeout_s=60 --set upstream.connect_timeout_s=60"
     words += "".join(f" --replica {engine.url}" for engine in engines)
     pipe = asyncio.subprocess.PIPE
     env = {name: value for name, value in os.environ.items() if not name.startswith("WARMROUTE_")}

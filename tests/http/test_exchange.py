@@ -10,6 +10,7 @@ import pytest
 import router.http.upstream
 from router.app import App
 from tests.http.wire import Answered, Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
+from tests.support.fakes import outwaited
 from tests.support.recorded import RECORDED, SSE, Recorded, chunked, head, words
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
@@ -312,9 +313,10 @@ async def test_silence_before_the_answer(name: str, monkeypatch: pytest.MonkeyPa
     """An engine of which no body comes in time is a timeout, also if it has sent a head."""
     monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.001)
     script = Script(BEGINNING[name])
-    async with script.engine as engine, proxied(engine, monkeypatch, upstream__first_byte_timeout_s=0.05) as app:
+    async with script.engine as engine, proxied(engine, monkeypatch) as app:
         client = await asked(app)
-        answer = await client.answer()
+        await engine.asked(1)
+        answer = await outwaited(app, asyncio.ensure_future(client.answer()), engine.url)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (504, "timed_out")
         await generating(engine)[0].lost.wait()
         client.transport.close()
@@ -325,9 +327,10 @@ async def test_silence_midway(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that falls silent midway is given up after its time: the client is told so."""
     monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.001)
     script = Script(TWO_EVENTS)
-    async with script.engine as engine, proxied(engine, monkeypatch, upstream__idle_timeout_s=0.05) as app:
+    async with script.engine as engine, proxied(engine, monkeypatch) as app:
         client = await asked(app)
-        answer = await client.answer()
+        await client.until(lambda: bool(client.answers) and client.answers[0].body == b"".join(BEGUN))
+        answer = await outwaited(app, asyncio.ensure_future(client.answer()), engine.url)
         assert answer.whole
         events, _, error = bytes(answer.body).rpartition(b"data: ")
         assert events == b"".join(BEGUN)

@@ -23,6 +23,8 @@ from router.commands.loading import load
 from router.commands.main import main
 from router.settings import tls
 from router.settings.schema import SettingsError
+from tests.http.clients import LIMITS
+from tests.http.looks import Looks
 from tests.http.test_client_limits import flood
 from tests.http.wire import STREAM, Client, RawEngine, Wire, on_uvloop, post, proxied, settled
 from tests.support.fakes import FakeEngine, events, idle, running
@@ -147,7 +149,7 @@ async def test_clients_must_show_a_certificate(files: Files, monkeypatch: pytest
 async def test_stalled_handshakes(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who begins a handshake and does not go on is ended as one who does not finish a head, counts as a connection
     meanwhile, and is refused before the handshake where there are too many."""
-    more = {"listen__head_timeout_s": 0.5, "listen__connections_max": 20}
+    more = {"listen__head_timeout_s": 6.0, "listen__connections_max": 20}  # all have come before the first is ended
     async with RawEngine(flood) as engine, proxied(engine, monkeypatch, **listening(files, **more)) as app:
         loop, server, stalled = asyncio.get_running_loop(), app.edge._server, list[socket.socket]()
         host, port = app.url.removeprefix("https://").split(":")
@@ -240,15 +242,17 @@ def _read_to_end(host: str, port: int, context: ssl.SSLContext, raw: bytes) -> b
 @on_uvloop
 async def test_clients_that_do_not_read(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over TLS too the engine is stopped for such a client, little is kept, and after `send_timeout_s` it is ended."""
-    more = {"listen__send_timeout_s": 1.0}
-    async with RawEngine(flood) as engine, proxied(engine, monkeypatch, **listening(files, **more)) as app:
+    async with RawEngine(flood) as engine, proxied(engine, monkeypatch, **listening(files)) as app:
+        looks = Looks(app.edge._server)
         client = await secure(app.url, files.trusting())
         client.transport.pause_reading()
         client.ask(post(body=STREAM))
         kept_max = 0
         while not app.edge._server.closed["send_timeout"]:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
             kept_max = max([kept_max, *(each.unread_bytes for each in app.edge._server.clients)])
+            if kept_max:
+                await looks.look(LIMITS.send_timeout_s + 1)
         assert 0 < kept_max <= 1 << 20
         await settled(app)
         client.transport.abort()

@@ -310,7 +310,7 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
         async def limited() -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):  # of what hangs
                 await test(*args, **kwargs)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 from router.app import App
 from router.core.facts.requests import Priority
 from router.core.placement.policies import POLICIES
-from tests.support.fakes import FakeEngine, half_then_waits, idle, mute, running, silent
+from tests.support.fakes import FakeEngine, half_then_waits, idle, mute, running, settings, silent
 from tests.support.patient import Patient
 
 CHAT = "/v1/chat/completions"
@@ -71,11 +71,13 @@ async def test_a_request_waits_for_a_place(client: ClientSession, engine: FakeEn
         assert 'warmroute_queue_seconds_count{model="m"} 1.0' in text
         assert 'warmroute_queued_requests{model="m",priority="normal"} 0.0' in text
         overhead = re.search(r"^warmroute_overhead_seconds_sum (\S+)$", text, re.MULTILINE)
+        records = [(each.overhead_s or 0.0, each.queued_s, each.duration_s) for each in app.hub.pages.decisions]
         async with client.get(app.admin_url + "/admin/decisions") as response:
             newest = (await response.json())["decisions"][0]
         assert newest["queued_s"] >= 0.9
         assert overhead
-        assert float(overhead[1]) < newest["queued_s"]
+        assert float(overhead[1]) == pytest.approx(sum(overhead_s for overhead_s, *_ in records))
+        assert all(overhead_s + queued_s <= duration_s for overhead_s, queued_s, duration_s in records)
         async with client.get(app.admin_url + "/admin/replicas") as response:
             (row,) = (await response.json())["replicas"]
         assert row["window"] == 1
@@ -236,13 +238,14 @@ async def test_who_is_held_finds_a_place_or_is_turned_away(
 ) -> None:
     """Held for long enough, it still needs a place: it waits for one as long as others do, and is told 429 then."""
     limits = {"admission__in_flight_max": 1, "admission__hold_s": 0.3, "admission__wait_s": 0.3}
-    async with running(engine, **limits) as app, asyncio.timeout(60):
+    async with running(engine, admission__in_flight_max=1) as app, asyncio.timeout(60):
         held = [asyncio.create_task(asked(client, app)) for _ in range(2)]
         await until(app, 2)
         engine.script.append(mute)
         patient.hold = False
         await engine.at_work.wait()
         patient.hold = True
+        app.reload(settings(engine, **limits))  # now that both have come
         done, (first,) = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
         assert [each.result()[:1] for each in done] == [(429,)]
         engine.go_on.set()
@@ -256,9 +259,10 @@ async def test_who_is_held_does_not_mind_a_rest(client: ClientSession, engine: F
         held = asyncio.create_task(asked(client, app))
         await until(app, 1)
         patient.hold = False
-        app.hub.placer.rest(engine.url, 0.6)
-        await asyncio.sleep(0.4)
+        app.hub.placer.rest(engine.url, 200.0)
+        await asyncio.sleep(0.4)  # a tick
         assert queued(app) == 1
+        app.router.fleet.members[engine.url].rest_until_s = 0.0
         assert (await held)[0] == 200
 
 

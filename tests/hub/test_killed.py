@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,18 @@ def compared(what: str, before: list[Turn], after: list[Turn]) -> None:
     assert exact_after >= 0.9 * exact_before
 
 
+async def written(file: Path) -> None:
+    """Return when the file was written anew twice: what is known by now is in the second one."""
+    for _ in range(2):
+        await until(_changes(file))
+
+
+def _changes(file: Path) -> Callable[[], bool]:
+    """Whether the file is another one than now: its first piece has the time."""
+    before = file.read_bytes()
+    return lambda: file.read_bytes() != before
+
+
 async def killed(router: Command) -> None:
     """Kill it, as by `kill -9`, with all that it started."""
     for pid in (*router.pids(), router.process.pid):
@@ -84,7 +97,7 @@ async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path:
         for _ in range(3):
             before = await talk.round(NUMBERS)
         await until(lambda: (tmp_path / "state").exists())
-        await asyncio.sleep(0.6)  # the last turns are in the file
+        await written(tmp_path / "state")  # with the last turns
         going = asyncio.create_task(talk.round(NUMBERS))
         await asyncio.sleep(0.05)
         await killed(first)
@@ -117,7 +130,8 @@ async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_p
         for _ in range(2):
             await talk.round(NUMBERS)
         assert set(talk.at.values()) == {at.url for at in ats}
-        await asyncio.sleep(0.5)
+        await until(lambda: (tmp_path / "state").exists())
+        await written(tmp_path / "state")
         await killed(first)
         await goes.aclose()
         port = int(gone.urls[0].rpartition(":")[2])
@@ -149,7 +163,8 @@ async def test_a_hub_that_is_killed_is_back_as_warm_as_it_was(tmp_path: Path) ->
         talk = Conversations(client, router.url)
         for _ in range(3):
             before = await talk.round(NUMBERS)
-        await asyncio.sleep(0.6)
+        await until(lambda: (tmp_path / "state").exists())
+        await written(tmp_path / "state")
         os.kill(router.pids(HUB)[-1], signal.SIGKILL)
         await until(lambda: len(router.pids(HUB)) == 2)
         async with asyncio.timeout(60):

@@ -102,7 +102,7 @@ async def test_what_is_cut_by_the_drain_says_so(client: ClientSession, engine: F
 async def test_who_left_before_the_cut_has_left(client: ClientSession, engine: FakeEngine) -> None:
     """A client that leaves while the router drains is recorded as one that left."""
     engine.script.append(mute)
-    async with running(engine) as app:
+    async with running(engine, listen__drain_s=60.0) as app:
         waiting = asyncio.ensure_future(client.post(app.url + CHAT, json=BODY))
         await engine.at_work.wait()
         asyncio.get_running_loop().call_later(0.05, waiting.cancel)
@@ -149,11 +149,14 @@ async def test_who_has_just_connected_may_ask(monkeypatch: pytest.MonkeyPatch, e
 
 
 @pytest.mark.parametrize("drained", [False, True])
-async def test_who_was_not_told_may_ask_at_once(engine: FakeEngine, drained: bool) -> None:
+async def test_who_was_not_told_may_ask_at_once(
+    engine: FakeEngine, drained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stream that began before the end of the router was known said nothing of closing. A client that sends its next
     request with the last byte of it is answered, and told then; in the lame duck and in the drain."""
+    monkeypatch.setattr("router.http.client_connection.NEXT_S", 60.0)  # time for the machine, not for the client
     engine.script.append(half_then_waits)
-    async with running(engine) as app:
+    async with running(engine, listen__drain_s=60.0) as app:
         client = await connect(app.url)
         client.ask(post(CHAT, json.dumps(BODY).encode()))
         await engine.at_work.wait()

@@ -250,7 +250,7 @@ async def test_a_replica_that_leaves_while_we_connect_costs_no_retry(client: Cli
 
 async def test_a_replica_that_leaves_while_we_connect(engine: FakeEngine) -> None:
     """Nothing is sent there, and the connection is closed; where nothing was sent another may be asked."""
-    upstream = Upstream(EngineLimits(2, 9, 9, keepalive_s=3, whole_bytes_max=1 << 20))
+    upstream = Upstream(EngineLimits(60, 60, 60, keepalive_s=3, whole_bytes_max=1 << 20))
     calling = asyncio.ensure_future(upstream.call(engine.url, "POST", CHAT, [], json.dumps({}).encode(), whole=True))
     await asyncio.sleep(0)
     upstream.forget(engine.url)

@@ -12,6 +12,7 @@ import pytest
 
 import router.http.upstream
 from router.app import App
+from router.http.exchange import EngineAnswer
 from tests.http.wire import STREAM, Client, RawEngine, Wire, on_uvloop, post, proxied, settled
 from tests.support.fakes import running
 from tests.support.recorded import SSE, head
@@ -160,11 +161,18 @@ async def test_more_held_than_the_client_takes(monkeypatch: pytest.MonkeyPatch) 
 async def test_our_pause_is_not_the_engines_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a client does not read, its answer does not time out."""
     monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.001)
-    async with stalled("chunk by chunk", monkeypatch, upstream__idle_timeout_s=0.2) as (_, app, client):
-        loop = asyncio.get_running_loop()
+    async with stalled("chunk by chunk", monkeypatch) as (_, app, client):
         (answer,) = app.edge.upstream._answers
-        until_s = loop.time() + 0.4  # twice the limit, on the watchdog's own clock
-        while loop.time() < until_s:
+        looked, silent_since = 0, EngineAnswer.silent_since
+
+        def looks(self: EngineAnswer, now_s: float) -> float:
+            nonlocal looked
+            looked += 1
+            self.since_s -= 1_000.0  # as if the last look had been so long ago
+            return silent_since(self, now_s)
+
+        monkeypatch.setattr(EngineAnswer, "silent_since", looks)
+        while looked < 3:
             await asyncio.sleep(0)
         app.edge.lost(answer.replica)
         client.transport.resume_reading()

@@ -52,7 +52,7 @@ async def until(what: Callable[[], Awaitable[bool]], timeout_s: float, else_: st
 async def page(url: str) -> tuple[int, str]:
     """Status and text of a page, on a connection of its own; status 0 where nobody listens."""
     try:
-        timeout = aiohttp.ClientTimeout(total=10)
+        timeout = aiohttp.ClientTimeout(total=60)
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
             return response.status, await response.text()
     except aiohttp.ClientError:

@@ -26,7 +26,7 @@ MODELS: list[dict[str, Any]] = [
 ]
 # Custom resources, which have no schema among those of Kubernetes.
 CUSTOM = {"LeaderWorkerSet", "ScaledObject", "PodMonitor"}
-READY_S = 30.0
+READY_S = 120.0
 
 
 def options(*models: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from router.settings.keys import entry_of, make_key
 from tests.k8s.cluster import page, until
 from tests.k8s.tools import NEEDED, SECRETS, Document, only, settings_text, template
 
-SOON_S = 30.0
+SOON_S = 120.0
 # A line of log.format text; with log.level warning those of level info are left out.
 AS_TEXT = re.compile(r"^[0-9:.]{12} warning ", re.MULTILINE)
 GRAFANA = "https://grafana.example.com/d/warmroute"

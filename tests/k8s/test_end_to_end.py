@@ -28,7 +28,7 @@ STREAMS_MIN, LANES, ANSWER_TOKENS = 50, 72, 60
 GONE_S = 0.5  # for what was on its way to a pod when the router heard that it is Terminating
 AWAY_S = 20.0
 RESTART_LANES = 24
-SOON_S = 30.0
+SOON_S = 120.0
 STREAM_S_MAX = 60.0
 COMMAND_S_MAX = 90.0
 
@@ -229,6 +229,7 @@ async def test_the_api_server_is_away_for_20_s(tmp_path: Path) -> None:
         loads = [await stack.enter_async_context(Load(router.url, 12, 20).going()) for router in routers]
         for load in loads:
             await load.more(12)
+        down_s = time.monotonic()
         await made.api.down()
         ends_s = time.monotonic() + AWAY_S
         while time.monotonic() < ends_s:
@@ -238,7 +239,7 @@ async def test_the_api_server_is_away_for_20_s(tmp_path: Path) -> None:
             assert await router.metric("warmroute_discovery_fresh", source="kubernetes") == 0
             stale_s = await router.metric("warmroute_discovery_stale_seconds", source="kubernetes")
             assert stale_s is not None
-            assert AWAY_S / 2 < stale_s < 3 * AWAY_S
+            assert 0 < stale_s <= time.monotonic() - down_s
             assert await router.knows(*made.pods.values())
         await made.run("meanwhile")
         await made.api.up()

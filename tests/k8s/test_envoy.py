@@ -24,7 +24,7 @@ from tests.support.waiting import until
 
 STANDALONE = picker("standalone")
 CLIENTS, STATUS, ADMIN = 8080, 8081, 9901
-START_S = 30.0
+START_S = 120.0
 SIX_MB = 6_000_000
 
 

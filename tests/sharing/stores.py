@@ -80,24 +80,19 @@ class StoreServer:
             parts = [word.encode() if isinstance(word, str) else word for word in words]
             said = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
             writer.write(b"*%d\r\n%s" % (len(parts), said))
-            answer = await reader.readline()
-            assert answer, "closed"
-            while not answer.startswith((b"+", b"-", b":")) and (
-                more := await asyncio.wait_for(_soon(reader), timeout=5.0)
-            ):
-                answer += more
-            return answer
+            return await _answer(reader)
         finally:
             writer.close()
 
 
-async def _soon(reader: asyncio.StreamReader) -> bytes:
-    """What has come within a moment."""
-    try:
-        async with asyncio.timeout(0.05):
-            return await reader.read(1 << 16)
-    except TimeoutError:
-        return b""
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    """One answer (RESP2): a line, so many bytes, or so many answers."""
+    line = await reader.readline()
+    assert line, "closed"
+    count = int(line[1:]) if line[:1] in b"$*" else 0
+    if line[:1] == b"$":
+        return line + (await reader.readexactly(count + 2) if count >= 0 else b"")
+    return line + b"".join([await _answer(reader) for _ in range(count)])
 
 
 class Network:

@@ -86,7 +86,7 @@ async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytes
         else:
             network.cut(there=how != "cut back", back=how != "cut there")
         await until(lambda: not a.link.whole)
-        assert a.core.was_alone == 1
+        assert a.core.was_alone >= 1
         a.link.made("resp_1", "http://r", "acme")
         await asyncio.sleep(0.5)
         if how == "frozen":
@@ -98,7 +98,7 @@ async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytes
         await until(lambda: a.link.routers == 2 and b.link.routers == 2 and b.owners)
         mine = [r for r in caplog.records if getattr(r, "event", "") == "sharing_alone"]
         assert len(mine) == a.link.counts["interruptions"] + b.link.counts["interruptions"]
-        assert a.link.counts["interruptions"] == 1
+        assert a.link.counts["interruptions"] >= 1  # once, and again where the store's process is not given a turn
 
 
 async def test_an_emptied_store_is_filled_again() -> None:
@@ -137,7 +137,7 @@ async def test_a_store_that_takes_no_writes_is_said_once_and_messages_pass(
         a.link.made("resp_1", "http://r", "acme")
         await until(lambda: b.owners and a.link.refusal)
         await asyncio.sleep(1.2)
-        assert a.link.whole
+        await until(lambda: a.link.whole)
         assert sum(getattr(r, "event", "") == "sharing_refused" for r in caplog.records) == 2  # a and b
         if why == "full":
             await server.ask("CONFIG", "SET", "maxmemory", "0")

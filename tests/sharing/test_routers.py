@@ -130,7 +130,7 @@ async def test_no_request_notices_what_becomes_of_the_store(
         await task
         before_ms, during_ms = (1e3 * quantiles(seen, n=100)[98] for seen in (took, during))
         figure(f"store {how}: added to the p99 of a request, ms", 2.0, during_ms - before_ms)
-        assert all(whole(app) for app in apps)
+        await until(lambda: all(whole(app) for app in apps))
 
 
 async def test_a_router_starts_and_serves_without_its_store(client: ClientSession, engine: FakeEngine) -> None:
@@ -174,8 +174,9 @@ async def test_a_tenants_rate_is_one_through_four_routers(
             elapsed_s = time.monotonic() - began_s
             await asyncio.sleep(0.02)
         allowed = 120 + 2 * elapsed_s  # the bucket, and what it was filled with
-        share = statuses.count(200) / allowed
-        assert 0.75 < share < 1.25  # routers that knew nothing of each other would let in all, 1.6 of it and more
+        passed, share = statuses.count(200), statuses.count(200) / allowed
+        assert share < 1.25  # routers that knew nothing of each other would let in all, 1.6 of it and more
+        assert passed > 0.75 * min(allowed, len(statuses))  # where the machine is slow, less is asked than is allowed
         figure("sharing_tenants_rate_error_share", 0.05, abs(share - 1))
         await server.kill()
         await until(lambda: not any(map(whole, apps)))

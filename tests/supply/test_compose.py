@@ -26,7 +26,7 @@ from tests.supply.install import REPO, VENV
 DEPLOY = REPO / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-UP_TIMEOUT_S = 90.0
+UP_TIMEOUT_S = 240.0
 LOAD_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 PORT = re.compile(r"(?<![\d.])(?:8000|8001|9090|910\d|555\d|655\d)(?!\d)")

@@ -30,7 +30,7 @@ from tests.supply.tool import program
 BASE = "localhost/warmroute-base:test"
 BUILD_TIMEOUT_S = 900.0
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 120.0
 EPOCH_S = "1700000000"
 # What a cluster does with `readOnlyRootFilesystem: true`, `runAsUser: 65532` and an emptyDir on /tmp.
 CONFINED = """
@@ -222,7 +222,7 @@ def test_image_serves_and_is_healthy(image: Built, workers: int) -> None:
         said, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
         assert said
         assert process.stdout.readline().startswith(b"listening ")  # all of its processes: one alone may be healthy
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/healthz", timeout=2) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/healthz", timeout=60) as answer:
             assert answer.status == 200
         check = [word.replace(":8001", f":{ports[1]}") for word in image.config["Healthcheck"]["Test"][1:]]  # type: ignore[index]
         assert image.say(*check).returncode == 0

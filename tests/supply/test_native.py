@@ -73,7 +73,7 @@ def serves(warmroute: Path, cwd: Path) -> str:
         said, _, _ = select.select([router.stdout], [], [], START_TIMEOUT_S)
         assert said
         assert router.stdout.readline().startswith(b"listening ")
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/", timeout=60) as answer:
             page: str = answer.read().decode()
             return page
     finally:

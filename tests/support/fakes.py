@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -23,6 +23,7 @@ from router.app import App
 from router.commands.loading import load
 from router.settings.schema import Settings
 
+Answer = TypeVar("Answer")
 Reply = Callable[["FakeEngine", web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -333,9 +334,12 @@ async def half_then_waits(engine: FakeEngine, request: web.Request) -> web.Strea
 
 
 def settings(*engines: FakeEngine | str, **overrides: Any) -> Settings:
-    """Settings for tests: free ports, no waiting for the next probe round."""
+    """Settings for tests: free ports, no waiting for the next probe round, and no limit of a few seconds, which a
+    machine that stands still for a while would reach."""
     urls = [engine if isinstance(engine, str) else engine.url for engine in engines]
     base = {"listen.port": 0, "listen.admin_port": 0, "listen.drain_s": 2.0, "probe.interval_s": 3600.0}
+    base |= {"probe.timeout_s": 60.0, "upstream.connect_timeout_s": 60.0, "upstream.keepalive_s": 60.0}
+    base |= {"upstream.stuck_after_s": 300.0}
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
     return load(overrides={"replicas": urls, **base, **dotted})
 
@@ -346,6 +350,20 @@ async def running(*engines: FakeEngine | str, **overrides: Any) -> AsyncIterator
     async with App(settings(*engines, **overrides)) as app:
         await app.hub.probe_now()
         yield app
+
+
+async def outwaited(app: App, asked: asyncio.Future[Answer], *engines: FakeEngine | str) -> Answer:
+    """What comes of a request whose time at these replicas is over: as if they had been silent for longer than any
+    limit, for which no test waits."""
+    urls = {engine if isinstance(engine, str) else engine.url for engine in engines}
+    long_ago_s = asyncio.get_running_loop().time() - 1_000.0
+    while not asked.done():
+        for answer in app.edge.upstream._answers:
+            if answer.replica in urls:
+                answer.silent_since(long_ago_s)  # what has come by now is seen
+                answer.since_s = long_ago_s
+        await asyncio.sleep(0.01)
+    return await asked
 
 
 def idle(app: App) -> bool:

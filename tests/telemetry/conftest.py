@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from router.telemetry import logs
+from router.telemetry import logs, pushing, tracing
 from tests.telemetry.collector import Collector
 from tests.telemetry.log_lines import Pipe
 
@@ -16,6 +16,13 @@ from tests.telemetry.log_lines import Pipe
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans are sent at once, and not after five seconds."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever ends sends what is left, however long the machine takes for it."""
+    for module in (tracing, pushing):
+        monkeypatch.setattr(module, "FLUSH_S", 60.0)
 
 
 @pytest.fixture

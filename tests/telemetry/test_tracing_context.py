@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from functools import partial
 from typing import Any
 
@@ -298,30 +297,30 @@ async def test_a_collector_that_is_away(
     assert fields["why"] == "status 400"
 
 
-async def test_a_full_queue(client: ClientSession, engine: FakeEngine, collector: Collector) -> None:
+async def test_a_full_queue(
+    client: ClientSession, engine: FakeEngine, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the collector answers nothing, whole traces are dropped for which there is no room, and counted; requests
-    do not wait for it, and the end waits two seconds at most."""
+    do not wait for it, and the end waits no longer than its time."""
+    monkeypatch.setattr("router.telemetry.tracing.FLUSH_S", 0.05)
     collector.holding = True
     async with running(engine, **traced(collector, tracing__queue_spans_max=10)) as app:
         for _ in range(20):
             assert (await ask(client, app.url))[0] == 200
         page = await (await client.get(app.url + "/metrics")).text()
-        began_s = time.monotonic()
-    took_s = time.monotonic() - began_s
+    assert not collector.bodies, "the end came before an answer of the collector"
     assert dropped(page) >= (20 - 1 - 5) * 4
     assert dropped(page) % 4 == 0
-    assert took_s < 30, "of which the collector may have two; the rest is a slow machine"
 
 
-async def test_nobody_listens(client: ClientSession, engine: FakeEngine) -> None:
-    """A collector that was never there costs no request, and the end no more than its two seconds."""
+async def test_nobody_listens(client: ClientSession, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that was never there costs no request, and the end no more than its time."""
+    monkeypatch.setattr("router.telemetry.tracing.FLUSH_S", 0.05)
     gone = Collector()
     async with gone:
         pass
     async with running(engine, **traced(gone)) as app:
         assert [(await ask(client, app.url))[0] for _ in range(5)] == [200] * 5
-        began_s = time.monotonic()
-    assert time.monotonic() - began_s < 30
     async with asyncio.timeout(60):
         while app._desk.figures()[SPANS_DROPPED] != 5 * 4:  # the thread is told to give up, and nobody waits for it
             await asyncio.sleep(0.001)

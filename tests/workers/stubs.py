@@ -157,7 +157,7 @@ def worker(
     path: Path,
     number: int = 0,
     *,
-    timeout_s: float = 5.0,
+    timeout_s: float = 60.0,
     private: bool = False,
     workers: int = 1,
     edge: Edges | None = None,

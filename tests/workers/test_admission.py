@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ from tests.workers.stubs import StubHub, serving, until, worker
 
 OK = Outcome(Ending.OK, Usage(10, 2, 4))
 NOBODY: frozenset[str] = frozenset()
+
+
+class Ahead:
+    """A clock that is ahead by as much as a test sets it."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        """The time of `time.monotonic`, and that much more."""
+        return time.monotonic() + self.ahead_s
 
 
 def want(tenant: str = "", priority: Priority = Priority.NORMAL, **more: Any) -> Wanted:
@@ -44,17 +55,19 @@ async def asking(placer: RemotePlacer, hub: StubHub, wanted: Wanted) -> asyncio.
     return task
 
 
-async def test_waiting_for_a_place_is_not_the_hubs_silence(path: Path) -> None:
+async def test_waiting_for_a_place_is_not_the_hubs_silence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request waits in the hub far longer than the hub may take to answer, and is then placed by it; the next turn is
     another worker's, by priority. What they waited is known to the edge."""
-    hub = hub_of_one()
-    async with serving(hub, path), worker(path, timeout_s=0.5) as one, worker(path, 1, timeout_s=0.5) as two:
+    monkeypatch.setattr("router.workers.hub_watch.CHECK_S", 1e9)  # nothing else is owed when the clock is set
+    hub, clock = hub_of_one(), Ahead()
+    async with serving(hub, path), worker(path, clock=clock) as one, worker(path, 1, clock=clock) as two:
         await until(lambda: one.placing and two.placing)
         first = await one.place(want(), NOBODY)
         wanted, urgent = want("t"), want("u", Priority.HIGH)
         later = await asking(one, hub, wanted)
         sooner = await asking(two, hub, urgent)
-        await asyncio.sleep(1.0)
+        clock.ahead_s = 1_000.0
+        await asyncio.sleep(0.2)  # a few looks
         assert one.placing
         assert hub.placer.admission.queued() == ({Priority.HIGH: 1, Priority.NORMAL: 1, Priority.LOW: 0}, 14)
         one.finish(first, OK, 1.0)
@@ -64,7 +77,7 @@ async def test_waiting_for_a_place_is_not_the_hubs_silence(path: Path) -> None:
         two.finish(lease, OK, 2.0)
         lease = await later
         assert lease.receipt.policy == "warm"
-        assert wanted.queued_s >= urgent.queued_s > 0.4
+        assert wanted.queued_s >= urgent.queued_s >= 1_000.0
         one.finish(lease, OK, 3.0)
         await until(lambda: hub.open == 0)
 
@@ -73,13 +86,16 @@ async def test_a_queue_in_a_hub_that_hangs(path: Path, monkeypatch: pytest.Monke
     """Who waits in the queue of a hub that says nothing more goes on by the ring, though nobody else asks it for
     anything."""
     monkeypatch.setattr("router.workers.hub_watch.CHECK_S", 0.01)
-    hub = hub_of_one()
-    async with serving(hub, path) as server, worker(path, timeout_s=0.05) as placer:
+    hub, clock = hub_of_one(), Ahead()
+    async with serving(hub, path) as server, worker(path, clock=clock) as placer:
         await until(lambda: placer.placing)
         await placer.place(want(), NOBODY)
         waits = await asking(placer, hub, want())
         for link in server.links:
             link.transport.pause_reading()
+        while not waits.done():  # whenever it is asked whether it is there
+            clock.ahead_s += 100.0
+            await asyncio.sleep(0.05)
         lease = await waits
         assert lease.receipt.policy == "ring"
         assert not placer.placing
@@ -133,16 +149,18 @@ async def test_who_leaves_the_queue_is_taken_back(path: Path) -> None:
         assert not placer._hub.queued
 
 
-async def test_a_request_is_held_for_any_worker(path: Path) -> None:
+async def test_a_request_is_held_for_any_worker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the hub, for as long as is better, and not as the hub's silence; whoever left meanwhile leaves nothing."""
-    hub = StubHub("http://a", limits=AdmissionSettings())
+    monkeypatch.setattr("router.workers.hub_watch.CHECK_S", 1e9)  # nothing else is owed when the clock is set
+    hub, clock = StubHub("http://a", limits=AdmissionSettings()), Ahead()
     hub.router.policy = patient = Patient()
-    async with serving(hub, path), worker(path, timeout_s=0.5) as placer:
+    async with serving(hub, path), worker(path, clock=clock) as placer:
         await until(lambda: placer.placing)
         stays, leaves = await asking(placer, hub, want()), await asking(placer, hub, want())
         leaves.cancel()
         await until(lambda: queued(hub) == 1)
-        await asyncio.sleep(1.0)
+        clock.ahead_s = 1_000.0
+        await asyncio.sleep(0.2)  # a few looks
         hub.placer.admission.tick()
         assert placer.placing
         assert not hub.open
@@ -191,7 +209,7 @@ async def test_a_lost_hub_does_not_keep_them_waiting(path: Path) -> None:
 async def test_a_request_that_waited_for_an_event_may_wait_for_a_place(path: Path) -> None:
     """One after the other, and it can still be taken back."""
     hub = hub_of_one()
-    async with serving(hub, path), worker(path, timeout_s=1.0) as placer:
+    async with serving(hub, path), worker(path) as placer:
         await until(lambda: placer.placing)
         first = await placer.place(want(), NOBODY)
         hub.stub.slow = True

@@ -68,6 +68,8 @@ async def command(
     arguments = ["-m", "router", "serve", "--port", "0", "--admin-port", "0", "--workers", str(workers)]
     arguments += ["--config", str(config)] if config else []
     base = {"probe.interval_s": "0.2", "log.requests": "false", "listen.lame_duck_s": "0"}
+    # None of the processes is as busy as that, and a hub that is killed is missed at once.
+    base |= {"probe.timeout_s": "60", "upstream.connect_timeout_s": "60", "listen.hub_timeout_s": "60"}
     settings = base | {k.replace("__", "."): v for k, v in more.items()}
     for engine in engines:
         arguments += ["--replica", engine if isinstance(engine, str) else engine.url]

@@ -160,7 +160,7 @@ async def test_the_rate_holds_with_real_processes(tmp_path: Path, engine: FakeEn
     part pass, of thirty-six requests."""
     ring = Keyring(tmp_path, few={"requests_per_min": 5})
     settings = {"auth__keys_file": str(ring.file), "auth__secret": SECRET, "admin__token": ADMIN}
-    async with command(engine, **settings) as app:
+    async with command(engine, listen__hub_timeout_s="0.25", **settings) as app:
         codes = [await ask(app, ring.of("few")) for _ in range(5)]
         began_s = time.monotonic()
         assert codes == [200] * 5

@@ -77,8 +77,8 @@ async def test_sigterm_behind_a_load_balancer(engine: FakeEngine, workers: int) 
     and told to come back elsewhere; then the listener closes, the stream ends well, and so does the command."""
     engine.script.append(half_then_waits)
     async with command(engine, workers=workers, listen__lame_duck_s="1") as router, streams(router.url, 1) as (stream,):
-        router.process.send_signal(signal.SIGTERM)
         began_s = time.monotonic()
+        router.process.send_signal(signal.SIGTERM)
         while 200 in [await status_of(url + "/readyz") for url in (router.url, router.admin_url)]:
             await asyncio.sleep(0.005)
         unready_s = time.monotonic() - began_s
@@ -93,7 +93,7 @@ async def test_sigterm_behind_a_load_balancer(engine: FakeEngine, workers: int) 
         await asyncio.gather(*(connects() for _ in range(AT_ONCE)))
         # Between the last accept and the close one more may enter the kernel's queue; it is reset with that.
         assert seen.pop("reset", 0) <= RESET_MAX
-        assert set(seen) == {"ok", "refused"}, seen
+        assert set(seen) - {"ok"} == {"refused"}, seen  # that many are answered is said of a lame duck without an end
         assert await metric(router, "warmroute_in_flight_requests") == 1
         engine.go_on.set()
         assert await rest_of(stream)

@@ -86,8 +86,8 @@ async def killed(bench: Bench) -> list[Row]:
         requests = int(rate_per_s * (after_s + away_s + rest_s))
         load = asyncio.create_task(at_rate(rate_per_s, requests, lambda _: run.ask(token_s=0.02)))
         await asyncio.sleep(after_s)
-        killed_s = time.monotonic()
         await victim.kill()
+        killed_s = time.monotonic()  # by then it answers nobody: what was begun before may have been cut
         await asyncio.sleep(away_s)
         await victim.start()
         back_s = time.monotonic()

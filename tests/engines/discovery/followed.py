@@ -41,7 +41,7 @@ class Followed:
         return {replica.name.partition("/")[2] for replica in self.sets[-1] if replica.ready} if self.sets else set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for it, ten seconds at most."""
+        """Wait for it, a minute at most."""
         async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.005)

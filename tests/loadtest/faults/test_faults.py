@@ -93,7 +93,7 @@ async def test_with_counts_no_time_is_judged(tmp_path: Path) -> None:
     found = await faults.measure(bench, [1], Console(quiet=True), {1: (late, wrong)})
     assert [(r.case, r.ok) for r in found] == [("time", None), ("never", False), ("count", False), ("fine", True)]
     assert verdict_of(found[0]) == "not judged"
-    assert (bench.scale.of(10, 100), bench.scale.patience_s(1.0)) == (5, 10.0)
+    assert (bench.scale.of(10, 100), bench.scale.patience_s(1.0), bench.scale.patience_s(20.0)) == (5, 60.0, 200.0)
 
 
 async def test_with_counts_rows_run_side_by_side(tmp_path: Path) -> None:

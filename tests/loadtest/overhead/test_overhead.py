@@ -250,13 +250,13 @@ async def test_cpu_is_of_the_whole_tree(tmp_path: Path) -> None:
     own = f"import threading\nt = {thread}\nt.start()\nt.join()"
     async with started("it", [sys.executable, "-c", PARENT, child, own], tmp_path) as process:
         before = CpuUsage({}, {})
-        await overhead_load.until(lambda: process.output.read_text().count("done") == 2, 20.0, "not done")
+        await overhead_load.until(lambda: process.output.read_text().count("done") == 2, 60.0, "not done")
         found = spent(before, usage(process.pid))
         pids = tree(process.pid)
         assert rss_mb(process.pid) > 5
     assert len(pids) == 2
     assert 0.25 < found.cpu_s < 3.0
-    await overhead_load.until(lambda: not any(map(alive, pids)), 5.0, "they live on")
+    await overhead_load.until(lambda: not any(map(alive, pids)), 60.0, "they live on")
 
 
 def test_a_process_that_ended_is_said() -> None:

@@ -173,7 +173,7 @@ async def test_times_are_simulated_seconds(engine: FakeEngine, tmp_path: Path) -
     row = await run_replay(trace, ReplaySettings(url=engine.url, time_scale=1000, speed=2))
 
     assert row.duration_s is not None
-    assert 50 <= row.duration_s < 5000
+    assert 50 <= row.duration_s < 50_000  # which is what it would be at the trace's own pace
     assert row.load == pytest.approx(2 / 50)
 
 
@@ -240,7 +240,8 @@ async def test_failures_cost_the_whole_timeout(
         setattr(engine, name, value)
     trace = read_trace(_open_trace(tmp_path, [(0, 100, [1])]))
 
-    row = await run_replay(trace, ReplaySettings(url=engine.url, time_scale=100, timeout_s=20))
+    scale = 100 if kind == "timeout" else 0.2  # who is answered has a hundred seconds for it
+    row = await run_replay(trace, ReplaySettings(url=engine.url, time_scale=scale, timeout_s=20))
 
     assert (1, 1 - rejected, rejected) == (row.requests, row.errors, row.rejected)
     assert {kind: 1} == row.errors_by_kind
