@@ -48,7 +48,8 @@ ROOMS = {
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
     "core/placement": (
-        "candidates conversations credit deadlines eligible evictions learner match receipts ring router spill wanted"
+        "candidates conversations credit deadlines eligible evictions learner match receipts ring room router spill"
+        " wanted"
     ),
     "core/placement/policies": "warm",
     "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",

@@ -210,7 +210,7 @@ class DecodeClock:
     def join(self, prompt_tokens: int, prefill_tokens: float, now_s: float) -> ClockReading:
         """A prompt is prefilled, so many tokens of the model's pace, and its answer decodes from now on."""
         self._advance(now_s)
-        self._prefill_tokens += prefill_tokens  # added before the reading: an answer's own prefill does not interrupt it
+        self._prefill_tokens += prefill_tokens  # before the reading: an answer's own prefill does not interrupt it
         self.streams += 1
         self.context_tokens += prompt_tokens
         self.began_sum_s += now_s

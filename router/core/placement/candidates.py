@@ -22,6 +22,7 @@ from router.core.fleet.member import Member
 from router.core.learned.reuse import ReuseMemory
 from router.core.placement.evictions import Evictions
 from router.core.placement.match import PromptMatch, Size
+from router.core.placement.room import room
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import BLOCK_BYTES
 
@@ -152,8 +153,6 @@ class Pricer:
             if evicted > 0 and known:
                 kept_share = said.kept_share if said is not None else 0.0
                 evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
-            if member.load.kv_tokens_max:
-                kv_wait_ms, room_ms = self._room(member, match)
             prefill, step, others = member.prefill_model, member.step_model, member.others
             streams, around = len(member.leases) + others.open, member.context_tokens + others.context_tokens
             uncached_ms = prefill.ms(uncached, cached)
@@ -162,6 +161,8 @@ class Pricer:
             # All leases open there now decode beside this answer for some of its time.
             beside_ms = step.ms(streams, around + streams * answer / 2)
             own_ms = step.per_stream_ms + step.per_context_token_ms * context
+            if member.load.kv_tokens_max:
+                kv_wait_ms, room_ms = room(member, match, answer * (beside_ms + own_ms))
             candidates.append(
                 Candidate(  # arguments by position: by name it takes twice as long
                     id_,
@@ -267,36 +268,6 @@ class Pricer:
             all_ms += kept_share * (min(all_ms, reload_ms(member, tokens)) - all_ms)
         asked, turns = sums.of(tokens * bytes_per_token / BLOCK_BYTES)
         return asked * all_ms, turns * all_ms
-
-    def _room(self, member: Member, match: PromptMatch) -> tuple[float, float]:
-        """(time until the KV pool has room for the prompt, sum of delays that the room which it keeps causes others),
-        in milliseconds.
-
-        Engines admit a prompt when all of it has room, first come first served. Answers that decode give their room
-        back little by little, within the mean time of decoding. Who waits behind this prompt waits longer by what it
-        keeps: as many as would wait now, if each of them keeps what the open leases keep on average."""
-        load, live, speeds, size = member.load, member.live, member.speeds, match.size
-        capacity, ratio = load.kv_tokens_max or 0, size.pool_bytes_per_token
-        decoding = member.decoding + member.others.decoding
-        own, probed = live.own_tokens + decoding * speeds.mean_answer_tokens / 2, 0.0
-        if load.kv_usage is not None:
-            probed = load.kv_usage * capacity
-        room = capacity - size.prompt_tokens
-        if probed <= room and live.unshared_blocks * BLOCK_BYTES / ratio + own <= room:
-            return 0.0, 0.0  # there is room even if open prompts share nothing
-        used = max(probed, live.blocks * BLOCK_BYTES / ratio + own)  # the probe also saw the requests of other routers
-        if used <= room:
-            return 0.0, 0.0
-        blocks = live.shared(match.keys)
-        shared = blocks * BLOCK_BYTES / ratio
-        over = used + size.prompt_tokens - shared - capacity
-        if over <= 0:
-            return 0.0, 0.0
-        wait_ms = over / capacity * (speeds.mean_decode_ms or speeds.mean_open_ms)
-        # What it shares with open leases stays until the last of them ends: each keeps its part of that.
-        kept = size.prompt_tokens - shared + shared / (1 + live.sharers(match.keys, blocks))
-        open_n = len(member.leases) + member.others.open
-        return wait_ms, wait_ms * kept * open_n / used if used else 0.0
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from router.core.facts.placements import Usage
 from router.core.facts.replicas import Load
 from router.core.fleet.kv_room import STRIDE, Live, behind_marks
+from router.core.placement.room import shortage
 from router.core.prompts.blocks import BLOCK_BYTES
 from tests.core.placement.placing import World, chat, words
 
@@ -104,6 +105,28 @@ def test_a_prompt_waits_for_what_it_lacks() -> None:
     assert waits_ms == [0, 0, pytest.approx(2_000, rel=0.02)]
 
 
+def test_room_has_a_price_before_it_is_short() -> None:
+    """What a prompt keeps of a pool costs those who will come nothing where most of the pool is free, and more the less
+    of it is; where it is short, as much as they wait. Who joins open leases keeps less of it than a stranger."""
+    world = served(answer_tokens=0)
+    prices = []
+    for seed in range(2, 9):
+        (at_a,) = world.place(chat(words(seed, 3_000)), only="a").receipt.candidates
+        prices.append(at_a.room_ms)
+    assert prices[0] == 0 < prices[2]
+    assert prices[2:] == sorted(prices[2:])
+    (joins,) = world.place(chat(words(8, 3_000)), only="a").receipt.candidates
+    assert joins.room_ms < prices[-1]
+
+
+@given(st.floats(-1, 4), st.floats(0, 1))
+def test_expected_shortage(over: float, more: float) -> None:
+    """At least what lacks now, never negative, more where more lacks, and what lacks where that is sure."""
+    assert max(0.0, over) <= shortage(over) <= shortage(over + more)
+    assert shortage(over) - max(0.0, over) <= shortage(0.0)
+    assert shortage(4.0 + over + 1) == 4.0 + over + 1
+
+
 def test_a_shared_prefix_takes_room_once() -> None:
     """Ten prompts of 8,300 tokens, 8,000 of which they have in common, run on 20,000, and there is room for 5,000 more;
     another prompt of theirs needs less than a stranger of that length."""
@@ -155,10 +178,9 @@ def test_who_keeps_room_delays_those_who_wait_for_it() -> None:
     assert (free.kv_wait_ms, free.room_ms) == (0, 0)
     kept_tokens = 300 + 8_000 / (1 + len(open_there))  # marks are 500 tokens apart
     used_tokens = 8_000 + 10 * 300 + 8_000
-    assert joins.room_ms == pytest.approx(
-        joins.kv_wait_ms * kept_tokens * 11 / used_tokens, rel=0.15
-    )  # marks are 500 tokens apart
-    assert copy.room_ms / copy.kv_wait_ms > 6 * joins.room_ms / joins.kv_wait_ms
+    joins_ms, copy_ms = (1e4 * shortage(each.kv_wait_ms / 1e4) for each in (joins, copy))  # answers take ten seconds
+    assert joins.room_ms == pytest.approx(joins_ms * kept_tokens * 11 / used_tokens, rel=0.15)
+    assert copy.room_ms / copy_ms > 6 * joins.room_ms / joins_ms
 
 
 def test_waiting_for_room_is_not_taken_for_slow_prefill() -> None:

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.core.facts.placements import Usage
 from router.core.learned.answer_tokens import GUESS_TOKENS, AnswerTokens
 from router.core.learned.steps import GUESS_WEIGHT, PRIOR_WEIGHT, DecodeClock, StepFit, StepModel
 from tests.core.learned.fading import fades
+from tests.core.placement.placing import World, chat, words
 
 TRUE = StepModel(12.0, 0.4, 2e-4)
 
@@ -99,6 +101,23 @@ def test_prefills_that_interrupt_are_no_steps() -> None:
     assert stretch.step_ms(100, 0.1) == 80.0
     stretch.prefill_tokens = 1e9
     assert stretch.step_ms(100, 0.1) > 0
+
+
+def test_prefills_take_what_is_known_in_the_end() -> None:
+    """Prefills that were believed to take twice as long when they began take away no more of a stream's time than they
+    did, once answers have taught how long they take: the steps learned from the first answers are not too short."""
+    world = World("a")
+    first = world.place(chat(words(1, 4_000)))
+    world.first_token(first, after_s=0.2)
+    for seed in range(2, 22):  # each interrupts the first by 0.2 s, of which the first guess makes 0.4 s
+        lease = world.place(chat(words(seed, 4_000)))
+        world.first_token(lease, after_s=0.2)
+    world.now_s += 4.0
+    world.finish(first, usage=Usage(4_000, 200, 0))
+    member = world.router.member("a")
+    assert member is not None
+    took_ms = member.step_model.ms(20, 84_000)
+    assert took_ms == pytest.approx(20.0, rel=0.25)  # 4 s for 200 tokens
 
 
 def test_answers_under_way_count() -> None:

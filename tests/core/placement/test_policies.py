@@ -286,6 +286,21 @@ def test_a_short_conversation_stays_at_home_while_home_has_room() -> None:
     assert {chosen(q, [*others, crowded]).id for q in asked} == set(IDS[:2])
 
 
+def test_a_lead_of_a_few_streams_is_none() -> None:
+    """Of two that hold as much of most of a prompt, and of which the one with three streams less is cheaper by more
+    than the tie band, the one is taken where the prompt can begin at once; the cheaper one, where it has ten streams
+    less, or where the other holds less."""
+    crowd = {"decode_ms": 8_000.0, "slowed_ms": 4_000.0, "stalled_ms": 3_600.0}
+    hot = candidate(IDS[0], cached_tokens=8_000, uncached_tokens=400, uncached_ms=60.0, in_flight=100, **crowd)
+    fewer = replace(hot, id=IDS[1], in_flight=97, decode_ms=7_750.0, slowed_ms=3_880.0, pending_ms=60.0)
+    asked = market()
+    assert price_of(hot, asked) - price_of(fewer, asked) > asked.tie_ms
+    assert chosen(asked, [hot, fewer]).id == hot.id
+    far_fewer = replace(fewer, in_flight=90, decode_ms=7_200.0, slowed_ms=3_600.0, stalled_ms=3_240.0)
+    assert chosen(asked, [hot, far_fewer]).id == fewer.id
+    assert chosen(asked, [replace(hot, cached_tokens=7_900, uncached_tokens=500), fewer]).id == fewer.id
+
+
 @pytest.mark.parametrize("field", ["pending_ms", "kv_wait_ms"])
 def test_of_equal_holders_one_can_begin_first(field: str) -> None:
     """In the band, of those that hold as much of most of a prompt the one where least waits is taken, whatever it

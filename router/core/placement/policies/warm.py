@@ -19,9 +19,10 @@ requests behind it, and an idle replica has nobody to delay. A prompt of minutes
 finds it before him is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
 each.
 
-`room` is the same externality of memory. A prompt keeps KV room until its answer ends, and where the pool is full all
-who wait behind it wait for that. A prefix that open leases share is kept until the last of them ends, so one that joins
-many of them keeps little, and a copy keeps all of it: where room is what is short, a prefix stays together.
+`room` is the same externality of memory. A prompt keeps KV room until its answer ends, and where the pool is full, or
+will be (core/placement/room.py), all who wait behind it wait for that. A prefix that open leases share is kept until
+the last of them ends, so one that joins many of them keeps little, and a copy keeps all of it: where room is short, a
+prefix stays together.
 
 `evicted` is work for later: the tokens that the placement evicts, times the chance that they are asked for again. Then
 they evict others in their turn, and so on (core/placement/evictions.py). So where more conversations go on than fit,
@@ -45,7 +46,10 @@ computing (`pulls`). The choice is made without: a price with the fetch in the p
 to no pulls at all. It drew copies wherever fewer answers decode, and what a copy takes from others of live KV room was
 no term of the price then; what it takes of memory behind the GPU is none today (docs/evidence/pulls.md).
 
-Prices within the tie band cannot be told apart by a model this simple. There a conversation stays with the replica
+Prices within the tie band cannot be told apart by a model this simple. Among replicas that hold as much as the cheapest
+the band is wider by what EVENED streams make out: whoever comes next finds the same replicas, and goes where there are
+fewer, so that a lead of a few streams is over long before the answer is. What waits there for prefill is not, for this
+request. In the band a conversation stays with the replica
 that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any other,
 while that replica is under the load bound; of several that hold as much, to the one where its client's words let it be
 expected (core/placement/conversations.py), or else to the one that can begin first. Of those that hold less than half,
@@ -77,6 +81,7 @@ from router.core.placement.ring import Ring, load_bound
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
 BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
 HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
+EVENED = 4.0  # streams by which replicas that hold as much may differ: the next placements even that out
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
 HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
 RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
@@ -115,12 +120,12 @@ class Warm:
     def _cheapest(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         # Two loops over the candidates: a comprehension for each of their results would take twice as long.
         prices: dict[str, float] = {}
-        longest, cheapest = 0, inf
+        longest, cheapest, best = 0, inf, candidates[0]
         weights = Weights.of(market)
         for c in candidates:
             prices[c.id] = c.price_ms = price_ms = price(c, weights)
             if price_ms < cheapest:
-                cheapest = price_ms
+                cheapest, best = price_ms, c
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
         if market.elsewhere > ELSEWHERE_MIN:
@@ -128,9 +133,11 @@ class Warm:
             if guess is not None and prices[guess.id] - cheapest <= market.tie_ms:
                 return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
         count, tie_ms, longest_in_band = market.replicas, market.tie_ms, 0
+        even_ms = tie_ms + _evened_ms(best, weights)
         band: dict[str, Candidate] = {}
         for c in candidates:
-            if prices[c.id] - cheapest <= tie_ms:
+            dearer_ms = prices[c.id] - cheapest
+            if dearer_ms <= tie_ms or (dearer_ms <= even_ms and c.cached_tokens == best.cached_tokens):
                 band[c.id] = c
                 if c.cached_tokens > longest_in_band:
                     longest_in_band = c.cached_tokens
@@ -181,6 +188,15 @@ class Warm:
         saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
         prices[guess.id] -= market.elsewhere * saved_ms
         return guess
+
+
+def _evened_ms(cheapest: Candidate, weights: Weights) -> float:
+    """What EVENED streams make out in the price of a replica that holds most of the prompt; 0 where it does not."""
+    if cheapest.cached_tokens < cheapest.uncached_tokens or not cheapest.in_flight:
+        return 0.0
+    # One stream more delays each of the others by its steps, and is delayed as much by theirs.
+    one_ms = (2 * cheapest.slowed_ms + cheapest.stalled_ms) / cheapest.in_flight
+    return EVENED * weights.decoding * one_ms
 
 
 def _has_room(home: Candidate, bound: int) -> bool:
