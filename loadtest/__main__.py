@@ -14,6 +14,7 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line o
     "evidence": ("loadtest.evidence.command", "all that measures time or rates, part by part, and one table of it"),
     "faces": ("loadtest.replay.faces", "the demo's workloads by the edge, and by Envoy and the picker"),
     "faults": ("loadtest.faults.command", "what becomes of requests when things go wrong: faults, overload, abuse"),
+    "forecasts": ("loadtest.forecasts.command", "how well it is foretold when a prompt is asked for again"),
     "kernels": ("loadtest.kernels.command", "the simulated engine's step times beside those of a GPU's kernels"),
     "overhead": ("loadtest.overhead.command", "what routers cost, side by side: CPU, added TTFT, memory"),
     "pages": ("loadtest.pages.command", "blocks of the documents that are rendered from code and figures"),

@@ -65,6 +65,8 @@ class Request:
     """Token offsets where an earlier request of the session ended that this one extends."""
     agent: str | None = None
     """The sub-agent of the session that asked, "" for the session itself; None where the trace has no agents."""
+    answer_s: float = 0.0
+    """How long the answer took when it was recorded, to its last token; 0 where that is not known."""
 
     def text(self, from_block: int = 0) -> str:
         """The prompt, `input_tokens` x 4 printable ASCII bytes; or what of it stands behind so many full blocks."""
@@ -325,6 +327,7 @@ def _session_requests(name: str, lines: Sequence[SessionLine]) -> list[Request]:
             runs=runs[i],
             tail=tails[i],
             agent=line.a or "",
+            answer_s=line.api,
         )
         requests.append(_with_cuts(request, requests))
     return requests

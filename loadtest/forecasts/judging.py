@@ -1,0 +1,155 @@
+"""Forecasts that were learned on one half of a recording, judged on the other half by their log-loss.
+
+A question is asked of an answer that has been idle for so long: is its prompt asked for within so many seconds more?
+The loss of a forecast is the mean of -ln(chance that it gave to what happened), in nats: 0.69 for whoever says even
+odds, 0 for a prophet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import log
+from statistics import fmean
+
+from loadtest.common.report import Row
+from loadtest.forecasts import curves
+from loadtest.forecasts.curves import Curve, Gap, Kind, fitted, gap_of, of_odds
+from loadtest.forecasts.recordings import HALVES, RECORDINGS, Answer, Recording
+from router.core.learned.reuse import ReuseMemory
+
+QUESTIONS = ((0.0, 4.0), (0.0, 16.0), (0.0, 64.0), (0.0, 256.0), (0.0, 1_024.0), (64.0, 1_024.0), (256.0, 1_024.0))
+"""(seconds idle since the answer's end, seconds more)"""
+CHANCE_MIN = 1e-3
+"""The least chance that a forecast is held to have given: nobody is punished without a limit."""
+MARKS_MAX = 100_000
+Forecast = Callable[[Answer, float, float], float]
+"""(answer, seconds idle, seconds more) -> chance to be asked for within them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A forecast by its name."""
+
+    name: str
+    kind: Kind | None = None
+    """How it tells answers apart; None where it does not."""
+    bound: bool = False
+    """Whether it is told what no router can know."""
+
+
+CONSTANT, TODAY, ONE = Rival("base rate"), Rival("today's curve"), Rival("one curve from the end")
+RIVALS = (
+    CONSTANT,
+    TODAY,
+    ONE,
+    Rival("by answer tokens", curves.by_length),
+    Rival("by the gap before", curves.by_gap),
+    Rival("by tokens and gap", curves.by_both),
+    Rival("by agent or sub-agent", curves.by_agent),
+    Rival("told: the last one", curves.if_last, bound=True),
+    Rival("told: soon, later or never", curves.if_soon, bound=True),
+)
+
+
+def judge(name: str, learnt: Recording, judged: Recording) -> Iterator[Row]:
+    """A row for each forecast and question."""
+    for rival in RIVALS:
+        forecast = _forecast(rival, learnt)
+        for idle_s, more_s in QUESTIONS:
+            asked = list(_asked(judged, idle_s, more_s))
+            loss = fmean(_loss(forecast(answer, idle_s, more_s), again) for answer, again in asked)
+            row = Row(workload=name, policy=rival.name, case=case_of(idle_s, more_s), load_name=judged.half, got=loss)
+            row.requests, row.bound = len(asked), rival.bound or None
+            yield row
+
+
+def rows_of_all(names: Sequence[str] = tuple(RECORDINGS)) -> Iterator[list[Row]]:
+    """For each recording the rows of either half, judged by what the other one taught."""
+    for name in names:
+        halves = {half: RECORDINGS[name](half) for half in HALVES}
+        for learnt, judged in (("tune", "claim"), ("claim", "tune")):
+            yield list(judge(name, halves[learnt], halves[judged]))
+
+
+def case_of(idle_s: float, more_s: float) -> str:
+    """A question in words."""
+    return f"within {more_s:,.0f} s" + (f", idle for {idle_s:.0f} s" if idle_s else "")
+
+
+def _asked(recording: Recording, idle_s: float, more_s: float) -> Iterator[tuple[Answer, bool]]:
+    """Answers of which the question can be asked, and the truth."""
+    for answer in recording.answers:
+        if answer.told_s >= idle_s + more_s and answer.again_s >= idle_s:
+            yield answer, answer.again_s <= idle_s + more_s
+
+
+def _loss(chance: float, again: bool) -> float:
+    given = chance if again else 1 - chance
+    return -log(min(1 - CHANCE_MIN, max(CHANCE_MIN, given)))
+
+
+# What is learned
+
+
+def _forecast(rival: Rival, learnt: Recording) -> Forecast:
+    if rival is CONSTANT:
+        return _base_rates(learnt)
+    if rival is TODAY:
+        return _as_it_is(learnt)
+    known = [(answer, gap) for answer in learnt.answers if (gap := gap_of(answer)) is not None]
+    one = fitted(gap for _, gap in known)
+    if rival.kind is None:
+        return lambda _, idle_s, more_s: one.within(idle_s, more_s)
+    return _of_kinds(rival.kind, known, one)
+
+
+def _base_rates(learnt: Recording) -> Forecast:
+    rates = {}
+    for question in QUESTIONS:
+        truths = [again for _, again in _asked(learnt, *question)]
+        rates[question] = (sum(truths) + 1) / (len(truths) + 2)
+    return lambda _, idle_s, more_s: rates[idle_s, more_s]
+
+
+def _as_it_is(learnt: Recording) -> Forecast:
+    """The router's own, which saw all prompts when they were asked for, and counts from then."""
+    memory, now_s = ReuseMemory(MARKS_MAX), 0.0
+    for answer in learnt.answers:
+        if answer.asked_s > learnt.learnt_s:
+            break
+        now_s = answer.asked_s
+        memory.observe(answer.keys, now_s)
+        memory.odds(now_s)  # as the price does, so that what is longer ago fades
+    curve = of_odds(memory.odds(now_s + 1.0))
+    return lambda answer, idle_s, more_s: curve.within(answer.ended_s - answer.asked_s + idle_s, more_s)
+
+
+def _of_kinds(kind: Kind, known: Sequence[tuple[Answer, Gap]], one: Curve) -> Forecast:
+    gaps: dict[int, list[Gap]] = {}
+    for answer, gap in known:
+        gaps.setdefault(kind(answer), []).append(gap)
+    of = {key: fitted(own, one) for key, own in gaps.items()}
+    return lambda answer, idle_s, more_s: of.get(kind(answer), one).within(idle_s, more_s)
+
+
+# Tables
+
+
+def heads(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The heads of `lines`: the judged half, the forecast, and the questions."""
+    return ("judged on", "forecast", *dict.fromkeys(row.case or "" for row in rows))
+
+
+def lines(rows: Sequence[Row], name: str) -> list[tuple[str, ...]]:
+    """A line for each half of a recording and each forecast, below a line of how many answers each question was asked
+    of."""
+    found = list[tuple[str, ...]]()
+    for half in HALVES:
+        same = [row for row in rows if (row.workload, row.load_name) == (name, half)]
+        asked = {row.case: f"{row.requests:,}" for row in same}
+        found += [(half, "answers", *asked.values())] if same else []
+        for rival in dict.fromkeys(row.policy for row in same):
+            losses = (f"{row.got:.3f}" for row in same if row.policy == rival)
+            found.append((half, rival or "", *losses))
+    return found

@@ -1,0 +1,23 @@
+"""Forecasts of when prompts are asked for again, on their page of evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.forecasts.judging import heads, lines
+from loadtest.forecasts.recordings import RECORDINGS
+from loadtest.pages.markdown import PageError, rows_of, table, where
+
+COMMAND = "python -m loadtest forecasts --json forecasts.json"
+
+
+def forecasts_block(document: dict[str, Any]) -> str:
+    """The tables of `loadtest forecasts`, one for each recording. Raises PageError."""
+    rows = [row for row in rows_of(document) if row.workload in RECORDINGS and row.case and row.got is not None]
+    said = [f"Computed on {document['date'][:10]} with `{COMMAND}` on {where(document)}. Losses are in nats."]
+    for name in RECORDINGS:
+        of = lines(rows, name)
+        if not of:
+            raise PageError(f"not the JSON of a whole run of `loadtest forecasts`: {name} is missing")
+        said += ["", f"`{name}`:", "", table(heads(rows), of)]
+    return "\n".join(said)
