@@ -309,6 +309,7 @@ def engine_model() -> Schema:
         claim=NAME,
         hubToken=closed(("secret",), secret=NAME, key=SECRET_KEY),
         tokenizer=TEXT,
+        pulls=closed(("memoryGiB",), memoryGiB=whole(1), port=PORT),
         shmSize=shared["tmpSizeLimit"],
         shutdownSeconds=whole(1),
         startupSeconds=whole(5),

@@ -2,6 +2,10 @@
 
 The gateway says which endpoint served. If that is another one than was picked, it has gone down the list since the
 first could not be reached: then the lease moves, and the first replica is charged with it.
+
+Of a request that pulls (core/fleet/pulls.py) the gateway is asked to show the answer: engines send heads before they
+prefill, so only the first piece says that the pull is over. Where none comes in time the source rests. The request goes
+on waiting, since a gateway hears only answers to what it asks: nothing can be sent again or ended from here.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from router.gateway import extproc_pb2 as pb
 from router.gateway import hints, words
 from router.gateway.answer import UNSEEN, AnswerWatch
 from router.gateway.endpoints import endpoint_of
-from router.gateway.incoming import DUPLEX, NONE
+from router.gateway.incoming import DUPLEX, NONE, STREAMED
 from router.gateway.parts import PickerParts
 from router.http.request import ADDRESS_HEADERS, OWN_HEADERS
 from router.placer import Placed, UnknownResponse
@@ -51,6 +55,7 @@ class Following:
         self._record = record
         self._caller = caller
         self._relayed, self._duplex = answers != NONE, answers == DUPLEX
+        self._pieces = answers in (STREAMED, DUPLEX)  # they come as the engine sends them
         ratio = parts.rules.sampled_ratio
         sampled = random.random() < ratio or (parts.shown < SHOWN_MIN and ratio > 0)  # noqa: S311 - no secret
         self._asks = sampled and not self._relayed and parts.asked < ASKED_MAX
@@ -59,7 +64,15 @@ class Following:
         self.lease: Placed | None = None
         self._told_s = self._alive_s = 0.0  # times at which the gateway was told, and of the last sign of life
         self._watch = AnswerWatch(question, parts.rules.answer_bytes_max, self._begun)
+        self._stall: asyncio.TimerHandle | None = None  # when the pull counts as stalled; None: there is none under way
         self.lingers = False  # the gateway ended the stream as soon as it was told, and tells no end of the answer
+
+    @property
+    def shows_stalls(self) -> bool:
+        """Whether the first piece of its answer is seen when it comes, or may be if the gateway, which shows heads of
+        answers, is asked for it."""
+        parts = self._parts
+        return self._pieces or (not self._relayed and parts.heads_told and parts.asked < ASKED_MAX)
 
     @property
     def may_be_released(self) -> bool:
@@ -70,6 +83,10 @@ class Following:
         """The request has a lease."""
         self.lease, self._told_s = lease, self._parts.clock()
         self._record.receipt = lease.receipt
+        if lease.receipt.pull is not None:
+            self._asks = not self._relayed
+            within_s = self._parts.rules.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
+            self._stall = asyncio.get_running_loop().call_later(within_s, self._stalled, lease.receipt.pull.source)
 
     async def follow(
         self,
@@ -105,6 +122,8 @@ class Following:
             fields.get("content-type", b"").startswith(b"text/event-stream") and "content-encoding" not in fields
         )
         watch.ended = head.end_of_stream
+        if watch.ended or watch.status != 200 or not watch.judged:
+            self._pulled()  # no piece that could say so can be read
         self._record.status, parts.heads_told = watch.status, True
         if self._question.trace is not None:
             self._question.trace.answered(watch.status, parts.clock(), whole=head.end_of_stream)
@@ -126,6 +145,8 @@ class Following:
     async def _move(self, first: Placed, served: str) -> None:
         """Another endpoint served: move the lease there."""
         parts, wanted = self._parts, self._question.wanted
+        self._pulled()
+        wanted.may_pull = False  # what it was told was decided for the first one
         parts.placer.finish(first, Outcome(Ending.UNREACHED), parts.clock())
         parts.placer.failed(first.replica, FALLBACK)
         self._record.retries += ((FALLBACK, first.replica),)
@@ -179,6 +200,7 @@ class Following:
 
     def _begun(self) -> None:
         """A piece of the stream shows that prefill is done."""
+        self._pulled()
         if self.lease is not None:
             now_s = self._parts.clock()
             self._parts.placer.first_token(self.lease, now_s)
@@ -187,10 +209,24 @@ class Following:
             if due_s is not None:
                 self._record.in_time = now_s <= due_s
 
+    def _pulled(self) -> None:
+        """Whatever was pulled is there, or nobody will say any more."""
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _stalled(self, source: str) -> None:
+        """No first piece came in time, which says nothing of a gateway that has shown no answer yet."""
+        self._stall = None
+        if self._pieces or self._parts.answers_come:
+            self._parts.asked = 0  # it is the engine that is silent, not the gateway
+            self._parts.placer.pull_stalled(source)
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """The stream has ended: give the lease back, and record how the answer ended, as far as that was seen."""
+        self._pulled()
         parts, lease, record, now_s = self._parts, self.lease, self._record, self._parts.clock()
         model = self._question.wanted.model
         outcome = self._watch.outcome(parts.placer.context_tokens(model), heads_told=parts.heads_told)

@@ -200,4 +200,5 @@ def _rules(settings: Settings) -> PickerRules:
         sampled_ratio=gateway.sampled_ratio,
         conformance=gateway.conformance,
         receipts=settings.api.receipts,
+        pull_stall_s=settings.pulls.stall_s,
     )

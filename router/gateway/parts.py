@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PickerRules:
-    """What a picker goes by (settings/schema.py: `gateway`, `limits`, `listen`, `api`)."""
+    """What a picker goes by (settings/schema.py: `gateway`, `limits`, `listen`, `api`, `pulls`)."""
 
     inference: frozenset[str]  # paths of prompts, and those that are passed on
     objectives: Mapping[str, str]  # name -> name of a priority
@@ -29,6 +29,7 @@ class PickerRules:
     sampled_ratio: float
     conformance: bool
     receipts: bool
+    pull_stall_s: float  # beyond the predicted time to the first token (settings/schema.py: `pulls`)
 
 
 @dataclass(slots=True)

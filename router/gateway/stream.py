@@ -228,6 +228,7 @@ class PickerStream:
         wanted = question.wanted
         following = Following(parts, question, record, caller, answers)
         wanted.among, wanted.unseen = subset, not following.shown
+        wanted.may_pull = wanted.may_pull and following.shows_stalls
         try:
             lease = await placed(parts.placer, wanted, frozenset(), parts.clock)
         finally:

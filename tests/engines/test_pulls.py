@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,20 @@ from router.core.dialects.pulls import with_pull
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.engines.peers import PeerProber, listens
+from router.gateway.following import ASKED_MAX
+from router.gateway.incoming import STREAMED
 from router.settings.schema import PullSettings
 from tests.gateway.asking import asking, destinations, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
+from tests.support.waiting import until
 
 BLOCK = 16
 COMPLETIONS = "/v1/completions"
+GATEWAY: dict[str, Any] = {
+    "listen__face": "both", "gateway__port": 0, "gateway__health_port": 0, "gateway__sampled_ratio": 0.0
+}  # fmt: skip
+SOURCE = "x-kv-cache-source-host-port"
 REASON, HOME, PREDICTED = "x-warmroute-reason", "x-warmroute-replica", "x-warmroute-predicted-cached-tokens"
 
 
@@ -154,19 +161,114 @@ async def test_a_stalled_pull_is_sent_again_without() -> None:
 
 async def test_a_gateways_sidecar_is_told_the_source() -> None:
     """The picker names the source in llm-d's header, whatever the client has put there, and leaves the body alone."""
-    async with _fleet(listen__face="both", gateway__port=0, gateway__health_port=0) as (engines, app):
+    async with _fleet(**GATEWAY) as (engines, app):
         prompt = "abcd" * 20_000
         headers, _ = await _ask(app.url, prompt)
         holder = headers[HOME]
         await _told(app, holder, prompt)
         _full(app, holder)
-        body = json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 2, "stream": True}).encode()
+        await _shows_heads(app)
         async with asking(app) as it:
-            told = await it.pick(body, path=COMPLETIONS, headers={"x-kv-cache-source-host-port": "10.0.0.9:1"})
+            told = await it.pick(_body(prompt), path=COMPLETIONS, headers={SOURCE: "10.0.0.9:1"})
         address = engines.addresses[engines.urls.index(holder)]
-        assert set_headers(told)["x-kv-cache-source-host-port"] == address
+        assert set_headers(told)[SOURCE] == address
         assert destinations(told)[0] != holder.removeprefix("http://")
         assert not told.request_body.response.HasField("body_mutation")
+
+
+async def _held(app: App, prompts: Sequence[str]) -> str:
+    """The replica that holds all of these in memory, by the router's word, and has much to do."""
+    headers, _ = await _ask(app.url, prompts[0])
+    holder = headers[HOME]
+    for prompt in prompts:
+        async with ClientSession() as client:
+            async with client.post(holder + COMPLETIONS, json={"model": "sim", "prompt": prompt, "max_tokens": 2}):
+                pass
+    for prompt in prompts:
+        await _told(app, holder, prompt)
+    _full(app, holder)
+    return holder
+
+
+async def _shows_heads(app: App) -> None:
+    """Have the gateway show the head of an answer."""
+    async with asking(app) as it:
+        await it.pick(_body("x"), path=COMPLETIONS)
+        await it.answer()
+        await it.hear()
+
+
+def _body(prompt: str) -> bytes:
+    return json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 2, "stream": True}).encode()
+
+
+async def test_a_stall_behind_a_gateway_rests_the_source() -> None:
+    """A first piece that comes ends the watch; where none comes in time the source rests, and nobody is blamed. A
+    gateway that shows no answers by itself is asked for that of a request that pulls."""
+    async with _fleet(pulls__stall_s=0.2, **GATEWAY) as (engines, app):
+        prompts = [letter * 20_000 for letter in ("abcd", "bcde", "cdef")]
+        holder = await _held(app, prompts)
+        await _shows_heads(app)
+        members, clock = app.router.fleet.members, asyncio.get_running_loop().time
+        async with asking(app) as it:
+            assert SOURCE in set_headers(await it.pick(_body(prompts[0]), path=COMPLETIONS))
+            await it.answer()
+            shown = await it.hear()
+            assert shown is not None
+            assert shown.mode_override.response_body_mode == STREAMED
+            await it.piece(b'data: {"choices": [{"index": 0, "text": "a", "finish_reason": null}]}\n\n')
+            await it.hear()
+            assert holder in app.router.fleet.pulls.sources(clock())
+            async with asking(app) as other:
+                assert SOURCE in set_headers(await other.pick(_body(prompts[1]), path=COMPLETIONS))
+                await other.answer()
+                await until(lambda: holder not in app.router.fleet.pulls.sources(clock()))
+            async with asking(app) as third:
+                assert SOURCE not in set_headers(await third.pick(_body(prompts[2]), path=COMPLETIONS))
+        assert [members[url].breaker.failures for url in engines.urls] == [0, 0]
+
+
+async def test_a_gateway_that_shows_answers_late_has_nothing_pulled() -> None:
+    """One that buffers answers would show the first piece with the last, so that nobody would see that a pull stalls.
+    One that shows not even heads cannot be asked for more, and one that shows nothing, whatever it is asked, says
+    nothing of a source by its silence."""
+    async with _fleet(pulls__stall_s=0.05, **GATEWAY) as (_, app):
+        prompts = [f"{n:04}" * 20_000 for n in range(4)]
+        holder = await _held(app, prompts)
+        async with asking(app) as it:
+            assert SOURCE not in set_headers(await it.pick(_body(prompts[0]), path=COMPLETIONS))
+        await _shows_heads(app)
+        async with asking(app, response="buffered") as it:
+            assert SOURCE not in set_headers(await it.pick(_body(prompts[3]), path=COMPLETIONS))
+        async with asking(app) as it:
+            assert SOURCE in set_headers(await it.pick(_body(prompts[1]), path=COMPLETIONS))
+            await it.answer()
+            await it.hear()
+            assert app.gateway._parts.asked == 1
+            app.gateway._parts.asked = ASKED_MAX  # as after so many answers that were asked for in vain
+            async with asking(app) as other:
+                assert SOURCE not in set_headers(await other.pick(_body(prompts[2]), path=COMPLETIONS))
+        assert holder in app.router.fleet.pulls.sources(asyncio.get_running_loop().time())
+
+
+async def test_no_replica_is_told_to_pull_from_itself() -> None:
+    """A gateway goes down its list with the order as it is, so the source is not on the list."""
+    async with _fleet(**{**GATEWAY, "gateway__fallbacks_max": 2}) as (engines, app):
+        prompt = "abcd" * 20_000
+        headers, _ = await _ask(app.url, prompt)
+        holder = headers[HOME]
+        await _told(app, holder, prompt)
+        other = next(url for url in engines.urls if url != holder)
+        async with asking(app) as it:
+            told = await it.pick(_body(prompt), path=COMPLETIONS)
+        assert SOURCE not in set_headers(told)
+        assert destinations(told) == [url.removeprefix("http://") for url in (holder, other)]
+        _full(app, holder)
+        await _shows_heads(app)
+        async with asking(app) as it:
+            told = await it.pick(_body(prompt), path=COMPLETIONS)
+        assert SOURCE in set_headers(told)
+        assert destinations(told) == [other.removeprefix("http://")]
 
 
 async def test_a_tenants_order_is_taken_out(tmp_path: Path) -> None:
@@ -175,7 +277,7 @@ async def test_a_tenants_order_is_taken_out(tmp_path: Path) -> None:
     async with fakes.FakeEngine(owned_by="vllm") as engine, fakes.running(engine, **ring.settings) as app:
         mine = {"remote_kv_source": {"kv_request_id": "x", "remote_host": "10.0.0.9", "remote_port": 1}}
         body = {"model": "m", "messages": [], "kv_transfer_params": mine}
-        headers = {**ring.of("one"), "x-kv-cache-source-host-port": "10.0.0.9:1"}
+        headers = {**ring.of("one"), SOURCE: "10.0.0.9:1"}
         async with (
             ClientSession() as client,
             client.post(app.url + "/v1/chat/completions", json=body, headers=headers) as response,

@@ -145,9 +145,37 @@ def test_a_group_is_one_engine(stack: list[tools.Document]) -> None:
     assert "readinessProbe" not in made["llm-big-sglang/workerTemplate"]
 
 
+def test_replicas_that_pull_reach_each_other() -> None:
+    """Memory behind the GPU, its tier of peers, the port by which routers find it, and room for all of that; routers
+    may look there, and replicas of the model talk on any port. Without `pulls` there is none of it."""
+    model = MODELS[1] | {"pulls": {"memoryGiB": 100, "port": 6000}, "podAnnotations": {"mine": "1"}}
+    ports = ("--set-json", 'networkPolicy.enginePorts=[{"port": 8000}]', "--set", "config.pulls.port=5710")
+    found = tools.template(*options(model), *ports)
+    assert tools.invalid([d for d in found if d["kind"] not in CUSTOM]) == []
+    pod = named(found, "Deployment", "llama")["spec"]["template"]
+    (container,), volumes = pod["spec"]["containers"], {each["name"]: each for each in pod["spec"]["volumes"]}
+    (flag,) = [arg for arg in container["args"] if arg.startswith("--kv-transfer-config=")]
+    extra = json.loads(flag.partition("=")[2])["kv_connector_extra_config"]
+    assert (extra["cpu_bytes_to_use"], extra["secondary_tiers"]) == (100 << 30, [{"type": "p2p"}])
+    env = {each["name"]: each for each in container["env"]}
+    assert env["VLLM_P2P_SIDE_CHANNEL_HOST"]["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert env["VLLM_P2P_SIDE_CHANNEL_PORT"]["value"] == "6000"
+    assert pod["metadata"]["annotations"] == {"mine": "1", "warmroute/p2p-port": "6000"}
+    assert (volumes["shm"]["emptyDir"]["sizeLimit"], container["resources"]["limits"]["memory"]) == ("108Gi", "164Gi")
+    routers, _, peers = named(found, "NetworkPolicy", "llama")["spec"]["ingress"]
+    assert [port["port"] for port in routers["ports"]] == [port["containerPort"] for port in container["ports"]]
+    assert 6000 in [port["port"] for port in routers["ports"]]
+    assert peers == {"from": [{"podSelector": named(found, "Deployment", "llama")["spec"]["selector"]}]}
+    engines, *_ = named(found, "NetworkPolicy", "warmroute")["spec"]["egress"]
+    assert [each["port"] for each in engines["ports"]] == [8000, 5710, 6000]
+    plain = tools.template(*options(MODELS[1]))
+    assert "p2p" not in json.dumps(plain).lower()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ({"pulls": {"memoryGiB": 8}}, "pulls of 'sim' need engine vllm"),
         ({"image": ""}, "is simulated and needs an image"),
         ({"engine": "vllm"}, "needs model, its name on the hub or a folder"),
         ({"engine": "vllm", "model": "/models/a"}, "nothing is mounted at /models/a"),

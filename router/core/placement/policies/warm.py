@@ -43,8 +43,9 @@ cheapest placement would make others repeat more than HELD_WORTH times the promp
 
 Where the chosen replica can bring what it lacks from the memory of another one, it does so if that costs less than
 computing (`pulls`). The choice is made without: a price with the fetch in the place of the prefill was raced, and lost
-to no pulls at all. It drew copies wherever fewer answers decode, and what a copy takes from others of live KV room was
-no term of the price then; what it takes of memory behind the GPU is none today (docs/evidence/pulls.md).
+to no pulls at all. Copies then go wherever a little less waits or fewer answers decode. They push the only copies of
+other prompts out of memory behind the GPU, and those that are made while room is plenty take it later, as long as the
+prompt is asked for. With terms for both it chooses as without a fetch, or worse (docs/evidence/pulls.md).
 
 Prices within the tie band cannot be told apart by a model this simple. Among replicas that hold as much as the cheapest
 the band is wider by what EVENED streams make out: whoever comes next finds the same replicas, and goes where there are

@@ -19,6 +19,11 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- if eq .engine "sglang" }}30000{{ else }}8000{{ end -}}
 {{- end -}}
 
+{{/* Port at which replicas of a model take orders of each other; nothing where they do not. */}}
+{{- define "engines.pullPort" -}}
+{{- with .pulls }}{{ default 5710 .port | int }}{{ end -}}
+{{- end -}}
+
 {{/* Seconds that a pod needs to end well: 10 s of preStop pause, the longest answer, and 20 s to end. */}}
 {{- define "engines.grace" -}}
 {{- add 30 (int (default 270 .shutdownSeconds)) -}}
@@ -33,6 +38,11 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- if eq .engine "vllm" -}}
 {{- $args = list (printf "--model=%s" .model) (printf "--served-model-name=%s" (default .name .servedName)) "--port=8000" "--enable-prefix-caching" (printf "--shutdown-timeout=%d" (int (default 270 .shutdownSeconds))) "--enable-prompt-tokens-details" `--kv-events-config={"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "buffer_steps": 50000}` -}}
 {{- if gt $gpus 1 }}{{ $args = append $args (printf "--tensor-parallel-size=%d" $gpus) }}{{ end -}}
+{{- with .pulls -}}
+{{- $tier := dict "spec_name" "TieringOffloadingSpec" "cpu_bytes_to_use" (mul (int64 .memoryGiB) 1073741824) "self_describing_kv_events" true "offload_prompt_only" false "secondary_tiers" (list (dict "type" "p2p")) -}}
+{{- $connector := dict "kv_connector" "OffloadingConnector" "kv_role" "kv_both" "kv_connector_extra_config" $tier -}}
+{{- $args = append $args (printf "--kv-transfer-config=%s" (toRawJson $connector)) -}}
+{{- end -}}
 {{- if gt $nodes 1 }}{{ $args = concat $args (list (printf "--pipeline-parallel-size=%d" $nodes) "--nnodes=$(LWS_GROUP_SIZE)" "--node-rank=$(LWS_WORKER_INDEX)" "--master-addr=$(LWS_LEADER_ADDRESS)") }}{{ end -}}
 {{- else if eq .engine "sglang" -}}
 {{- $args = list (printf "--model-path=%s" .model) (printf "--served-model-name=%s" (default .name .servedName)) "--host=0.0.0.0" "--port=30000" "--page-size=16" "--enable-cache-report" "--enable-metrics" `--kv-events-config={"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}` -}}
@@ -74,7 +84,9 @@ metadata:
     warmroute/engine-of: {{ $root.Release.Name }}
     {{- end }}
     {{- with $model.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
-  {{- with $model.podAnnotations }}
+  {{- $annotations := deepCopy (default dict $model.podAnnotations) }}
+  {{- with include "engines.pullPort" $model }}{{ $_ := set $annotations "warmroute/p2p-port" . }}{{ end }}
+  {{- with $annotations }}
   annotations: {{ toRawJson . }}
   {{- end }}
 spec:
@@ -100,6 +112,11 @@ spec:
         - name: HF_TOKEN
           valueFrom: {secretKeyRef: {name: {{ .secret }}, key: {{ default "token" .key }}}}
         {{- end }}
+        {{- with include "engines.pullPort" $model }}
+        - name: VLLM_P2P_SIDE_CHANNEL_HOST
+          valueFrom: {fieldRef: {fieldPath: status.podIP}}
+        - {name: VLLM_P2P_SIDE_CHANNEL_PORT, value: {{ . | quote }}}
+        {{- end }}
         {{- with $model.env }}{{ toYaml . | nindent 8 }}{{ end }}
       {{- if not $worker }}
       {{- $probe := "httpGet: {path: /health, port: http}" }}
@@ -107,6 +124,9 @@ spec:
         - {name: http, containerPort: {{ include "engines.port" $model }}}
         - {name: kv-events, containerPort: 5557}
         - {name: kv-replay, containerPort: 5558}
+        {{- with include "engines.pullPort" $model }}
+        - {name: p2p, containerPort: {{ . }}}
+        {{- end }}
       startupProbe:
         {{ $probe }}
         periodSeconds: 5
@@ -125,6 +145,11 @@ spec:
         # warmroute leaves a Terminating pod at once; the pause is for whoever goes by readiness.
         preStop: {sleep: {seconds: 10}}
       {{- $own := dict "requests" (dict "cpu" "4" "memory" "32Gi") "limits" (dict "memory" "64Gi" "nvidia.com/gpu" (toString (default 1 $model.gpus))) }}
+      {{- $kept := 0 }}
+      {{- with $model.pulls }}
+      {{- $kept = int .memoryGiB }}
+      {{- $_ := set $own.requests "memory" (printf "%dGi" (add 32 $kept)) }}{{ $_ := set $own.limits "memory" (printf "%dGi" (add 64 $kept)) }}
+      {{- end }}
       {{- if $simulated }}{{ $own = dict "requests" (dict "cpu" "100m" "memory" "128Mi") "limits" (dict "memory" "512Mi") }}{{ end }}
       resources: {{ mergeOverwrite $own (deepCopy (default dict $model.resources)) | toRawJson }}
       {{- $security := dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")) "seccompProfile" (dict "type" "RuntimeDefault") }}
@@ -138,7 +163,7 @@ spec:
         {{- with $model.volumeMounts }}{{ toYaml . | nindent 8 }}{{ end }}
   volumes:
     - name: shm
-      emptyDir: {medium: Memory, sizeLimit: {{ default "8Gi" $model.shmSize }}}
+      emptyDir: {medium: Memory, sizeLimit: {{ default (printf "%dGi" (add 8 $kept)) $model.shmSize }}}
     {{- with $model.claim }}
     - name: models
       persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
@@ -162,6 +187,7 @@ spec:
 {{- else if and (ne .engine "simulated") (not .model) -}}
 {{- $p = append $p (printf "engines.models: '%s' needs model, its name on the hub or a folder, such as /models/llama" .name) -}}
 {{- end -}}
+{{- if and .pulls (or (ne .engine "vllm") $group) }}{{ $p = append $p (printf "engines.models: pulls of '%s' need engine vllm on one node each" .name) }}{{ end -}}
 {{- if and .nodesPerGroup (not $group) }}{{ $p = append $p (printf "engines.models: nodesPerGroup of '%s' needs kind LeaderWorkerSet" .name) }}{{ end -}}
 {{- if and $group (eq .engine "simulated") }}{{ $p = append $p (printf "engines.models: '%s' is simulated, which one node does: leave out kind" .name) }}{{ end -}}
 {{- if and (hasPrefix "/models/" (default "" .model)) (not .claim) (not .volumeMounts) -}}
