@@ -36,7 +36,7 @@ ELSEWHERE = {
     r"vllm|python -m sglang": "needs an engine; tests/real has both",
     r"pip|python3 -m venv|python -m tests\.envoy\.install": "installs from the network",
     r"make": "takes minutes; what a target is called is checked with all commands",
-    r"python -m loadtest (agree|cost|faces|faults|forecasts|overhead|replay|routers)": "takes minutes; tests/loadtest has it",
+    r"python -m loadtest (agree|cost|faces|faults|forecasts|overhead|replay|routers)": "takes minutes: tests/loadtest",
     r"python -m loadtest pages": "writes into the documents; tests/house compares them",
     r"python -m loadtest simulate(?! --list)": "races for minutes to hours; tests/loadtest runs it small",
     r"warmroute serve --face": "gateways ask on fixed ports; tests/gateway and tests/envoy have it",

@@ -19,7 +19,6 @@ from loadtest.pages.markdown import PageError
 from loadtest.simulate.world.turns import Turn
 from router.core.learned.reuse import BUCKETS, HORIZON_S, ReuseMemory
 
-
 KEYS = count(1)
 
 
