@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from router.core.facts.legs import PrefillLeg
 from router.core.facts.misses import Breakdown
 
 
@@ -73,6 +74,7 @@ class Brought(Struct, gc=False):
 
     tier_tokens: int = 0  # to be loaded from its own tiers
     pull: Pull | None = None  # to come from another replica; None: nothing
+    leg: PrefillLeg | None = None  # the replica that prefills the prompt; None: the one that decodes does
 
 
 class Candidate(Struct, gc=False):
@@ -208,3 +210,8 @@ class Receipt(Struct, gc=False):
     def pull(self) -> Pull | None:
         """The part of `predicted_cached_tokens` that comes from another replica; None for nothing."""
         return self.brought.pull if self.brought is not None else None
+
+    @property
+    def leg(self) -> PrefillLeg | None:
+        """The replica that prefills the prompt and sends its blocks to `replica`; None where that does both."""
+        return self.brought.leg if self.brought is not None else None
