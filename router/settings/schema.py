@@ -382,7 +382,7 @@ class SplitSettings:
     """How engines hand over what they have prefilled: `nixl`, `mooncake` or `offloading` for vLLM's connectors of these
     names (`offloading`: with a p2p tier), `sglang` for SGLang. Empty: no request is split, and roles mean nothing."""
     prefill: tuple[str, ...] = ()
-    """Base URLs of replicas that prefill for others. Pods say so by the label `warmroute.io/role` or `llm-d.ai/role`."""
+    """Base URLs of replicas that prefill for others. Pods say so by label, `warmroute.io/role` or `llm-d.ai/role`."""
     decode: tuple[str, ...] = ()
     """Base URLs of replicas that decode what others have prefilled. Those in neither list and without a label do both,
     but for SGLang's, which do either."""
