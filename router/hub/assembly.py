@@ -22,7 +22,7 @@ from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
-from router.core.facts.tiers import CPU, EXTERNAL, PEER, SHARED, STORAGE
+from router.core.facts.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
 from router.core.kv_events.stream import StreamLimits
 from router.core.learned.loads import FLOOR_MS, LoadModel, guess
 from router.core.observatory.explain import Explainer
@@ -84,10 +84,10 @@ def router_of(hub: HubParts) -> Router:
 
 
 def load_guesses(s: TierSettings, pulls: PullSettings) -> dict[str, LoadModel]:
-    """What loading from each tier takes, and pulling from a peer, before anything is learned."""
+    """What loading from each tier takes, pulling from a peer, and sending to a decode leg, before that is learned."""
     gb_per_s = {
         CPU: s.cpu_gb_per_s,
-        PEER: pulls.gb_per_s,
+        **dict.fromkeys((PEER, LEG), pulls.gb_per_s),
         SHARED: s.shared_gb_per_s,
         **dict.fromkeys((STORAGE, EXTERNAL), s.storage_gb_per_s),
     }

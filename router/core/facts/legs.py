@@ -35,7 +35,7 @@ class PrefillLeg(Struct, gc=False):
     handshake: Handshake
     address: str  # `host:port` at which the decoding engine asks there; "" for NIXL, whose answer says where
     cached_tokens: int  # part of the prompt that this replica is believed to hold
-    pending_ms: float  # prefill time of the work that waits there
+    pending_ms: float  # time until its prefill begins there
     uncached_ms: float  # prefill time of what it does not hold
     transfer_ms: float  # time until the blocks are at the decoding replica, once they are computed
     lease: int = 0  # id of the lease that is open there

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     POLICY = "policy"  # a policy that does not look at the cache
     RETRY = "retry"  # a second attempt, after the first replica failed
     PULL = "pull"  # another replica holds more, and its memory sends that to this one
+    SPLIT = "split"  # another replica prefills it, and sends the blocks to this one
 
 
 class HeldBack(Exception):
@@ -110,6 +111,22 @@ class Candidate(Struct, gc=False):
         return self.moved.loading_ms if self.moved is not None else 0.0
 
 
+class Split(Struct, gc=False):
+    """A request in two legs, and what that would cost."""
+
+    prefill: Candidate
+    decode: Candidate
+    transfer_ms: float  # time until the blocks are at the decoding replica, once they are computed
+    price_ms: float  # of both legs, comparable with a candidate's
+
+    @property
+    def expected_ms(self) -> float:
+        """Milliseconds from the placement to the first token."""
+        first, second = self.prefill, self.decode
+        computed_ms = max(first.pending_ms, first.kv_wait_ms) + first.loading_ms + first.uncached_ms
+        return max(computed_ms + self.transfer_ms, second.pending_ms, second.kv_wait_ms)
+
+
 class Market(Struct, gc=False):
     """What a policy is told of the request and of the fleet, besides the candidates."""
 
@@ -146,6 +163,14 @@ class Usage(Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+
+    def found_by(self, prefill: Usage | None) -> Usage:
+        """Usage of a decode leg, as this is, with what the prefill leg found cached: the decoding engine counts as
+        cached all that came from there. Of a prefill leg that told nothing, nothing is known."""
+        found = None
+        if prefill is not None and prefill.cached_tokens is not None:
+            found = min(prefill.cached_tokens, self.prompt_tokens)
+        return Usage(self.prompt_tokens, self.completion_tokens, found)
 
     @property
     def verified(self) -> bool:
