@@ -251,7 +251,8 @@ class Attempts:
         if isinstance(cause, NoDescriptor):
             self._placer.failed("", failure.kind)  # counted, and no replica's failure
             return
-        self._placer.failed(replica, failure.kind)
+        in_two = lease.receipt.leg is not None and cause is failure
+        self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)
         if isinstance(cause, EngineShed):

@@ -117,10 +117,11 @@ class TwoLegs:
 
     async def _in_turn(self, split: Split) -> EngineAnswer:
         came = await self._prefill(split)
-        self._conclude(split, came)
         if isinstance(came, Failure):
+            self._conclude(split, came)
             raise PrefillFailed(split.leg.replica, came) from came
         params = transferred(Handshake.NIXL, came.head) if came.status == 200 and came.whole else None
+        self._conclude(split, came, alone=params is None)
         if params is None:
             return await self._alone(split, split.lines)
         body = decode_body(split.question.body, Handshake.NIXL, "", "", None, params)
@@ -165,12 +166,15 @@ class TwoLegs:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
             if prefill.done() and not _answers(decode):
                 came = prefill.result()
-                self._conclude(split, came)
                 if isinstance(came, Failure):
+                    self._conclude(split, came)
                     raise PrefillFailed(leg.replica, came) from came
-                if came.status >= 400 and leg.handshake is Handshake.SGLANG:
+                refused = came.status >= 400 and leg.handshake is Handshake.SGLANG
+                alone = not refused and (came.status != 200 or transferred(leg.handshake, came.head) is None)
+                self._conclude(split, came, alone=alone)
+                if refused:
                     return came
-                if came.status != 200 or transferred(leg.handshake, came.head) is None:
+                if alone:
                     self._abandon(decode)
                     return await self._alone(split, _renamed(split.lines))
                 await asyncio.wait((decode,))
@@ -272,15 +276,18 @@ class TwoLegs:
         except Failure as failure:
             return failure
 
-    def _conclude(self, split: Split, came: EngineAnswer | Failure | None) -> None:
-        """Tell the placer how the prefill leg ended, once. `came` None: it was ended by us."""
+    def _conclude(self, split: Split, came: EngineAnswer | Failure | None, *, alone: bool = False) -> None:
+        """Tell the placer how the prefill leg ended, once. `came` None: it was ended by us. `alone`: no blocks come of
+        it, so that there is no transfer to learn from."""
         if split.concluded:
             return
-        split.concluded = True
+        split.concluded, split.leg.alone = True, alone
         self._done(came)
         outcome = LEFT
         if isinstance(came, Failure):
             outcome = Outcome(came.ending)
+        elif alone:
+            outcome = Outcome(Ending.REFUSED_BY_ENGINE)
         elif came is not None:
             outcome = self._outcome(split, came)
         self._placer.prefilled(split.lease, outcome, self._clock())
@@ -292,7 +299,10 @@ class TwoLegs:
             return Outcome(Ending.OK)
         context_tokens = self._placer.context_tokens(split.question.wanted.model)
         usage = split.question.dialect.usage(answer.head)
-        return Outcome(Ending.OK, believed(usage, split.body_bytes, len(answer.head), context_tokens))
+        usage = believed(usage, split.body_bytes, len(answer.head), context_tokens)
+        if usage is not None:
+            split.leg.found_tokens = usage.cached_tokens
+        return Outcome(Ending.OK, usage)
 
     def _done(self, came: EngineAnswer | Failure | None) -> None:
         """Give the connection back, if there is one."""

@@ -123,7 +123,13 @@ def metrics_of(hub: HubParts) -> Metrics:
     )
     names = hub.settings.metrics
     return Metrics(
-        hub.router, time.monotonic, figures, process=True, otel_names=names.otel_names, aliases=names.aliases
+        hub.router,
+        time.monotonic,
+        figures,
+        process=True,
+        otel_names=names.otel_names,
+        aliases=names.aliases,
+        splits=bool(hub.settings.split.handshake),
     )
 
 

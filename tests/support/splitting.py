@@ -96,9 +96,9 @@ async def splitting(
     addresses: Mapping[str, str] | None = None,
     **overrides: Any,
 ) -> AsyncIterator[tuple[Edge, SplitPlacer, Hub]]:
-    """An edge before these replicas, its placer, and its hub, which has probed them once."""
+    """An edge before these replicas, its placer, and its hub, which has probed them once and splits nothing itself."""
     settings = fakes.settings(*prefill, *decode, split__handshake=handshake.value, **overrides)
-    async with Hub(settings) as hub:
+    async with Hub(fakes.settings(*prefill, *decode, **overrides)) as hub:
         placer = SplitPlacer(hub.placer, handshake, prefill, decode, addresses or {})
         async with Edge(settings, placer) as edge:
             hub.serve(edge)
