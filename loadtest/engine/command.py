@@ -65,7 +65,8 @@ class EngineSettings:
     tier: TierLimits | None = None
     """CPU memory behind each replica's GPU. None: there is none."""
     peers: PeerLimits | None = None
-    """The way between the memories of two replicas. None: they send each other nothing."""
+    """The way between two replicas. None: they bring nothing from each other's memory, and what one prefills for
+    another one takes as long as by default."""
     p2p_port: int = 0
     """Port at which the first replica takes orders of its peers; the others' follow. 0: free ones."""
     handshake: Handshake | None = None
@@ -93,7 +94,8 @@ class Engines:
         self.links: list[Link] = []  # in order; empty without a handshake
         self._directory: dict[str, Link] = {}
         self._crashes: set[asyncio.Task[None]] = set()
-        self.peers = Peers(settings.peers) if settings.peers is not None else None
+        pulls = settings.handshake in (None, Handshake.OFFLOADING)  # the others have no p2p tier
+        self.peers = Peers(settings.peers) if settings.peers is not None and pulls else None
         self._listeners: list[asyncio.Server] = []
         self._settings = settings
         self._runners: list[web.AppRunner] = []

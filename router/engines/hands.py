@@ -100,12 +100,13 @@ class HandProber:
                 extra={"event": "role_unknown", "fields": {"replica": replica.id}},
             )
             return
-        address, before = self.address(replica), ""
+        address = self.address(replica)
+        before: str | None = None
         if not address:
             self._say(replica.id, self.handshake, "")
         while address:
             found = await self._look(replica, address)
-            if found != before:
+            if bool(found) is not (before and bool(before)):
                 fields = {"replica": replica.id, "address": address}
                 if found:
                     log.info("replica prefills for others", extra={"event": "handshake_up", "fields": fields})
