@@ -29,6 +29,7 @@ from msgspec import Struct
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.pulls import with_pull
 from router.core.dialects.ranks import for_rank
+from router.core.facts.legs import Handshake
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.edge.legs import TwoLegs
@@ -162,7 +163,9 @@ class Attempts:
                 question.trace.failed(failure.kind, _status_of(cause), self._clock())
             self._note(lease, failure, tried)
             question.wanted.may_pull = False
-            question.wanted.may_split = question.wanted.may_split and tried.splits < 2
+            leg = lease.receipt.leg
+            if leg is not None and tried.splits > 1 and leg.handshake is not Handshake.SGLANG:  # it takes none in one
+                question.wanted.may_split = False
             said = failure.answer if isinstance(failure, EngineFailed) else None
             try:
                 following = await self._following(question, cause, tried)

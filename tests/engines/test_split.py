@@ -68,7 +68,7 @@ async def _ask(url: str, prompt: str, tokens: int) -> dict[str, str]:
         return dict(response.headers)
 
 
-@pytest.mark.parametrize("handshake", Handshake)
+@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
 async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: pytest.LogCaptureFixture) -> None:
     """Where many streams decode, a long new prompt is prefilled by the replica that does nothing else, once its pairs
     have handed a prompt of ours over; receipts and metrics say so, and short prompts stay in one leg."""
@@ -76,14 +76,12 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
     async with _fleet(handshake) as (engines, app):
         await until(lambda: _warm(app) == 2)
         assert sum(link.legs.fetched for link in engines.links) == 2
-        whole = handshake is not Handshake.SGLANG  # whose decode servers take no other requests
-        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 1_500)) for n in range(12 if whole else 0)]
+        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 1_500)) for n in range(12)]
         await until(lambda: sum(member.decoding for member in app.router.members) >= len(streams))
         headers = await _ask(app.url, LONG, 3)
-        if whole:
-            assert headers["x-warmroute-reason"] == "split"
-            assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
-            assert headers["x-warmroute-replica"] in engines.urls[1:]
+        assert headers["x-warmroute-reason"] == "split"
+        assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
+        assert headers["x-warmroute-replica"] in engines.urls[1:]
         for stream in streams:
             assert "x-warmroute-prefill-replica" not in await stream
         await until(lambda: fakes.idle(app))
@@ -94,6 +92,27 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
         events = [getattr(line, "event", "") for line in caplog.records]
         assert events.count("pair_warmed") == 2
         assert events.count("handshake_up") == (handshake is not Handshake.NIXL)
+
+
+async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
+    """Not a short prompt, nor one before any pair is warm: that is 503, and no engine's 400. What may not be split goes
+    to a server that does both, where there is one."""
+    async with _fleet(Handshake.SGLANG, 1) as (engines, app):
+        await until(lambda: len(app.router.fleet.legs.hands) == 2)
+        app.router.fleet.legs._pairs.clear()
+        async with ClientSession() as client, client.post(app.url + COMPLETIONS, json={"prompt": "hi"}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica_ready")
+        await until(lambda: _warm(app) == 1)
+        headers = await _ask(app.url, "short", 3)
+        assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
+        both = fakes.FakeEngine(models=("sim",), owned_by="sglang")
+        async with both:
+            app.hub.replicas.add(both.url)
+            await until(lambda: any(m.id == both.url for m in app.router.members))
+            await app.hub.probe_now()
+            body = {"model": "sim", "prompt": "two", "n": 2}
+            async with ClientSession() as client, client.post(app.url + COMPLETIONS, json=body) as response:
+                assert (response.status, response.headers["x-warmroute-replica"]) == (200, both.url)
 
 
 async def test_a_pair_that_hands_nothing_over_takes_no_traffic(caplog: pytest.LogCaptureFixture) -> None:
