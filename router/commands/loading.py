@@ -79,8 +79,9 @@ def load(
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError:
             problems.append(f"'{key}': {refused(keys[key], raw, secret=key in SECRETS)}")
-    if "replicas" in values:
-        values["replicas"] = base_urls(values["replicas"])
+    for key in ("replicas", "split.prefill", "split.decode"):
+        if key in values:
+            values[key] = base_urls(values[key])
     settings: Settings = _build(Settings, "", values)
     problems += _check(settings)
     if problems:
