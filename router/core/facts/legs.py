@@ -39,3 +39,5 @@ class PrefillLeg(Struct, gc=False):
     uncached_ms: float  # prefill time of what it does not hold
     transfer_ms: float  # time until the blocks are at the decoding replica, once they are computed
     lease: int = 0  # id of the lease that is open there
+    found_tokens: int | None = None  # part of the prompt that it found cached, once its leg has ended and it has told
+    alone: bool = False  # nothing came of it: the decoding replica has computed the prompt, too

@@ -240,3 +240,11 @@ class Receipt(Struct, gc=False):
     def leg(self) -> PrefillLeg | None:
         """The replica that prefills the prompt and sends its blocks to `replica`; None where that does both."""
         return self.brought.leg if self.brought is not None else None
+
+    def found(self, usage: Usage) -> Usage:
+        """Usage as `replica` has told it, with what was found cached where the prompt was computed."""
+        leg = self.leg
+        if leg is None or leg.alone:
+            return usage
+        found = leg.found_tokens
+        return usage.found_by(Usage(usage.prompt_tokens, 0, found) if found is not None else None)

@@ -95,6 +95,16 @@ class Legs:
         """Whether a replica takes decode legs."""
         return member.id in self.hands and member.replica.role is not Role.PREFILL
 
+    def takes_whole(self, member: Member) -> bool:
+        """Whether a replica takes requests in one leg. Servers of SGLang's that prefill or decode answer those with 400
+        (0.5.23, srt/managers/scheduler.py: "Disaggregated request received without bootstrap room id")."""
+        hand = self.hands.get(member.id)
+        return hand is None or hand.handshake is not Handshake.SGLANG
+
+    def whole(self, members: list[Member]) -> list[Member]:
+        """Those of these members that do; all of them where none does."""
+        return [member for member in members if self.takes_whole(member)] or members
+
     def alike(self, prefill: Member, decode: Member) -> bool:
         """Whether the second replica can decode what the first one prefills."""
         first, second = self.hands.get(prefill.id), self.hands.get(decode.id)

@@ -38,6 +38,7 @@ from router.core.fleet.fitness import Fitness
 from router.core.fleet.kv_room import behind_marks
 from router.core.fleet.lease import DECODE, PREFILL, Lease, ToLoad
 from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
+from router.core.fleet.models import NoReplica
 from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
 from router.core.learned.loads import LoadModel
@@ -226,6 +227,8 @@ class Router:
         request `may_hold_back` and is better placed later.
         """
         members = who_may(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s)
+        if self.fleet.legs.hands and not wanted.may_split:
+            members = self.fleet.legs.whole(members)
         self.knowledge.tick(now_s)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
@@ -252,6 +255,8 @@ class Router:
             split = self._splitter.split(wanted, match, market, able, chosen, exclude, only, full, now_s)
             if split is not None:
                 chosen = split.decode
+            elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
+                raise NoReplica
         receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split)
         receipt.weighed = market.replicas
         if chosen.tier_tokens and split is None:

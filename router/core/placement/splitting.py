@@ -52,8 +52,14 @@ class Splitter:
             more = only_prefill(self._fleet, wanted.model, exclude, among, full, now_s)
             prefill += self._candidates([m for m in more if m.id not in known], match, now_s)
         self.prefill = prefill
-        split = self._policy.split(market, chosen, prefill, decode, self) if prefill else None
-        if split is not None and wanted.due_s is not None and split.expected_ms > (wanted.due_s - now_s) * 1e3:
+        must = not legs.takes_whole(members[chosen.id])
+        split = self._policy.split(market, chosen, prefill, decode, self, must=must) if prefill else None
+        if (
+            split is not None
+            and not must
+            and wanted.due_s is not None
+            and split.expected_ms > (wanted.due_s - now_s) * 1e3
+        ):
             return None  # one leg was chosen to be in time, as far as any is
         return split
 

@@ -44,9 +44,12 @@ class Splitting(Protocol):
         prefill: Sequence[Candidate],
         decode: Sequence[Candidate],
         pairs: Pairs,
+        *,
+        must: bool = False,
     ) -> Split | None:
         """The two legs that are better than having the chosen replica do both; None where none are. `prefill` and
-        `decode` may take the one leg and the other, as far as they pair."""
+        `decode` may take the one leg and the other, as far as they pair. `must`: the chosen one cannot do both, so that
+        any two are better."""
 
 
 @runtime_checkable

@@ -129,12 +129,15 @@ class Warm:
         prefill: Sequence[Candidate],
         decode: Sequence[Candidate],
         pairs: Pairs,
+        *,
+        must: bool = False,
     ) -> Split | None:
-        """The cheapest of a few pairs, where it is cheaper than one leg by more than the tie band."""
+        """The cheapest of a few pairs, where it is cheaper than one leg by more than the tie band; in any case where
+        there `must` be two legs."""
         weights, tie_ms = Weights.of_legs(market, prefill), market.tie_ms
         whole_ms, answers = price(chosen, weights), [(answer_price(c, weights), n) for n, c in enumerate(decode)]
         # All that two legs can save: a request most of which is cached is decided by this alone.
-        if not answers or not prefill or whole_ms - min(answers)[0] <= tie_ms:
+        if not answers or not prefill or (whole_ms - min(answers)[0] <= tie_ms and not must):
             return None
         best: Split | None = None
         for first_ms, first in self._first_legs(market, prefill, weights):
@@ -147,7 +150,7 @@ class Warm:
                 price_ms = first_ms + second_ms + transfer_ms + (late_ms if late_ms > 0 else 0.0)
                 if best is None or price_ms < best.price_ms - tie_ms:
                     best = Split(first, decode[n], transfer_ms, price_ms)
-        return best if best is not None and best.price_ms < whole_ms - tie_ms else None
+        return best if best is not None and (must or best.price_ms < whole_ms - tie_ms) else None
 
     def _first_legs(
         self, market: Market, prefill: Sequence[Candidate], weights: Weights
