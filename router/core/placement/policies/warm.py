@@ -86,6 +86,7 @@ BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then n
 HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
 HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
+QUEUE = 4.0  # how fast it falls with the median wait of replicas that prefill, measured in units
 LEGS = 4  # replicas whose price is looked at for each of two legs
 RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
 FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: a difference of less than a conversation is no imbalance
@@ -311,8 +312,8 @@ class Weights(Struct, gc=False):
         if waits_ms and waits_ms[-1]:
             backlog = sum(waits_ms) / len(waits_ms) / market.unit_ms
             weights.load_max = max(weights.load_max, backlog)
-            bands = waits_ms[(len(waits_ms) - 1) // 2] / market.tie_ms if market.tie_ms else 0.0
-            weights.decoding = min(weights.decoding, 1 / (1 + CROWD * bands))
+            units = waits_ms[(len(waits_ms) - 1) // 2] / market.unit_ms
+            weights.decoding = min(weights.decoding, 1 / (1 + QUEUE * units))
         return weights
 
 
