@@ -48,7 +48,7 @@ ROOMS = {
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
     "core/placement": (
-        "candidates conversations credit deadlines eligible evictions learner match receipts ring router spill"
+        "candidates conversations credit deadlines eligible evictions learner match opening receipts ring router spill"
         " splitting two_legs wanted"
     ),
     "core/placement/policies": "warm",

@@ -25,11 +25,11 @@ from loadtest.pages.demo import broken_promises, demo_block, median_rows
 from loadtest.pages.digests import costs_digest, demo_digest, race_digest
 from loadtest.pages.faults import faults_block
 from loadtest.pages.floors import floors
+from loadtest.pages.linked import pulls_block, split_block
 from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
 from loadtest.pages.overhead import overhead_block
 from loadtest.pages.policies import policies_table
-from loadtest.pages.pulls import pulls_block
 from loadtest.pages.race import (
     agree_block,
     cells_block,
@@ -74,6 +74,7 @@ BLOCKS = {
     "several": "docs/evidence/routers.md",
     "tiers": "docs/evidence/tiers.md",
     "pulls": "docs/evidence/pulls.md",
+    "split": "docs/evidence/split.md",
     "transfers": "docs/evidence/tiers.md",
     "sizing": "docs/guide/sizing.md",
     "memory": "docs/guide/sizing.md",
@@ -106,6 +107,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "several": ("simulate --several", {"several": several_block}),
     "tiers": ("simulate --tiers", {"tiers": tiers_block}),
     "pulls": ("simulate --pulls", {"pulls": pulls_block}),
+    "split": ("simulate --split", {"split": split_block}),
     "sizing": ("sizing", {"sizing": sizing_block}),
     "memory": ("cost --memory", {"memory": memory_block}),
     "race": ("simulate --race", {"race": race_block, "cells": cells_block}),

@@ -31,9 +31,11 @@ class LlmdDecider(LlmdWeights):
         prefill: Sequence[Candidate],
         decode: Sequence[Candidate],
         pairs: Pairs,
+        *,
+        must: bool = False,
     ) -> Split | None:
         """The prefilling replica with the highest score, where too much is uncached."""
-        if chosen.uncached_tokens < self._non_cached_tokens:
+        if chosen.uncached_tokens < self._non_cached_tokens and not must:
             return None
         able = [each for each in prefill if pairs.transfer_ms(each, chosen) is not None]
         if not able or all(chosen.id != each.id for each in decode):

@@ -24,6 +24,7 @@ _REASONS = {
     Reason.POLICY: "the policy does not look at caches",
     Reason.RETRY: "another replica had failed before",
     Reason.PULL: "another replica holds more of it, and its memory sends that here",
+    Reason.SPLIT: "another replica prefills it and sends the blocks here, which cost less than doing both here",
 }
 _CAUSES = {
     SpillCause.QUEUE: "prefill work waited there",
@@ -36,6 +37,7 @@ _CAUSES = {
     SpillCause.FULL: "it had as many requests as it may have",
     SpillCause.RETRY: "it had been tried, and failed",
     SpillCause.UNFIT: "it was not ready, resting, or behind an open breaker",
+    SpillCause.ROLE: "it only prefills for others, and one replica was to do it all",
 }
 _MISSES = {
     Miss.DIVERGED: "an earlier prompt had these tokens too, behind something that differs now",

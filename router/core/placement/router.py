@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.legs import Handshake, PrefillLeg
+from router.core.facts.legs import Handshake
 from router.core.facts.placements import (
     Brought,
     Candidate,
@@ -35,22 +35,22 @@ from router.core.facts.requests import Priority
 from router.core.fleet import stuck
 from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
-from router.core.fleet.kv_room import behind_marks
-from router.core.fleet.lease import DECODE, PREFILL, Lease, ToLoad
-from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
+from router.core.fleet.lease import DECODE, Lease
+from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
 from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
 from router.core.learned.loads import LoadModel
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
-from router.core.placement.candidates import FEW, Pricer, long_enough, to_load
+from router.core.placement.candidates import FEW, Pricer, long_enough
 from router.core.placement.conversations import Conversations
-from router.core.placement.credit import AnswerCredit, AnswerCredits
+from router.core.placement.credit import AnswerCredits
 from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
 from router.core.placement.eligible import who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
+from router.core.placement.opening import Opener
 from router.core.placement.policies import Near, Policy, Pulling, Splitting
 from router.core.placement.receipts import kept, reason_of, take_pull
 from router.core.placement.spill import spill
@@ -58,7 +58,6 @@ from router.core.placement.splitting import Splitter
 from router.core.placement.two_legs import TwoLegs
 from router.core.placement.wanted import Wanted
 from router.core.placement.watch import LeaseWatch
-from router.core.prompts.blocks import BLOCK_BYTES
 
 NOBODY: frozenset[str] = frozenset()
 NEAR = 4  # places on the ring that are looked at for every request
@@ -128,7 +127,7 @@ class Router:
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits, self.fleet.pulls)
         self.conversations = Conversations(memory_max, self.index, self.reuse)
         self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
-        self._next_lease = 0
+        self._opener = Opener(self.fleet, self.fitness, self.index, self.knowledge, self.reuse, self.conversations)
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
         self._pulls = policy.pulls if isinstance(policy, Pulling) else None
@@ -277,10 +276,10 @@ class Router:
             receipt.grade = Grade.UNSEEN
         self._explain(receipt, wanted, match, bool(exclude), holder, now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
-        lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
+        lease = self._opener.open(wanted, match, chosen, receipt, guessed, self.watch, now_s)
         lease.expected_ms = lasts_ms
         if split is not None and receipt.leg is not None:
-            self._open_prefill(wanted, match, split.prefill, receipt.leg, lease, now_s)
+            self._opener.open_prefill(wanted, match, split.prefill, receipt.leg, lease, self.watch, now_s)
         return lease
 
     def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
@@ -443,99 +442,3 @@ class Router:
         """Whoever computes the prompt: the member that decodes, or that of the prefill leg."""
         leg = receipt.leg
         return decoding if leg is None else self.fleet.members.get(leg.replica, decoding)
-
-    def _open(
-        self, wanted: Wanted, match: PromptMatch, chosen: Candidate, receipt: Receipt, guessed: bool, now_s: float
-    ) -> Lease:
-        """Open a lease on a request."""
-        lease, member = self._lease(wanted, match, chosen, receipt, now_s), self.fleet.members[chosen.id]
-        lease.guessed = guessed
-        if receipt.leg is not None:
-            lease.role, lease.prefill_ms, lease.stall_ms = DECODE, 0.0, 0.0
-            lease.cached_tokens, lease.guessed = max(0, lease.prompt_tokens - 1), False
-        elif chosen.tier_tokens:
-            self._load(lease, member, chosen)
-        if (pull := receipt.pull) is not None:
-            pull.alone = not (member.queue.computing or chosen.kv_wait_ms or lease.to_load)
-            if lease.to_load is not None:
-                lease.to_load.alone = False
-            self.fleet.pulls.begin(lease, pull, member.speeds.loads, now_s)
-        member.open(lease, now_s, chosen.kv_wait_ms)
-        member.unseen_answers += wanted.unseen
-        if wanted.unseen and receipt.leg is not None:
-            member.decodes(lease, now_s)  # nobody will say when
-        self.reuse.observe(lease.keys, now_s, final=wanted.kin is not None and wanted.kin.final)
-        if wanted.kin is not None:
-            self.conversations.placed(wanted, wanted.kin, match, lease)
-        self._opened(member, lease, match.credit, now_s)
-        return lease
-
-    def _open_prefill(
-        self, wanted: Wanted, match: PromptMatch, chosen: Candidate, leg: PrefillLeg, lease: Lease, now_s: float
-    ) -> None:
-        """Open the lease of a decode leg's prefill leg."""
-        own, size = lease.receipt, match.size
-        receipt = Receipt(
-            chosen.id,
-            own.policy,
-            own.reason,
-            chosen.grade,
-            size.prompt_tokens,
-            chosen.cached_tokens,
-            weighed=own.weighed,
-        )
-        prefill, member = self._lease(wanted, match, chosen, receipt, now_s), self.fleet.members[chosen.id]
-        prefill.role, prefill.streams, prefill.answer_tokens_max = PREFILL, not wanted.unseen, 1
-        # What the request teaches besides its prefill, its decode leg does.
-        prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0
-        prefill.expected_ms = expected_ms(chosen)
-        leg.lease, self.fleet.legs.open[lease.id] = prefill.id, prefill
-        if chosen.tier_tokens:
-            self._load(prefill, member, chosen)
-        member.open(prefill, now_s, chosen.kv_wait_ms)
-        self._opened(member, prefill, None, now_s)
-
-    def _load(self, lease: Lease, member: Member, chosen: Candidate) -> None:
-        if lease.stored is not None:
-            alone = not (member.queue.computing or chosen.kv_wait_ms)
-            lease.to_load = ToLoad(to_load(lease.stored, chosen.cached_tokens), chosen.loading_ms, alone)
-
-    def _opened(self, member: Member, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
-        """Count a lease's prompt as held where it goes: its blocks are being computed, or sent there, from now on."""
-        self.fitness.opened(member, lease)
-        self.index.pin(member.id, lease.id, lease.keys, now_s)
-        if lease.stored is not None and lease.tokens is not None:
-            self.knowledge.expect(member.id, lease.id, lease.tokens, lease.stored)
-        if self.watch is not None:
-            self.watch.opened(lease, credit, now_s)
-
-    def _lease(self, wanted: Wanted, match: PromptMatch, chosen: Candidate, receipt: Receipt, now_s: float) -> Lease:
-        """The next lease, as of a request whose prompt the candidate computes."""
-        id_, ask, size, credit, stored = chosen.id, wanted.ask, match.size, match.credit, match.stored
-        member, blocks_max = self.fleet.members[id_], self.index.capacity(id_)
-        # Of a prompt longer than the whole cache, no more than there is room for.
-        keys = match.keys if len(match.keys) <= blocks_max else match.keys[:blocks_max]
-        lease = Lease(  # arguments by position: by name it takes three times as long
-            self._next_lease,
-            id_,
-            receipt,
-            now_s,
-            wanted.model or "",
-            ask.stream and not wanted.unseen,
-            size.prompt_tokens,
-            receipt.predicted_cached_tokens,
-            credit.tokens if credit is not None and credit.replica == id_ else 0,
-            chosen.uncached_ms,
-            size.prompt_tokens - int(behind_marks(len(keys)) * BLOCK_BYTES / size.bytes_per_token),
-            keys,
-            wanted.chain.end_key if wanted.chain else None,
-            size.text_bytes,
-            ask.output_tokens_max or ANSWER_TOKENS_MAX,
-            wanted.tokens,
-            None if stored is None else stored.get(id_) or self.knowledge.empty(id_),
-            False,
-            max(0.0, chosen.uncached_ms - member.prefill_model.floor_ms),
-        )
-        lease.opaque_bytes = size.opaque_bytes
-        self._next_lease += 1
-        return lease
