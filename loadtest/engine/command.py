@@ -130,6 +130,7 @@ class Engines:
             tier=settings.tier,
             peers=self.peers,
             name=address,
+            legs=settings.handshake is not None and settings.tier is None,
         )
         replica = SimulatedReplica(
             model,

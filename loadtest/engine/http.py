@@ -8,12 +8,11 @@ and sampling parameters change nothing."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -22,7 +21,6 @@ from aiohttp import web
 from loadtest.common import answers
 from loadtest.engine import tokens
 from loadtest.engine.bodies import BODY, Body, Refused, prompts_of, rendered, source_of
-from loadtest.engine.legs import EngineCrashed
 from loadtest.engine.metrics import render
 from loadtest.engine.pairs import DecodeSide, LegRefused, Link, Moment, PrefillSide
 from loadtest.engine.replica import Choices, SimulatedReplica
@@ -120,8 +118,6 @@ class Surface:
             return web.Response(body=self._whole(job, more), content_type="application/json")
         except LegRefused as refused:
             raise _leg_refused(refused) from None
-        except EngineCrashed:
-            raise asyncio.CancelledError from None  # nobody is left to answer
         finally:
             for request_id in job.ids:
                 self._replica.cancel(request_id)
@@ -130,10 +126,9 @@ class Surface:
 
     async def _begin(self, job: Job) -> None:
         """Queue the requests, once the leg that they are may go on. Raises LegRefused."""
-        if job.leg is not None:
-            await job.leg.before()
+        handover = await job.leg.before() if job.leg is not None else None
         for index, request in enumerate(job.requests):
-            self._replica.submit(request, job.answer, index)
+            self._replica.submit(replace(request, handover=handover), job.answer, index)
 
     def _job(self, http: web.Request, body: Body, prompts: list[bytes], chat: bool) -> Job:
         """All or nothing: every prompt is checked before the first is queued."""

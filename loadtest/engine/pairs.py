@@ -118,14 +118,14 @@ class Link:
             if decoder is not None and decoder.kv_request_id:
                 return PrefillSide(self, decoder.kv_request_id, prompt_tokens)
             if prefiller is not None and prefiller.address:
-                return DecodeSide(self, prefiller.address, prefiller.kv_request_id or "")
+                return DecodeSide(self, prefiller.address, prefiller.kv_request_id or "", prompt_tokens)
             return None
         mooncake = self.handshake is Handshake.MOONCAKE
         id_ = params.transfer_id if mooncake else params.remote_request_id
         if params.do_remote_decode and (id_ or not mooncake):
             return PrefillSide(self, id_ or uuid.uuid4().hex, prompt_tokens, full=prompt_tokens >= block_tokens)
         if params.do_remote_prefill and params.remote_engine_id and id_:
-            return DecodeSide(self, params.remote_engine_id, id_)
+            return DecodeSide(self, params.remote_engine_id, id_, prompt_tokens)
         return None
 
     def _of_room(self, body: Legged, prompt_tokens: int) -> PrefillSide | DecodeSide:
@@ -136,7 +136,7 @@ class Link:
             raise LegRefused(400, "bootstrap_room is no signed integer of 64 bits")
         if self.role is Role.PREFILL:
             return PrefillSide(self, str(room), prompt_tokens)
-        return DecodeSide(self, f"{body.bootstrap_host}:{body.bootstrap_port}", str(room))
+        return DecodeSide(self, f"{body.bootstrap_host}:{body.bootstrap_port}", str(room), prompt_tokens)
 
 
 class PrefillSide:
@@ -153,15 +153,16 @@ class PrefillSide:
         self._kept = False
 
     async def before(self) -> None:
-        """Return when the prompt may be computed. Raises LegRefused."""
+        """Return when the prompt may be computed; None: here. Raises LegRefused."""
         link = self._link
         link.waiting += 1
         await link.at(self.role, Moment.ARRIVED)
         try:
             link.legs.begin_prefill(link.handshake, self._id, self._tokens, link.clock())
         except EngineCrashed:
+            self._kept = True
             link.crash()
-            raise
+            await asyncio.Event().wait()  # until its process is gone, and with it whoever asked
         except ValueError as error:
             self._kept = True
             raise LegRefused(400, str(error)) from None
@@ -214,19 +215,21 @@ class DecodeSide:
 
     role = Role.DECODE
 
-    def __init__(self, link: Link, source: str, id_: str) -> None:
+    def __init__(self, link: Link, source: str, id_: str, tokens: int) -> None:
         self._link = link
+        self._tokens = tokens
         self._source = link.directory.get(source)
         self._id = id_
         self._fetched = False
 
-    async def before(self) -> None:
-        """Return when the blocks are here. Raises LegRefused."""
+    async def before(self) -> tuple[Legs, str]:
+        """Return when the blocks are here, from where the engine has them at once. Raises LegRefused."""
         link, source = self._link, self._source
         link.waiting += 1
         await link.at(self.role, Moment.ARRIVED)
         begun_s = link.clock()
         if source is not None:
+            source.legs.expire(begun_s)
             source.legs.connect(link.handshake, self._id, begun_s)
         while (took_s := self._fetch()) is None:
             if link.clock() - begun_s >= WAIT_S[link.handshake]:
@@ -237,6 +240,10 @@ class DecodeSide:
         while link.clock() < until_s:  # noqa: ASYNC110 - in simulated time
             await asyncio.sleep(POLL_S)
         await link.at(self.role, Moment.READY)
+        here = Legs(PeerLimits(0.0, 0.0))
+        here.begin_prefill(link.handshake, self._id, self._tokens, link.clock())
+        here.computed(self._id, link.clock())
+        return here, self._id
 
     def _fetch(self) -> float | None:
         """Seconds that the blocks take to come, once they are taken; None where they are still waited for. Raises

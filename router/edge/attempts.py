@@ -32,7 +32,7 @@ from router.core.dialects.ranks import for_rank
 from router.core.facts.legs import Handshake
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
-from router.edge.legs import TwoLegs
+from router.edge.legs import LegCaller
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
 from router.http.engine_failed import BlocksFailed, EngineFailed
@@ -67,7 +67,7 @@ class Tried:
         self.replicas: frozenset[str] = frozenset()  # replicas that were tried
         self._again: frozenset[str] = frozenset()  # tried replicas that may be asked once more
         self.sent = self.unsent = self.sheds = 0  # numbers of failed attempts; those that shed load also count as sent
-        self.splits = 0  # of the failed attempts, those in two legs
+        self.splits = 0  # number of failed attempts in two legs
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure) -> None:
@@ -127,7 +127,7 @@ class Attempts:
         *,
         clock: Callable[[], float],
         budget: RetryBudget,
-        legs: TwoLegs,
+        legs: LegCaller,
     ) -> None:
         self.limits = limits
         self._legs = legs
@@ -164,7 +164,9 @@ class Attempts:
             self._note(lease, failure, tried)
             question.wanted.may_pull = False
             leg = lease.receipt.leg
-            if leg is not None and tried.splits > 1 and leg.handshake is not Handshake.SGLANG:  # it takes none in one
+            if (
+                leg is not None and tried.splits > 1 and leg.handshake is not Handshake.SGLANG
+            ):  # SGLang's servers take no whole requests
                 question.wanted.may_split = False
             said = failure.answer if isinstance(failure, EngineFailed) else None
             try:

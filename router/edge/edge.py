@@ -15,7 +15,7 @@ from typing import Self
 from router.core.facts.misses import Template
 from router.edge.attempts import Attempts, RetryLimits
 from router.edge.continuing import Continuations
-from router.edge.legs import TwoLegs
+from router.edge.legs import LegCaller
 from router.edge.proxy import Proxy
 from router.edge.retry_budget import RetryBudget
 from router.edge.routes import Routes
@@ -184,7 +184,7 @@ class Edge:
         self._stack.push_async_callback(self.upstream.close)
         self.reader, self._callers = self._desk.reader, self._desk.callers
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
-        self.legs = TwoLegs(self._placer, self.upstream, clock=time.monotonic, linger_s=s.split.linger_s)
+        self.legs = LegCaller(self._placer, self.upstream, clock=time.monotonic, linger_s=s.split.linger_s)
         self._stack.push_async_callback(self.legs.close)
         self._attempts = Attempts(
             self._placer, self.upstream, _retry_limits(s), clock=time.monotonic, budget=self._budget, legs=self.legs

@@ -45,7 +45,7 @@ RELEASE_S = 1.0  # time that such a request has to reach its engine
 AGAIN = "-alone"  # put behind a request's id where its engine has just been sent it: none may have one twice at a time
 
 
-class Split:
+class SplitRequest:
     """One request in two legs."""
 
     __slots__ = ("body_bytes", "concluded", "id", "lease", "leg", "lines", "question", "whole")
@@ -68,7 +68,7 @@ class Split:
         return Replica(self.leg.replica).rank
 
 
-class TwoLegs:
+class LegCaller:
     """Calls both replicas of such requests. `linger_s`, which may be replaced: seconds for which a prefill leg may go
     on behind the end of its decode leg."""
 
@@ -80,8 +80,8 @@ class TwoLegs:
         self._upstream = upstream
         self._clock = clock
         self._behind: set[asyncio.Task[None]] = set()  # prefill legs that go on, and requests that only free blocks
-        self._releases = 0  # of these, those that only free blocks
-        self._rooms: set[str] = set()  # in use
+        self._releases = 0  # number of requests under way that only free blocks
+        self._rooms: set[str] = set()  # rooms of requests under way
 
     async def close(self) -> None:
         """End what goes on behind its request."""
@@ -100,7 +100,7 @@ class TwoLegs:
     ) -> EngineAnswer:
         """Return when the decode leg's answer has begun; with `whole`, when it is whole. Raises a Failure, which is
         PrefillFailed where the prefilling replica is at fault."""
-        split = Split(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole)
+        split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole)
         if leg.handshake is Handshake.NIXL:
             return await self._in_turn(split)
         return await self._together(split)
@@ -115,7 +115,7 @@ class TwoLegs:
 
     # -- NIXL ----------------------------------------------------------------------------------------------------
 
-    async def _in_turn(self, split: Split) -> EngineAnswer:
+    async def _in_turn(self, split: SplitRequest) -> EngineAnswer:
         came = await self._prefill(split)
         if isinstance(came, Failure):
             self._conclude(split, came)
@@ -134,7 +134,7 @@ class TwoLegs:
             raise
         return _begun(answer)
 
-    def _release(self, split: Split, params: bytes) -> None:
+    def _release(self, split: SplitRequest, params: bytes) -> None:
         """Have the blocks freed that nobody will fetch."""
         if self._releases >= RELEASES_MAX:
             return
@@ -144,10 +144,10 @@ class TwoLegs:
         body = decode_body(one_token, Handshake.NIXL, "", "", None, params)
         self._go_on(self._freed(split, body))
 
-    async def _freed(self, split: Split, body: bytes) -> None:
+    async def _freed(self, split: SplitRequest, body: bytes) -> None:
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(RELEASE_S):  # whose end closes the connection: that aborts the request
+                async with asyncio.timeout(RELEASE_S):  # the timeout closes the connection, which aborts the request
                     came = await self._decode(split, body, split.lines)
                     self._done(came)
         finally:
@@ -155,7 +155,7 @@ class TwoLegs:
 
     # -- both at once --------------------------------------------------------------------------------------------
 
-    async def _together(self, split: Split) -> EngineAnswer:
+    async def _together(self, split: SplitRequest) -> EngineAnswer:
         leg = split.leg
         body = decode_body(split.question.body, leg.handshake, split.id, leg.address, split.rank, b"")
         prefill = asyncio.create_task(self._prefill(split))
@@ -187,14 +187,18 @@ class TwoLegs:
                 self._abandon(decode)
             self._leave(split, prefill, begun)
 
-    def _leave(self, split: Split, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer | None) -> None:
+    def _leave(
+        self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer | None
+    ) -> None:
         """Let the prefill leg run to its end behind a decode leg that has begun; otherwise end it."""
         if begun is not None and not prefill.done():
             self._go_on(self._drain(split, prefill, begun))
             return
         self._end_prefill(split, prefill)
 
-    async def _drain(self, split: Split, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer) -> None:
+    async def _drain(
+        self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer
+    ) -> None:
         over_s: float | None = None
         try:
             while not prefill.done():
@@ -206,7 +210,7 @@ class TwoLegs:
         finally:
             self._end_prefill(split, prefill)
 
-    def _end_prefill(self, split: Split, prefill: asyncio.Task[EngineAnswer | Failure]) -> None:
+    def _end_prefill(self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure]) -> None:
         """The prefill leg's end, which comes now if it has not yet."""
         self._rooms.discard(split.id)
         if not prefill.done():
@@ -232,18 +236,20 @@ class TwoLegs:
 
     # -- either leg ----------------------------------------------------------------------------------------------
 
-    async def _prefill(self, split: Split) -> EngineAnswer | Failure:
+    async def _prefill(self, split: SplitRequest) -> EngineAnswer | Failure:
         """The whole answer of the prefill leg, or why there is none."""
         question, leg = split.question, split.leg
         body = prefill_body(question.request.path, question.body, leg.handshake, split.id, leg.address, split.rank)
-        lines = [line for line in split.lines if line[:16].lower() != b"accept-encoding:"]  # it is to be read
+        lines = [
+            line for line in split.lines if line[:16].lower() != b"accept-encoding:"
+        ]  # the router reads the answer
         came = await self._called(leg.replica, question, lines, body, whole=True)
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return EngineFailed(came)
         return came
 
     async def _decode(
-        self, split: Split, body: bytes, lines: Sequence[bytes], sent: Callable[[], None] | None = None
+        self, split: SplitRequest, body: bytes, lines: Sequence[bytes], sent: Callable[[], None] | None = None
     ) -> EngineAnswer | Failure:
         """The decode leg's answer, which has begun, or why there is none."""
         came = await self._called(split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent)
@@ -251,7 +257,7 @@ class TwoLegs:
             return BlocksFailed(came)
         return came
 
-    async def _alone(self, split: Split, lines: Sequence[bytes]) -> EngineAnswer:
+    async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:
         """The answer of the decoding replica where it computes the prompt, too."""
         question = split.question
         return _begun(await self._called(split.lease.replica, question, lines, question.body, whole=split.whole))
@@ -276,7 +282,7 @@ class TwoLegs:
         except Failure as failure:
             return failure
 
-    def _conclude(self, split: Split, came: EngineAnswer | Failure | None, *, alone: bool = False) -> None:
+    def _conclude(self, split: SplitRequest, came: EngineAnswer | Failure | None, *, alone: bool = False) -> None:
         """Tell the placer how the prefill leg ended, once. `came` None: it was ended by us. `alone`: no blocks come of
         it, so that there is no transfer to learn from."""
         if split.concluded:
@@ -292,7 +298,7 @@ class TwoLegs:
             outcome = self._outcome(split, came)
         self._placer.prefilled(split.lease, outcome, self._clock())
 
-    def _outcome(self, split: Split, answer: EngineAnswer) -> Outcome:
+    def _outcome(self, split: SplitRequest, answer: EngineAnswer) -> Outcome:
         if answer.status >= 400:
             return Outcome(Ending.REFUSED_BY_ENGINE)
         if not answer.whole:

@@ -37,7 +37,7 @@ from router.settings.schema import SplitSettings
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 2.0  # for a bootstrap server's page
+TIMEOUT_S = 2.0  # longest time that a bootstrap server's page may take
 PAGE_BYTES_MAX = 1 << 20
 PORTS = {Handshake.MOONCAKE: 8998, Handshake.SGLANG: 8998, Handshake.OFFLOADING: 5710}
 """Where engines are asked unless told otherwise: `VLLM_MOONCAKE_BOOTSTRAP_PORT`, `--disaggregation-bootstrap-port`,
@@ -67,7 +67,7 @@ class HandProber:
         named = ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode))
         self._roles = {url.rstrip("/"): role for role, urls in named for url in urls}
         self._session = fetch.session("", TIMEOUT_S, tls)
-        self.addresses: dict[str, str] = {}  # where replicas that were proved are asked; "" for those that are not
+        self.addresses: dict[str, str] = {}  # addresses of proved replicas; "" for replicas that nobody asks
 
     async def close(self) -> None:
         """Close all connections."""

@@ -27,8 +27,8 @@ from router.engines import fetch
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-TIMEOUT_S = 45.0  # both legs together
-WORDS = 512  # of the prompt, enough for a block of any size that engines have
+TIMEOUT_S = 45.0  # longest time of both legs together
+WORDS = 512  # words of the prompt, enough for a block of any size
 ANSWER_BYTES_MAX = 1 << 20
 ROOM_BITS = 63
 
@@ -109,7 +109,7 @@ class PairWarmer:
         legs = [asyncio.ensure_future(self._post(*leg)) for leg in ((prefill, first), (decode, second))]
         try:
             await asyncio.gather(*legs)
-        finally:  # where one failed the other one would wait
+        finally:  # a leg whose other leg failed would wait for minutes
             for leg in legs:
                 leg.cancel()
 

@@ -146,6 +146,7 @@ class PullStalled(Failure):
 class PrefillFailed(Failure):
     """The prefill leg of a request failed, for this cause: its replica is at fault, not the one that is to decode."""
 
+    kind = "engine"  # replaced by the kind of the cause, behind "prefill_"
     ending = Ending.CLIENT_LEFT
 
     def __init__(self, replica: str, cause: Failure) -> None:

@@ -386,25 +386,3 @@ def test_a_key_that_holds_to_history_needs_the_observatory(tmp_path: Path) -> No
     ring = Keyring(tmp_path / "b", a={"repairs": ["sort_tools"]})
     overrides = {"auth.keys_file": str(ring.file), "observatory.enabled": False}
     assert load(overrides=overrides).auth.keys_file == str(ring.file)
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"split.prefill": ["http://a:1"]}, "'split.prefill': needs 'split.handshake'"),
-        ({"split.port": 9}, "'split.port': needs 'split.handshake'"),
-        ({"split.handshake": "nixl", "split.port": 9}, "nixl needs none"),
-        ({"split.handshake": "nixl", "split.decode": ["a b"]}, "'split.decode': 'a b' is not a base URL"),
-        ({"split.handshake": "sglang", "split.endpoints": ["a"]}, "'split.endpoints': 'a' is not of the form"),
-        (
-            {"split.handshake": "sglang", "split.prefill": ["http://a:1/"], "split.decode": ["http://a:1"]},
-            "'http://a:1' is in both",
-        ),
-        ({"split.handshake": "smoke"}, "'split.handshake'"),
-    ],
-)
-def test_splits_that_make_no_sense(given: dict[str, Any], problem: str) -> None:
-    """Each is told in one line, with what is wanted."""
-    with pytest.raises(SettingsError) as caught:
-        load(overrides=given)
-    assert any(problem in line for line in caught.value.problems), caught.value.problems

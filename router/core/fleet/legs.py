@@ -102,7 +102,7 @@ class Legs:
         return hand is None or hand.handshake is not Handshake.SGLANG
 
     def whole(self, members: list[Member]) -> list[Member]:
-        """Those of these members that do; all of them where none does."""
+        """The members that take requests in one leg; all of them where none does."""
         return [member for member in members if self.takes_whole(member)] or members
 
     def alike(self, prefill: Member, decode: Member) -> bool:
