@@ -300,6 +300,7 @@ def engine_model() -> Schema:
         image=TEXT,
         replicas=whole(1),
         kind=words("Deployment", "LeaderWorkerSet"),
+        role=words("prefill", "decode", "both"),
         nodesPerGroup=whole(2),
         gpus=whole(1),
         args=many(TEXT),

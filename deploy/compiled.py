@@ -36,9 +36,9 @@ ROOMS = {
     "admin/history": "intervals",
     "core/admission": "deadlines queue rates windows",
     "core/cache": "estimate knowledge masks recency reported selfcheck tiered tiers unproven",
-    "core/facts": "placements replicas requests",
+    "core/facts": "legs placements replicas requests",
     "core/fleet": (
-        "breaker fitness fleet health kv_room lease loads member models observations others prefill_queue pulls"
+        "breaker fitness fleet health kv_room lease legs loads member models observations others prefill_queue pulls"
         " roster unlearned"
     ),
     "core/learned": (
@@ -48,8 +48,8 @@ ROOMS = {
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
     "core/placement": (
-        "candidates conversations credit deadlines eligible evictions learner match receipts ring room router spill"
-        " wanted"
+        "candidates conversations credit deadlines eligible evictions learner match opening receipts ring room router"
+        " spill splitting two_legs wanted"
     ),
     "core/placement/policies": "warm",
     "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",

@@ -124,6 +124,10 @@ class Placer(Protocol):
         """A request that was to bring blocks from this replica got no answer in time: nothing is to be brought from
         there for a while."""
 
+    def prefilled(self, lease: Any, outcome: Outcome, now_s: float) -> None:  # noqa: ANN401 - likewise
+        """The prefill leg of this lease ended, well or not: its replica is free of it. A second time changes nothing.
+        `finish` ends a prefill leg that is still open as one whose client left."""
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready."""
 

@@ -118,6 +118,7 @@ WENT = (
     ("policy", YELLOW),
     ("retry", RED),
     ("pull", "text"),
+    ("split", "light-green"),
 )
 FOUND = f"sum by (model) (rate(warmroute_hit_tokens_total{{{MODEL}}}{R}))"  # prompt tokens of each model, a second
 MISSED = (

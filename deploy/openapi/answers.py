@@ -89,7 +89,7 @@ RECEIPTS: dict[str, Part] = {
     "x-warmroute-replica": {"description": "The replica that answered.", "schema": text()},
     "x-warmroute-reason": {
         "description": "Why it was chosen.",
-        "schema": one_of("warm", "spill", "cold", "tie", "only", "policy", "retry", "pull"),
+        "schema": one_of("warm", "spill", "cold", "tie", "only", "policy", "retry", "pull", "split"),
     },
     "x-warmroute-grade": {"description": "How far the prediction can be trusted.", "schema": one_of(*GRADES)},
     "x-warmroute-predicted-cached-tokens": {

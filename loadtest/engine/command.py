@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -22,9 +23,11 @@ from loadtest.engine.calibration import CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.http import Surface
 from loadtest.engine.model import EngineModel
+from loadtest.engine.pairs import Link, bootstrap, link
 from loadtest.engine.peers import PeerLimits, Peers
 from loadtest.engine.replica import SimulatedReplica
 from loadtest.engine.step import Limits
+from router.core.facts.legs import Handshake, Role
 
 if TYPE_CHECKING:
     from loadtest.engine.kv_publisher import KvPublisher
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 REPLICAS_MAX = 256
 COUNT_MAX = 1 << 40  # the most tokens, sequences and blocks
 ZMTP_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+TAKEN_OVER = ("replicas", "host", "port", "model", "time_scale", "tell_ttft", "prefills", "bootstrap_port")
+"""Options that are settings of the same name."""
 SHUTDOWN_S = 0.01
 """Nearly at once; aiohttp takes 0 for no limit."""
 
@@ -60,9 +65,16 @@ class EngineSettings:
     tier: TierLimits | None = None
     """CPU memory behind each replica's GPU. None: there is none."""
     peers: PeerLimits | None = None
-    """The way between the memories of two replicas. None: they send each other nothing."""
+    """The way between two replicas. None: they bring nothing from each other's memory, and what one prefills for
+    another one takes as long as by default."""
     p2p_port: int = 0
     """Port at which the first replica takes orders of its peers; the others' follow. 0: free ones."""
+    handshake: Handshake | None = None
+    """How one replica hands what it has prefilled to another one. None: they do not."""
+    prefills: int = 0
+    """How many of the replicas, the first ones, are prefill servers of SGLang's; the others are decode servers."""
+    bootstrap_port: int = 0
+    """Port at which decoding replicas ask the first one (Mooncake, SGLang); the others' follow. 0: free ones."""
     time_scale: float = 1.0
     tick_s: float = 0.005
     kv_events: KvEventsSettings | None = None
@@ -72,17 +84,22 @@ class EngineSettings:
 
 
 class Engines:
-    """Running replicas; `urls`, `replicas` and `addresses`, at which they take orders of their peers, are in order.
+    """Running replicas; `urls`, `replicas` and `addresses`, at which their peers ask them, are in order.
     `async with`, or `start` and `stop`, which ends everything that `start` began."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.urls: list[str] = []
         self.replicas: list[SimulatedReplica] = []
         self.addresses: list[str] = []
-        self.peers = Peers(settings.peers) if settings.peers is not None else None
+        self.links: list[Link] = []  # in order; empty without a handshake
+        self._directory: dict[str, Link] = {}
+        self._crashes: set[asyncio.Task[None]] = set()
+        pulls = settings.handshake in (None, Handshake.OFFLOADING)  # the others have no p2p tier
+        self.peers = Peers(settings.peers) if settings.peers is not None and pulls else None
         self._listeners: list[asyncio.Server] = []
         self._settings = settings
         self._runners: list[web.AppRunner] = []
+        self._surfaces: list[web.AppRunner] = []  # of these, the replicas' own
         self._publishers: list[KvPublisher] = []
 
     async def __aenter__(self) -> Self:
@@ -113,6 +130,7 @@ class Engines:
             tier=settings.tier,
             peers=self.peers,
             name=address,
+            legs=settings.handshake is not None and settings.tier is None,
         )
         replica = SimulatedReplica(
             model,
@@ -121,17 +139,60 @@ class Engines:
             on_events=publisher.publish if publisher else None,
         )
         self.replicas.append(replica)
-        surface = Surface(
-            replica, settings.model, publisher.sources() if publisher else {}, tell_ttft=settings.tell_ttft
-        )
+        sources = publisher.sources() if publisher else {}
+        link = await self._link(index, replica) if settings.handshake is not None else None
+        surface = Surface(replica, settings.model, sources, tell_ttft=settings.tell_ttft, link=link)
         runner = web.AppRunner(
             surface.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
         )
         self._runners.append(runner)
+        self._surfaces.append(runner)
         await runner.setup()
         await web.TCPSite(runner, settings.host, settings.port + index if settings.port else 0).start()
         port = runner.addresses[0][1]
         self.urls.append(f"http://{settings.host}:{port}")
+
+    async def _link(self, index: int, replica: SimulatedReplica) -> Link:
+        """The replica as those know it that it is paired with, and where they ask it."""
+        settings = self._settings
+        handshake = settings.handshake or Handshake.NIXL
+        role = Role.BOTH
+        if handshake is Handshake.SGLANG:
+            role = Role.PREFILL if index < settings.prefills else Role.DECODE
+        made = link(
+            handshake,
+            role,
+            self._directory,
+            clock=lambda: time.monotonic() * replica.time_scale,
+            crash=lambda: self._crash(index),
+            limits=settings.peers,
+        )
+        self.links.append(made)
+        if handshake is Handshake.OFFLOADING and self.peers is None:
+            await self._take_orders(index)
+        elif handshake in (Handshake.MOONCAKE, Handshake.SGLANG):
+            runner = web.AppRunner(bootstrap(made), access_log=None, shutdown_timeout=SHUTDOWN_S)
+            self._runners.append(runner)
+            await runner.setup()
+            port = settings.bootstrap_port + index if settings.bootstrap_port else 0
+            await web.TCPSite(runner, settings.host, port).start()
+            self.addresses.append(f"{settings.host}:{runner.addresses[0][1]}")
+        if self.addresses:
+            self._directory[self.addresses[-1]] = made
+        return made
+
+    def _crash(self, index: int) -> None:
+        """End a replica as a process ends: its listener and all connections are closed."""
+        task = asyncio.get_running_loop().create_task(self.kill(index))
+        self._crashes.add(task)
+        task.add_done_callback(self._crashes.discard)
+
+    async def kill(self, index: int) -> None:
+        """Close a replica's listener and all connections: a kill -9 as it looks from outside."""
+        if self.links:
+            self.links[index].gone = True
+        self.replicas[index].stop()
+        await self._surfaces[index].cleanup()
 
     async def _take_orders(self, index: int) -> str:
         """Listen for peers, as far as a router looks: who connects is greeted as ZeroMQ does. Returns the address."""
@@ -206,6 +267,12 @@ def parser() -> argparse.ArgumentParser:
     text = "time to pull a token, in microseconds"
     add("--pull-us-per-token", type=flags.positive(), default=peers.token_s * 1e6, help=text)
     add("--pull-floor-ms", type=flags.number(), default=peers.floor_s * 1e3, help="time of the shortest pull")
+    text = "how one replica hands what it has prefilled to another one that decodes it; else they do not"
+    add("--handshake", choices=[each.value for each in Handshake], default=argparse.SUPPRESS, help=text)
+    text = "with --handshake sglang: the first so many are prefill servers, the others decode servers"
+    add("--prefills", type=flags.whole(0, REPLICAS_MAX), default=defaults.prefills, help=text)
+    text = "with --handshake mooncake or sglang: where the first one is asked by decoding ones; 0: free ports"
+    add("--bootstrap-port", type=port, default=defaults.bootstrap_port, help=text)
     add("--block-size", type=whole, default=limits.block_tokens, help="tokens in a KV block")
     longest, text = flags.whole(2, COUNT_MAX), "longest prompt + answer; else the calibration's"
     add("--max-model-len", type=longest, default=argparse.SUPPRESS, help=text)
@@ -233,7 +300,8 @@ def settings(argv: Sequence[str]) -> EngineSettings:
     )
     events = KvEventsSettings(args.kv_events_port, args.kv_replay_port, args.kv_events_topic)
     return EngineSettings(
-        **{name: getattr(args, name) for name in ("replicas", "host", "port", "model", "time_scale", "tell_ttft")},
+        **{name: getattr(args, name) for name in TAKEN_OVER},
+        handshake=Handshake(args.handshake) if hasattr(args, "handshake") else None,
         calibration=calibration,
         kv_tokens=getattr(args, "kv_tokens", None),
         tier=_tier(args),

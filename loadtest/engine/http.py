@@ -12,7 +12,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,78 +20,20 @@ from aiohttp import web
 
 from loadtest.common import answers
 from loadtest.engine import tokens
+from loadtest.engine.bodies import BODY, Body, Refused, prompts_of, rendered, source_of
 from loadtest.engine.metrics import render
+from loadtest.engine.pairs import DecodeSide, LegRefused, Link, Moment, PrefillSide
 from loadtest.engine.replica import Choices, SimulatedReplica
 from loadtest.engine.request import EngineRequest, RequestRefused
+from router.core.facts.legs import Handshake, Role
 
 BODY_BYTES_MAX = 64 << 20
 OUTPUT_TOKENS_DEFAULT = 128
-PROMPTS_MAX = 256
 WAITING_MAX = 10_000
 """Requests queued at a replica before it answers 503 (vLLM: --max-num-queued-reqs)."""
 VERSION = "0.32.0"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class StreamOptions(msgspec.Struct):
-    """OpenAI's, as far as implemented."""
-
-    include_usage: bool | None = None
-
-
-class KvSource(msgspec.Struct):
-    """vLLM's `remote_kv_source`: an engine to pull from. Without one of its fields it is passed over, as there."""
-
-    kv_request_id: str | None = None
-    remote_host: str | None = None
-    remote_port: int | None = None
-
-    @property
-    def address(self) -> str:
-        """`host:port` of the source; "" where the order is not whole."""
-        whole = self.kv_request_id and self.remote_host and self.remote_port
-        return f"{self.remote_host}:{self.remote_port}" if whole else ""
-
-
-class KvTransferParams(msgspec.Struct):
-    """vLLM's, as far as implemented; other fields are ignored."""
-
-    remote_kv_source: KvSource | None = None
-
-
-class Body(msgspec.Struct):
-    """The fields of a request that matter here; all others are ignored."""
-
-    model: str | None = None
-    messages: list[tokens.Message] | None = None
-    prompt: str | list[Any] | None = None
-    tools: list[Any] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    cache_salt: str | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    return_token_ids: bool | None = None
-    kv_transfer_params: KvTransferParams | None = None
-
-
-_BODY = msgspec.json.Decoder(Body)
-
-
-class Refused(Exception):
-    """Answered with an error body of vLLM's shape."""
-
-    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.param = status, kind, param
-
-    def response(self) -> web.Response:
-        """The error as vLLM's response."""
-        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
-        return web.json_response({"error": error}, status=self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +49,26 @@ class Job:
     prompt_tokens: list[int]
     created: int
     prompts: list[bytes] | None  # the prompts of the choices, where their ids are to be told
+    requests: list[EngineRequest]
+    leg: PrefillSide | DecodeSide | None  # None for a request that is whole
 
 
 class Surface:
     """The routes of one replica."""
 
     def __init__(
-        self, replica: SimulatedReplica, model_name: str, event_sources: Mapping[str, Any], *, tell_ttft: bool = False
+        self,
+        replica: SimulatedReplica,
+        model_name: str,
+        event_sources: Mapping[str, Any],
+        *,
+        tell_ttft: bool = False,
+        link: Link | None = None,
     ) -> None:
+        """`link` None: no request is a leg of one."""
         self._replica = replica
         self._tell_ttft = tell_ttft
+        self._link = link
         self._model_name = model_name
         self._event_sources = event_sources
         self._ids = itertools.count(1)
@@ -145,31 +97,46 @@ class Surface:
         body = await self._body(http)
         if body.messages is None:
             raise Refused(400, "Field required: messages", "Bad Request", "messages")
-        return await self._generate(http, body, [_rendered(body, body.messages)], chat=True)
+        return await self._generate(http, body, [rendered(body, body.messages)], chat=True)
 
     async def _completion(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)
-        return await self._generate(http, body, _prompts(body.prompt), chat=False)
+        return await self._generate(http, body, prompts_of(body.prompt), chat=False)
 
     async def _generate(self, http: web.Request, body: Body, prompts: list[bytes], *, chat: bool) -> web.StreamResponse:
         if self._replica.model.waiting_n >= WAITING_MAX:
             raise Refused(503, "The queue is full (max_num_queued_reqs).", "ServiceUnavailableError")
-        job = self._submit(http, body, prompts, chat)
+        job = self._job(http, body, prompts, chat)
         try:
             if body.stream:
                 return await self._stream(http, job)
+            await self._begin(job)
             while not job.answer.finished:
                 await job.answer.more()
-            return web.Response(body=self._whole(job), content_type="application/json")
+            cached = sum(choice.cached_tokens for choice in job.answer.choices)
+            more = await job.leg.after(cached) if job.leg is not None else {}
+            return web.Response(body=self._whole(job, more), content_type="application/json")
+        except LegRefused as refused:
+            raise _leg_refused(refused) from None
         finally:
             for request_id in job.ids:
                 self._replica.cancel(request_id)
+            if job.leg is not None:
+                job.leg.close()
 
-    def _submit(self, http: web.Request, body: Body, prompts: list[bytes], chat: bool) -> Job:
+    async def _begin(self, job: Job) -> None:
+        """Queue the requests, once the leg that they are may go on. Raises LegRefused."""
+        handover = await job.leg.before() if job.leg is not None else None
+        for index, request in enumerate(job.requests):
+            self._replica.submit(replace(request, handover=handover), job.answer, index)
+
+    def _job(self, http: web.Request, body: Body, prompts: list[bytes], chat: bool) -> Job:
         """All or nothing: every prompt is checked before the first is queued."""
         model = self._replica.model
         wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         output_n = OUTPUT_TOKENS_DEFAULT if wanted is None else wanted
+        if self._link is not None and (self._link.handshake, self._link.role) == (Handshake.SGLANG, Role.PREFILL):
+            output_n = 1
         if output_n < 1:
             raise Refused(400, f"max_tokens must be at least 1, got {output_n}.", param="max_tokens")
         counts = [tokens.count(prompt) for prompt in prompts]
@@ -184,18 +151,32 @@ class Surface:
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         told = prompts if body.return_token_ids else None
         id_ = f"{'chatcmpl' if chat else 'cmpl'}-{name}"
-        job = Job(id_, chat, usage, [], texts, answer, counts, int(time.time()), told)
+        leg = self._leg(body, sum(counts))
+        job = Job(id_, chat, usage, [], texts, answer, counts, int(time.time()), told, [], leg)
         for index, prompt in enumerate(prompts):
             text = tokens.Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
             job.ids.append(next(self._ids))
-            request = EngineRequest(job.ids[-1], counts[index], output_n, keys, text, _source(body))
-            self._replica.submit(request, answer, index)
+            job.requests.append(EngineRequest(job.ids[-1], counts[index], output_n, keys, text, source_of(body)))
         return job
+
+    def _leg(self, body: Body, prompt_tokens: int) -> PrefillSide | DecodeSide | None:
+        if self._link is None:
+            return None
+        try:
+            return self._link.leg_of(body, prompt_tokens, self._replica.model.limits.block_tokens)
+        except LegRefused as refused:
+            raise _leg_refused(refused) from None
 
     async def _stream(self, http: web.Request, job: Job) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(http)
+        try:
+            await self._begin(job)
+        except LegRefused as refused:  # status and headers have left
+            error = {"error": {"message": str(refused), "type": "InternalServerError", "code": refused.status}}
+            await response.write(b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(error))
+            return response
         sent = [0] * len(job.texts)
         parts: list[str] = []
         finished = False
@@ -215,6 +196,8 @@ class Surface:
             except ConnectionResetError:
                 return response
             parts.clear()
+            if job.leg is not None and self._link is not None and not finished:
+                await self._link.at(job.leg.role, Moment.ANSWERED)
         return response
 
     def _head(self, job: Job) -> str:
@@ -263,7 +246,7 @@ class Surface:
             }
         ).decode()
 
-    def _whole(self, job: Job) -> bytes:
+    def _whole(self, job: Job, more: dict[str, Any]) -> bytes:
         choices: list[dict[str, Any]] = []
         for index, text in enumerate(job.texts):
             choice: dict[str, Any] = {"index": index}
@@ -281,13 +264,14 @@ class Surface:
         whole = {"id": job.response_id, "object": kind, "created": job.created, "model": self._model_name}
         if job.chat and job.prompts is not None:
             whole["prompt_token_ids"] = tokens.ids(job.prompts[0])
+        whole |= more
         return msgspec.json.encode(whole | {"choices": choices, "usage": msgspec.Raw(self._usage(job).encode())})
 
     # --- all the rest
 
     async def _body(self, http: web.Request) -> Body:
         try:
-            body = _BODY.decode(await http.read())
+            body = BODY.decode(await http.read())
         except msgspec.DecodeError as error:  # ValidationError included
             raise Refused(400, str(error), "Bad Request") from None
         if body.model is not None and body.model != self._model_name:
@@ -303,7 +287,7 @@ class Surface:
     async def _tokenize(self, http: web.Request) -> web.Response:
         body = await self._body(http)
         messages = body.messages
-        data = _rendered(body, messages) if messages is not None else _prompts(body.prompt)[0]
+        data = rendered(body, messages) if messages is not None else prompts_of(body.prompt)[0]
         ids = tokens.ids(data)
         longest = self._replica.model.context_tokens_max
         return web.json_response({"count": len(ids), "max_model_len": longest, "tokens": ids})
@@ -341,45 +325,13 @@ class Surface:
         return web.Response(body=page.encode(), headers={"Content-Type": answers.METRICS_KIND})
 
 
-def _source(body: Body) -> str:
-    """Where the request's engine is to pull from; "" for nowhere."""
-    params = body.kv_transfer_params
-    source = params.remote_kv_source if params is not None else None
-    return source.address if source is not None else ""
+def _leg_refused(refused: LegRefused) -> Refused:
+    kind = "BadRequestError" if refused.status < 500 else "InternalServerError"
+    return Refused(refused.status, str(refused), kind)
 
 
 def _listed(ids: list[int]) -> str:
     return f"[{','.join(map(str, ids))}]"
-
-
-def _rendered(body: Body, messages: list[tokens.Message]) -> bytes:
-    """The prompt that a chat becomes. Raises Refused for a last message that is to be continued and closed, as vLLM
-    does."""
-    opened = body.continue_final_message
-    if opened and body.add_generation_prompt:
-        raise Refused(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
-    return tokens.render_chat(messages, body.tools, generate=body.add_generation_prompt, opened=opened)
-
-
-def _prompts(prompt: str | list[Any] | None) -> list[bytes]:
-    """The kinds `/v1/completions` takes: text, token ids, or a list of either."""
-    many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-    prompts: list[bytes] = []
-    for one in many[: PROMPTS_MAX + 1]:
-        if isinstance(one, str):
-            prompts.append(one.encode("utf-8", "surrogatepass"))
-        elif isinstance(one, list) and all(type(token) is int for token in one):
-            try:
-                prompts.append(tokens.from_ids(one))
-            except ValueError as error:
-                raise Refused(400, str(error), param="prompt") from None
-        else:
-            raise Refused(400, "prompt: text, token ids, or a list of either", "Bad Request", "prompt")
-    if len(prompts) > PROMPTS_MAX:
-        raise Refused(400, f"at most {PROMPTS_MAX} prompts in one request", param="prompt")
-    if not all(prompts):
-        raise Refused(400, "The decoder prompt cannot be empty", param="prompt")
-    return prompts
 
 
 @web.middleware

@@ -14,13 +14,14 @@ the arrival.
 
 With a tier (host_tier.py) blocks that the cache lacks and the tier has are loaded: such a request has its blocks
 from then on, but is not in the batch before the load is over, and whoever comes behind it passes it by. What happens
-to it until then is in loading.py."""
+to it until then is in loading.py. Requests whose prompt another engine computes wait likewise (arriving.py)."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 
+from loadtest.engine.arriving import Arriving
 from loadtest.engine.calibration import StepTimes
 from loadtest.engine.decoding import Decoding, Running
 from loadtest.engine.host_tier import TierLimits
@@ -46,8 +47,12 @@ class EngineModel:
         tier: TierLimits | None = None,
         peers: Peers | None = None,
         name: str = "",
+        legs: bool = False,
     ) -> None:
-        """With a tier and `peers` it is the one of this name among them."""
+        """With a tier and `peers` it is the one of this name among them. With `legs` it takes the legs of requests that
+        two engines share; then it has no tier."""
+        if legs and tier is not None:
+            raise ValueError("an engine has a tier, or takes legs")
         self.limits = limits
         self.counters = Counters()
         self.pool = KvPool(kv_tokens // limits.block_tokens, record_events=record_events)
@@ -64,7 +69,9 @@ class EngineModel:
         self._by_id: dict[int, Running] = {}
         self._admitted = 0
         self._blocked = False  # the head of the queue cannot be admitted until something is freed
+        self.arriving = Arriving(self.pool, limits.block_tokens) if legs else None
         self.loading = None if tier is None else Loading(self.pool, tier, limits.block_tokens, peers, name)
+        self._aside: Loading | Arriving | None = self.arriving if legs else self.loading
 
     @property
     def running_n(self) -> int:
@@ -74,7 +81,7 @@ class EngineModel:
     @property
     def waiting_n(self) -> int:
         """Requests queued, preempted ones and those that are being loaded too."""
-        return len(self._waiting) + (len(self.loading) if self.loading is not None else 0)
+        return len(self._waiting) + (len(self._aside) if self._aside is not None else 0)
 
     @property
     def kv_usage(self) -> float:
@@ -127,11 +134,17 @@ class EngineModel:
         sequence.live = False
         if sequence.ends >= 0:
             self._decoding.leave(sequence)
-        if self.loading is None or not self.loading.cancel(sequence):
+        if self._aside is None or not self._aside.cancel(sequence):
             (self._running if sequence in self._running else self._waiting).remove(sequence)
         self._drop_blocks(sequence)
         self.counters.cancelled += 1
         return True
+
+    def release(self, request_id: int) -> None:
+        """Blocks that were kept for another engine are free: it has them, or does not come."""
+        if self.arriving is not None:
+            self.arriving.release(request_id)
+            self._blocked = False
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached blocks; False (and nothing done) while requests use any. Its event leaves with
@@ -141,7 +154,7 @@ class EngineModel:
     def begin(self, horizon_s: float = math.inf, now_s: float = 0.0) -> Step | None:
         """Plan the next step, or None when there is nothing to do. Several iterations only within the
         horizon. `now_s` is the time of a model with a tier."""
-        loading = self.loading
+        loading = self._aside
         if loading is not None:
             self._waiting.extendleft(reversed(loading.due(now_s)))
             horizon_s = min(horizon_s, loading.until_due_s(now_s))
@@ -185,8 +198,8 @@ class EngineModel:
                 self._sampled(sequence, outcome)
         if outcome.finished:
             self._running = [sequence for sequence in self._running if sequence.live]
-        if self.loading is not None:
-            self.loading.offload()
+        if self._aside is not None:
+            self._aside.offload()
         outcome.events = self.pool.drain_events()
         return outcome
 
@@ -240,8 +253,8 @@ class EngineModel:
             index += 1
         if preemptions == self.counters.preemptions:
             self._admit(work, budget, now_s)
-        if self.loading is not None and not work and not decodes:
-            return Step(self.loading.until_due_s(now_s, self._times.mixed_s(0, 0, 0, 0)), 1, 0, 0, [], idle=True)
+        if self._aside is not None and not work and not decodes:
+            return Step(self._aside.until_due_s(now_s, self._times.mixed_s(0, 0, 0, 0)), 1, 0, 0, [], idle=True)
         prefill, pairs, ones, ones_context = 0, 0.0, 0, 0
         for sequence, count in work:
             if count == 1:
@@ -265,7 +278,7 @@ class EngineModel:
 
     def _admit(self, work: list[tuple[Running, int]], budget: int, now_s: float) -> None:
         """First come, first served: whoever cannot be admitted holds up all behind."""
-        size, loading = self.limits.block_tokens, self.loading
+        size, loading = self.limits.block_tokens, self._aside
         while loading is not None and loading.ready and budget and len(self._running) < self._sequences_max:
             budget -= self._join(loading.ready.popleft(), work, budget)
         while self._waiting and budget:
@@ -318,8 +331,8 @@ class EngineModel:
         full = min(computed // self.limits.block_tokens, len(keys))
         if full > sequence.stored:
             self.pool.store(sequence.request.tag, keys, sequence.blocks, sequence.stored, full)
-            if self.loading is not None:
-                self.loading.computed(sequence, full)
+            if self._aside is not None:
+                self._aside.computed(sequence, full)
             sequence.stored = full
 
     def _grow(self, sequence: Running, tokens: int) -> bool:
@@ -381,6 +394,8 @@ class EngineModel:
         sequence.live = False
         request_id = sequence.request.request_id
         del self._by_id[request_id]
+        if sequence.request.hold and self.arriving is not None:
+            self.arriving.hold(sequence)
         self._drop_blocks(sequence)
         self.counters.finished += 1
         outcome.finished.append(request_id)

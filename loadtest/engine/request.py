@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.engine.legs import Legs
+
 
 class RequestRefused(ValueError):
     """The request can never run: it is longer than the model's context or than the whole cache."""
@@ -24,3 +26,7 @@ class EngineRequest:
     """Anything; it is handed back in `BlockStored`."""
     source: str = ""
     """Engine from whose CPU memory to bring what this one lacks (peers.py); "": none."""
+    handover: tuple[Legs, str] | None = None
+    """The legs of the engine that computes its prompt, and its id there; None: it is computed here."""
+    hold: bool = False
+    """Whether it is a prefill leg, whose blocks are kept for another engine (arriving.py)."""

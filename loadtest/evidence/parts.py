@@ -70,6 +70,7 @@ FULL = {
     "WARMROUTE_API_EXAMPLES": "100",
     "WARMROUTE_CUTS": "100000",
     "WARMROUTE_PULL_RUNS": "10000",
+    "WARMROUTE_SPLIT_RUNS": "10000",
 }
 """The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
 REPEATED = (
@@ -81,6 +82,7 @@ REPEATED = (
         "tests/edge/test_leaving.py",
         "tests/core/fleet/test_stuck.py",
         "tests/core/placement/test_pulls.py",
+        "tests/core/placement/test_split_model.py",
     ),
     *("tests/http/test_deadlines.py", "tests/edge/test_isolation.py", "tests/edge/test_leakage.py"),
     *("tests/workers/test_rollout.py", "tests/core/observatory/test_corpus.py"),

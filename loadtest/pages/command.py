@@ -26,11 +26,11 @@ from loadtest.pages.digests import costs_digest, demo_digest, race_digest
 from loadtest.pages.faults import faults_block
 from loadtest.pages.floors import floors
 from loadtest.pages.forecasts import forecasts_block
+from loadtest.pages.linked import pulls_block, split_block
 from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
 from loadtest.pages.overhead import overhead_block
 from loadtest.pages.policies import policies_table
-from loadtest.pages.pulls import pulls_block
 from loadtest.pages.race import (
     agree_block,
     cells_block,
@@ -75,6 +75,7 @@ BLOCKS = {
     "several": "docs/evidence/routers.md",
     "tiers": "docs/evidence/tiers.md",
     "pulls": "docs/evidence/pulls.md",
+    "split": "docs/evidence/split.md",
     "forecasts": "docs/evidence/forecasts.md",
     "transfers": "docs/evidence/tiers.md",
     "sizing": "docs/guide/sizing.md",
@@ -108,6 +109,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "several": ("simulate --several", {"several": several_block}),
     "tiers": ("simulate --tiers", {"tiers": tiers_block}),
     "pulls": ("simulate --pulls", {"pulls": pulls_block}),
+    "split": ("simulate --split", {"split": split_block}),
     "forecasts": ("forecasts", {"forecasts": forecasts_block}),
     "sizing": ("sizing", {"sizing": sizing_block}),
     "memory": ("cost --memory", {"memory": memory_block}),

@@ -57,7 +57,7 @@ def _exercised_metrics() -> Metrics:
         sharing=lambda: SharingFigures(True, 2, True, 0.001, {}, {}),
         state=lambda: StateFigures({"estimate": 0, "events": 0}, {"restored": 0}, {}, 0, 0.0),
     )
-    metrics = Metrics(router, lambda: 0.0, figures, otel_names=True)
+    metrics = Metrics(router, lambda: 0.0, figures, otel_names=True, splits=True)
     metrics.know_tenants(["acme"], 1)
     metrics.reloaded("ok", 0.0)
     metrics.joined(id_)
@@ -72,5 +72,6 @@ def _exercised_metrics() -> Metrics:
     ledger.observe(record)
     ledger.settle(1.0)
     metrics.failed(id_, "connect")
+    metrics.failed(id_, "decode_blocks")
     metrics.shed("overloaded", Priority.NORMAL)
     return metrics

@@ -34,7 +34,7 @@ from loadtest.common.report import Row, progress_bar, report_console, table, wri
 from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.options import parser
-from loadtest.simulate.results import baseline, ladder, pulls, sweep, tiers
+from loadtest.simulate.results import baseline, ladder, pulls, split, sweep, tiers
 from loadtest.simulate.results import deadlines as of_deadlines
 from loadtest.simulate.results import predictions as of_predictions
 from loadtest.simulate.results.charts import write_charts
@@ -51,9 +51,10 @@ from loadtest.simulate.results.several import (
 )
 from loadtest.simulate.results.tables import print_grids, print_standings, verdict_lines
 from loadtest.simulate.rules import ROWS
+from loadtest.simulate.scenarios import pulled
+from loadtest.simulate.scenarios import split as of_split
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
-from loadtest.simulate.scenarios.pulled import WORKLOADS
 from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
@@ -92,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _tiers(options, earlier, "simulate " + " ".join(arguments))
         if options.pulls is not None:
             return _pulls(options, earlier, "simulate " + " ".join(arguments))
+        if options.split is not None:
+            return _split(options, earlier, "simulate " + " ".join(arguments))
         jobs = [] if options.no_run else jobs_of(options)
         if options.missing:
             jobs = list(lacking(jobs, earlier))
@@ -392,19 +395,43 @@ def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--pulls does not go with --trace, --race or --sweep")
     _known("row", options.policy, pulls.ROWS)
-    _known("workload with pulls", options.scenario, WORKLOADS)
+    _known("workload with pulls", options.scenario, pulled.WORKLOADS)
     entries, requests = tuple(options.policy or pulls.ROWS), options.requests or pulls.REQUESTS
     jobs = [
         pulls.PullJob(workload, link, load, seed, entries, options.replicas or pulls.SIZE, requests)
         for seed in options.seed or [1]
         for link in options.pulls or pulls.LINKS
-        for workload in options.scenario or WORKLOADS
+        for workload in options.scenario or pulled.WORKLOADS
         for load in options.load or pulls.SHARES
     ]
     rows = _kept(jobs, pulls.run_pulls, options, command, lambda fresh: [*earlier, *fresh])
     if options.json:
         write_json(options.json, command, rows)
     pulls.print_pulls(report_console(WIDTH), rows)
+    return 0
+
+
+# Prefill apart from decode
+
+
+def _split(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
+    """Who places, and which replicas prefill, beside each other. Raises SimulateError."""
+    if options.trace is not None or options.race or options.sweep:
+        raise SimulateError("--split does not go with --trace, --race or --sweep")
+    _known("row", options.policy, split.ROWS)
+    _known("workload to be split", options.scenario, of_split.WORKLOADS)
+    entries, requests = tuple(options.policy or split.ROWS), options.requests or split.REQUESTS
+    jobs = [
+        split.SplitJob(workload, link, load, seed, entries, options.replicas or split.SIZE, requests)
+        for seed in options.seed or [1]
+        for link in options.split or ["rdma"]
+        for workload in options.scenario or of_split.WORKLOADS
+        for load in options.load or split.SHARES
+    ]
+    rows = _kept(jobs, split.run_split, options, command, lambda fresh: [*earlier, *fresh])
+    if options.json:
+        write_json(options.json, command, rows)
+    split.print_split(report_console(WIDTH), rows)
     return 0
 
 

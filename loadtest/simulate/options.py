@@ -49,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     add("--tiers", nargs="*", choices=LINKS, metavar="LINK", help=f"{links}, or some")
     links = "pulls between replicas, on links of several kinds; all of " + ", ".join(pulls.LINKS)
     add("--pulls", nargs="*", choices=pulls.LINKS, metavar="LINK", help=f"{links}, or some")
+    links = "one replica prefills, another one decodes, on links of a kind or several: " + ", ".join(pulls.LINKS)
+    add("--split", nargs="*", choices=pulls.LINKS, metavar="LINK", help=f"{links}; default: rdma")
     add("--scenario", nargs="+", default=[], metavar="NAME")
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")

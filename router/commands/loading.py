@@ -32,6 +32,7 @@ from router.settings.pairs import (
     event_problems,
     objective_problems,
     peer_problems,
+    split_problems,
     token_problems,
     url_problems,
 )
@@ -78,8 +79,9 @@ def load(
             values[key] = _convert(raw, keys[key])
         except msgspec.ValidationError:
             problems.append(f"'{key}': {refused(keys[key], raw, secret=key in SECRETS)}")
-    if "replicas" in values:
-        values["replicas"] = base_urls(values["replicas"])
+    for key in ("replicas", "split.prefill", "split.decode"):
+        if key in values:
+            values[key] = base_urls(values[key])
     settings: Settings = _build(Settings, "", values)
     problems += _check(settings)
     if problems:
@@ -182,6 +184,7 @@ def _check(settings: Settings) -> list[str]:
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
     problems += peer_problems(settings.pulls.endpoints)
+    problems += split_problems(settings.split)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)

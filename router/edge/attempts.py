@@ -12,6 +12,8 @@ The replica that failed is never the next one, and another rank of its server on
 where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
 had closed meanwhile) is asked once more.
 
+A request in two legs that failed is placed once more in two legs, without the replica at fault, and then in one.
+
 A replica that leaves before anything was sent to it, placed or while we connect, was no attempt: the request is placed
 again, though no retry is allowed or left.
 """
@@ -27,11 +29,13 @@ from msgspec import Struct
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.pulls import with_pull
 from router.core.dialects.ranks import for_rank
+from router.core.facts.legs import Handshake
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
+from router.edge.legs import LegCaller
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
-from router.http.engine_failed import EngineFailed
+from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
     ConnectFailed,
@@ -39,6 +43,7 @@ from router.http.failures import (
     Failure,
     NoDescriptor,
     NotStream,
+    PrefillFailed,
     PullStalled,
     ReplicaLeft,
     Stale,
@@ -56,12 +61,13 @@ from router.telemetry.record import RequestRecord
 class Tried:
     """What the attempts of one request came to."""
 
-    __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "unsent")
+    __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "splits", "unsent")
 
     def __init__(self) -> None:
         self.replicas: frozenset[str] = frozenset()  # replicas that were tried
         self._again: frozenset[str] = frozenset()  # tried replicas that may be asked once more
         self.sent = self.unsent = self.sheds = 0  # numbers of failed attempts; those that shed load also count as sent
+        self.splits = 0  # number of failed attempts in two legs
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure) -> None:
@@ -73,7 +79,7 @@ class Tried:
         self.sheds += isinstance(failure, EngineShed)
         once_more = (
             left
-            or isinstance(failure, (Stale, PullStalled))
+            or isinstance(failure, (Stale, PullStalled, BlocksFailed))
             or (isinstance(failure, ConnectFailed) and failure.timed_out)
         )
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
@@ -121,8 +127,10 @@ class Attempts:
         *,
         clock: Callable[[], float],
         budget: RetryBudget,
+        legs: LegCaller,
     ) -> None:
         self.limits = limits
+        self._legs = legs
         self._placer = placer
         self._upstream = upstream
         self._clock = clock
@@ -150,13 +158,19 @@ class Attempts:
             failure = begun
             record.error = f"{failure.kind}: {failure}"
             tried = tried or Tried()
+            replica, cause = _fault(lease, failure)
             if question.trace is not None:
-                question.trace.failed(failure.kind, _status_of(failure), self._clock())
+                question.trace.failed(failure.kind, _status_of(cause), self._clock())
             self._note(lease, failure, tried)
             question.wanted.may_pull = False
+            leg = lease.receipt.leg
+            if (
+                leg is not None and tried.splits > 1 and leg.handshake is not Handshake.SGLANG
+            ):  # SGLang's servers take no whole requests
+                question.wanted.may_split = False
             said = failure.answer if isinstance(failure, EngineFailed) else None
             try:
-                following = await self._following(question, failure, tried)
+                following = await self._following(question, cause, tried)
             except BaseException:
                 self._drop(lease, said, Ending.CLIENT_LEFT)
                 raise
@@ -164,8 +178,8 @@ class Attempts:
                 return Call(question, lease, said, called_s)  # the engine's error is the best answer there is
             self._drop(lease, said, failure.ending)
             if following is None:
-                raise self._refusal(failure, tried, lease.replica) from failure
-            record.retries += ((failure.kind, lease.replica),)
+                raise self._refusal(cause, tried, replica) from failure
+            record.retries += ((failure.kind, replica),)
             following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client asked once
             lease = following
 
@@ -207,24 +221,26 @@ class Attempts:
         request, streams, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
         whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events
-        replica, body = lease.replica, question.body
-        pull = lease.receipt.pull
-        pull_within_s: float | None = None
-        if pull is not None and question.wanted.may_pull:
-            body = with_pull(body, pull.address, secrets.token_hex(16))
-            pull_within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
-        if "#" in replica and (rank := Replica(replica).rank) is not None:
-            lines, body = for_rank(rank, request.path, lines, body)
-        answer = await self._upstream.call(
-            replica, request.method, request.target, lines, body, whole=whole, pull_within_s=pull_within_s
-        )
+        leg = lease.receipt.leg if question.wanted.may_split else None
+        if leg is not None:
+            answer = await self._legs.call(question, lease, leg, lines, whole=whole)
+        else:
+            replica, body, pull = lease.replica, question.body, lease.receipt.pull
+            pull_within_s: float | None = None
+            if pull is not None and question.wanted.may_pull:
+                body = with_pull(body, pull.address, secrets.token_hex(16))
+                pull_within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
+            if "#" in replica and (rank := Replica(replica).rank) is not None:
+                lines, body = for_rank(rank, request.path, lines, body)
+            answer = await self._upstream.call(
+                replica, request.method, request.target, lines, body, whole=whole, pull_within_s=pull_within_s
+            )
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:
-            if streams and not answer.whole:
-                _look_at_first(question, answer)
-            if answer.status == 200 and question.dialect.aborted(answer.head):
-                raise EngineFailed(answer)
+            failed = streams and not answer.whole and not _begins_well(question, answer)
+            if failed or (answer.status == 200 and question.dialect.aborted(answer.head)):
+                raise EngineFailed(answer) if leg is None else BlocksFailed(answer)
         except NotStream:
             self._upstream.done(answer)
             raise
@@ -234,19 +250,22 @@ class Attempts:
 
     def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
         """Count a failed attempt; let a replica rest that asked for it; act on proof that one is dead."""
-        tried.note(lease.replica, failure)
-        if isinstance(failure, NoDescriptor):
+        replica, cause = _fault(lease, failure)
+        tried.note(replica, cause)
+        tried.splits += lease.receipt.leg is not None
+        if isinstance(cause, NoDescriptor):
             self._placer.failed("", failure.kind)  # counted, and no replica's failure
             return
-        self._placer.failed(lease.replica, failure.kind)
-        if isinstance(failure, PullStalled) and lease.receipt.pull is not None:
+        in_two = lease.receipt.leg is not None and cause is failure
+        self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
+        if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)
-        if isinstance(failure, EngineShed):
-            self._placer.rest(lease.replica, failure.retry_after_s)
-            tried.shed(self._clock() + failure.retry_after_s)
-        if isinstance(failure, ConnectFailed) and failure.refused:
-            self._upstream.lost(lease.replica)
-            self._placer.refused(lease.replica)
+        if isinstance(cause, EngineShed):
+            self._placer.rest(replica, cause.retry_after_s)
+            tried.shed(self._clock() + cause.retry_after_s)
+        if isinstance(cause, ConnectFailed) and cause.refused:
+            self._upstream.lost(replica)
+            self._placer.refused(replica)
 
     def _may_retry(self, question: Question, failure: Failure, tried: Tried) -> bool:
         if tried.unsent >= UNSENT_MAX:
@@ -279,6 +298,13 @@ class Attempts:
         return Refusal(502, "engine_failed", message, cause=cause)
 
 
+def _fault(lease: Placed, failure: Failure) -> tuple[str, Failure]:
+    """The replica at fault, and its own failure."""
+    if isinstance(failure, PrefillFailed):
+        return failure.replica, failure.cause
+    return lease.replica, failure
+
+
 def _status_of(failure: Failure) -> int:
     """The status that the engine answered with; 0 where it did not answer."""
     if isinstance(failure, EngineFailed):
@@ -297,10 +323,11 @@ def judge_of(question: Question, answer: EngineAnswer) -> Dialect | None:
     return None if encoded else question.dialect if fetched else PATHS.get(request.path)
 
 
-def _look_at_first(question: Question, answer: EngineAnswer) -> None:
-    """Look at a stream's first event. Raises EngineFailed for an error, and NotStream for what is no event."""
+def _begins_well(question: Question, answer: EngineAnswer) -> bool:
+    """Whether a stream's first event is no error of the engine's. Raises NotStream for what is no event."""
     status = question.dialect.event_error(answer.head)
     if status is not None and status >= 500:
-        raise EngineFailed(answer)
+        return False
     if judge_of(question, answer) is not None and not sse.begins_well(answer.head):
         raise NotStream("its first event is none")
+    return True

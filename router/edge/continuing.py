@@ -262,7 +262,7 @@ class Continuations:
         tried = frozenset((replica,))
         for _ in range(UNSENT_MAX):
             try:
-                question.wanted.may_pull = False
+                question.wanted.may_pull = question.wanted.may_split = False
                 lease = await placed(self._placer, question.wanted, tried, self._clock)
             except Refusal:
                 return "replica"

@@ -15,6 +15,7 @@ from typing import Self
 from router.core.facts.misses import Template
 from router.edge.attempts import Attempts, RetryLimits
 from router.edge.continuing import Continuations
+from router.edge.legs import LegCaller
 from router.edge.proxy import Proxy
 from router.edge.retry_budget import RetryBudget
 from router.edge.routes import Routes
@@ -108,6 +109,7 @@ class Edge:
         self._settings = s
         self.upstream.limits = _engine_limits(s)
         self._attempts.limits = _retry_limits(s)
+        self.legs.linger_s = s.split.linger_s
         self._continuations.silence_s_max = s.upstream.idle_timeout_s
         self._budget.ratio, self._budget.floor_per_s = s.upstream.retry_ratio, s.upstream.retry_floor_per_s
         self.proxy.receipts = s.api.receipts
@@ -182,8 +184,10 @@ class Edge:
         self._stack.push_async_callback(self.upstream.close)
         self.reader, self._callers = self._desk.reader, self._desk.callers
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
+        self.legs = LegCaller(self._placer, self.upstream, clock=time.monotonic, linger_s=s.split.linger_s)
+        self._stack.push_async_callback(self.legs.close)
         self._attempts = Attempts(
-            self._placer, self.upstream, _retry_limits(s), clock=time.monotonic, budget=self._budget
+            self._placer, self.upstream, _retry_limits(s), clock=time.monotonic, budget=self._budget, legs=self.legs
         )
         self._continuations = Continuations(
             self._placer,

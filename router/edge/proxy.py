@@ -183,11 +183,11 @@ class Proxy:
         if question.wanted.ask.stream and relay is not None:
             if relay.ending is Ending.FAILED or dialect.event_error(answer.head) is not None:
                 return Outcome(Ending.FAILED)
-            usage = self._believed(dialect.stream_usage(relay.tail), question, relay.bytes)
+            usage = self._believed(dialect.stream_usage(relay.tail), call, relay.bytes)
             return Outcome(_OK, usage, relay.events if usage is not None else _used(call, relay))
         # An answer that was too long to be kept until it was whole was relayed, and has its usage at the end.
         size, end = (len(answer.head), answer.head) if relay is None else (relay.bytes, relay.tail)
-        usage = self._believed(dialect.usage(end), question, size)
+        usage = self._believed(dialect.usage(end), call, size)
         if usage is not None or not question.metered:
             return Outcome(_OK, usage)
         return Outcome(_OK, None, tokens_in(end) if relay is None else tokens_of(relay))
@@ -196,15 +196,18 @@ class Proxy:
         """Tokens that a client got which left its stream; engines may have counted them in each event."""
         question = call.question
         if question.metered:
-            usage = self._believed(question.dialect.stream_usage(relay.tail), question, relay.bytes)
+            usage = self._believed(question.dialect.stream_usage(relay.tail), call, relay.bytes)
             if usage is not None:
                 return usage.completion_tokens
         return _used(call, relay)
 
-    def _believed(self, usage: Usage | None, question: Question, answer_bytes: int) -> Usage | None:
+    def _believed(self, usage: Usage | None, call: Call, answer_bytes: int) -> Usage | None:
         if usage is None:
             return None
-        return believed(usage, len(question.body), answer_bytes, self._placer.context_tokens(question.wanted.model))
+        question = call.question
+        context_tokens = self._placer.context_tokens(question.wanted.model)
+        usage = believed(usage, len(question.body), answer_bytes, context_tokens)
+        return call.lease.receipt.found(usage) if usage is not None else None
 
     # -- answer --------------------------------------------------------------------------------------------------
 

@@ -230,6 +230,8 @@ class Following:
         parts, lease, record, now_s = self._parts, self.lease, self._record, self._parts.clock()
         model = self._question.wanted.model
         outcome = self._watch.outcome(parts.placer.context_tokens(model), heads_told=parts.heads_told)
+        if lease is not None and outcome.usage is not None and lease.receipt.leg is not None:
+            outcome.usage = lease.receipt.found(outcome.usage)
         record.ending, record.usage = record.ending or outcome.ending, outcome.usage
         if not record.status and outcome.ending is Ending.CLIENT_LEFT:
             record.status = CLIENT_LEFT_STATUS

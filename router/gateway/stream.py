@@ -25,6 +25,7 @@ import grpc
 import msgspec
 
 from router.core.dialects import spoken_on
+from router.core.dialects.legs import PREFILLER_HEADER
 from router.core.dialects.pulls import SOURCE_HEADER
 from router.core.dialects.ranks import for_rank
 from router.core.facts.placements import Ending
@@ -292,6 +293,8 @@ class PickerStream:
             lines = [*lines, self._trace.called(lease.receipt, parts.clock())]
         if "#" in lease.replica and (rank := Replica(lease.replica).rank) is not None:
             lines, body = for_rank(rank, request.path, lines, body)
+        if lease.receipt.leg is not None and (prefiller := endpoint_of(lease.receipt.leg.replica)):
+            lines = [*lines, b"%b: %b\r\n" % (PREFILLER_HEADER, prefiller.encode())]
         if lease.receipt.pull is not None:
             lines = [*lines, b"%b: %b\r\n" % (SOURCE_HEADER, lease.receipt.pull.address.encode())]
         listed = destinations(lease.receipt, lease.replica, parts.rules.fallbacks_max)

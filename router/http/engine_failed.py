@@ -1,8 +1,9 @@
-"""The one failure that has an answer with it. All others, and what each of them means, are in failures.py,
+"""The failures that have an answer with them. All others, and what each of them means, are in failures.py,
 which says too why neither file is compiled."""
 
 from __future__ import annotations
 
+from router.core.facts.placements import Ending
 from router.http.exchange import EngineAnswer
 from router.http.failures import Failure
 
@@ -15,3 +16,11 @@ class EngineFailed(Failure):
     def __init__(self, answer: EngineAnswer) -> None:
         super().__init__(f"status {answer.status}")
         self.answer = answer
+
+
+class BlocksFailed(EngineFailed):
+    """The decode leg of a request failed within its engine, as where blocks of the prompt could not be fetched: no
+    engine says which of the two is at fault (vLLM 0.32, `_raise_if_error`: "Internal server error")."""
+
+    kind = "blocks"
+    ending = Ending.REFUSED_BY_ENGINE

@@ -96,6 +96,11 @@ class EngineAnswer:
         """Whether `head` is all of the body."""
         return self.complete and self.until_whole
 
+    @property
+    def over(self) -> bool:
+        """Whether no more of it will come: it is whole, broken, or nobody wants it."""
+        return self._connection is None
+
     # -- for the caller ------------------------------------------------------------------------------------------
 
     async def begin(self, connection: EngineConnection, head: bytes, body: bytes) -> None:

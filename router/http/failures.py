@@ -10,6 +10,8 @@
     silent, and now refuses connections       lost         all of it     yes                     yes
     silent, and its replica counts as stuck   stuck        all of it     yes                     yes
     silent, and it was to pull (pulls.stall_s) pull        all of it     yes, without a pull     no
+    500 of a decode leg, or as its first event blocks      all of it     yes, both legs          no: either leg's
+    any of these, of the prefill leg           prefill_... as above      as above, both legs     the prefilling one's
     502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
       of 500 and above as first event
     429, or 503 with Retry-After              shed         all of it     one other replica       no
@@ -139,6 +141,18 @@ class PullStalled(Failure):
 
     kind = "pull"
     ending = Ending.REFUSED_BY_ENGINE
+
+
+class PrefillFailed(Failure):
+    """The prefill leg of a request failed, for this cause: its replica is at fault, not the one that is to decode."""
+
+    kind = "engine"  # replaced by the kind of the cause, behind "prefill_"
+    ending = Ending.CLIENT_LEFT
+
+    def __init__(self, replica: str, cause: Failure) -> None:
+        super().__init__(str(cause))
+        self.kind, self.retry = f"prefill_{cause.kind}", cause.retry
+        self.replica, self.cause = replica, cause
 
 
 class TimedOut(Failure):

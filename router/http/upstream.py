@@ -147,9 +147,11 @@ class Upstream:
         *,
         whole: bool,
         pull_within_s: float | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> EngineAnswer:
         """Send a request, and return when its answer has begun; with `whole`, when the answer is whole or too long to
-        be kept. One that pulls may be silent for `pull_within_s` before that. Raises a Failure.
+        be kept. One that pulls may be silent for `pull_within_s` before that. `sent` is called when there is a
+        connection, on which the request goes out at once. Raises a Failure.
 
         `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
         a connection. `done` must be called with the answer.
@@ -166,7 +168,7 @@ class Upstream:
         answer.pull_within_s = pull_within_s
         self._answers.add(answer)
         try:
-            await self._send(pool, answer, head, body)
+            await self._send(pool, answer, head, body, sent)
         except BaseException:
             self.done(answer)
             raise
@@ -180,11 +182,15 @@ class Upstream:
             raise EngineFailed(answer)
         return answer
 
-    async def _send(self, pool: EnginePool, answer: EngineAnswer, head: bytes, body: bytes) -> None:
+    async def _send(
+        self, pool: EnginePool, answer: EngineAnswer, head: bytes, body: bytes, sent: Callable[[], None] | None
+    ) -> None:
         """Send on a free or a new connection, and return when the answer has begun. Raises a Failure."""
         sent_s = self._loop.time()
         used = pool.free(sent_s - self.limits.keepalive_s)
         connection = used or await self._connect(pool)
+        if sent is not None:
+            sent()
         try:
             await answer.begin(connection, head, body)
         except BrokeEarly as error:

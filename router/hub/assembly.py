@@ -22,7 +22,7 @@ from router.admin.listener import BODIES_MAX, BODY_BYTES_MAX, AdminListener
 from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
-from router.core.facts.tiers import CPU, EXTERNAL, PEER, SHARED, STORAGE
+from router.core.facts.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
 from router.core.kv_events.stream import StreamLimits
 from router.core.learned.loads import FLOOR_MS, LoadModel, guess
 from router.core.observatory.explain import Explainer
@@ -31,7 +31,9 @@ from router.core.placement.router import Router
 from router.engines.discovery.sources import source_of
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.discovery.together import Together
+from router.engines.hands import HandProber
 from router.engines.kv_events.subscriber import Subscriber
+from router.engines.pairs import PairWarmer
 from router.engines.peers import PeerProber
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
@@ -82,10 +84,10 @@ def router_of(hub: HubParts) -> Router:
 
 
 def load_guesses(s: TierSettings, pulls: PullSettings) -> dict[str, LoadModel]:
-    """What loading from each tier takes, and pulling from a peer, before anything is learned."""
+    """What loading from each tier takes, pulling from a peer, and sending to a decode leg, before that is learned."""
     gb_per_s = {
         CPU: s.cpu_gb_per_s,
-        PEER: pulls.gb_per_s,
+        **dict.fromkeys((PEER, LEG), pulls.gb_per_s),
         SHARED: s.shared_gb_per_s,
         **dict.fromkeys((STORAGE, EXTERNAL), s.storage_gb_per_s),
     }
@@ -121,7 +123,13 @@ def metrics_of(hub: HubParts) -> Metrics:
     )
     names = hub.settings.metrics
     return Metrics(
-        hub.router, time.monotonic, figures, process=True, otel_names=names.otel_names, aliases=names.aliases
+        hub.router,
+        time.monotonic,
+        figures,
+        process=True,
+        otel_names=names.otel_names,
+        aliases=names.aliases,
+        splits=bool(hub.settings.split.handshake),
     )
 
 
@@ -133,7 +141,8 @@ def discoveries_of(hub: HubParts) -> Together:
             "no replicas are configured: give --replica URL, or `replicas` or `discovery` in the settings",
             extra={"event": "no_replicas"},
         )
-    return Together(hub.replicas, source_of(s.discovery), replicas_max=s.discovery.replicas_max)
+    source = source_of(s.discovery, split=bool(s.split.handshake))
+    return Together(hub.replicas, source, replicas_max=s.discovery.replicas_max)
 
 
 def history_of(hub: HubParts) -> RouterHistory:
@@ -282,6 +291,24 @@ def prober_of(hub: HubParts) -> Prober:
 def peers_of(hub: HubParts) -> PeerProber:
     """What finds out where engines take orders of their peers."""
     return PeerProber(hub.router.prove_peer, hub.settings.pulls)
+
+
+def hands_of(hub: HubParts) -> HandProber | None:
+    """What finds out how replicas hand over what they have prefilled; None where none does."""
+    settings = hub.settings.split
+    return HandProber(hub.router.prove_handshake, settings, hub.tls) if settings.handshake else None
+
+
+def pairs_of(hub: HubParts, hands: HandProber) -> PairWarmer:
+    """What has new pairs of replicas hand something over, before requests do."""
+    return PairWarmer(
+        hub.router,
+        hands.handshake,
+        hands.addresses,
+        api_key=lambda: hub.upstream_key or hub.settings.probe.api_key,
+        clock=time.monotonic,
+        tls=hub.tls,
+    )
 
 
 def ranks_of(hub: HubParts) -> Ranks:

@@ -105,12 +105,19 @@ class Hub:
         self._stack.push_async_callback(ranks.close)
         self.state = assembly.state_of(self)
         self.events = assembly.subscriber_of(self) if s.events.enabled else None
+        hands = assembly.hands_of(self)
+        if hands is not None:
+            self._stack.push_async_callback(hands.close)
+            pairs = assembly.pairs_of(self, hands)
+            self._stack.push_async_callback(pairs.close)
+            self._task(pairs.watch())
         self.roster = ReplicaRoster(
             self.router,
             prober=self.prober,
             ranks=ranks,
             events=self.events,
             peers=assembly.peers_of(self) if s.events.enabled and s.tiers.enabled else None,
+            hands=hands,
             warmer=self.warmer,
             metrics=self.metrics,
             edges=lambda: self.edges,

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from router.core.admission.queue import Ticket
 from router.core.admission.windows import AdmissionLimits, NoLimits
+from router.core.facts.placements import Outcome
 from router.core.facts.replicas import REST_MAX_S
 from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
@@ -152,6 +153,10 @@ class LocalPlacer:
     def pull_stalled(self, source: str) -> None:
         """Have nothing pulled from a replica for a while."""
         self._router.rest_source(source, self._clock() + self._pull_rest_s)
+
+    def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """Have the Router take note of the end of a lease's prefill leg."""
+        self._router.prefilled(lease, outcome, now_s)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""

@@ -11,6 +11,7 @@ from router.core.facts.placements import Grade
 from router.core.facts.replicas import Replica
 from router.core.fleet.breaker import State
 from router.core.placement.router import Router
+from router.engines.hands import HandProber
 from router.engines.kv_events.subscriber import Subscriber
 from router.engines.peers import PeerProber
 from router.engines.probe import Prober
@@ -39,22 +40,25 @@ class ReplicaRoster:
         ranks: Ranks,
         events: Subscriber | None,
         peers: PeerProber | None = None,
+        hands: HandProber | None = None,
         warmer: Warmer,
         metrics: Metrics,
         edges: Callable[[], Edges],
     ) -> None:
         """`edges` gives those that serve now; without `events` no replica's KV events are followed, without `peers`
-        nothing is pulled."""
+        nothing is pulled, without `hands` no request goes in two legs."""
         self._router = router
         self._prober = prober
         self._ranks = ranks
         self._events = events
         self._peers = peers
+        self._hands = hands
         self._warmer = warmer
         self._metrics = metrics
         self._edges = edges
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # tasks that watch a replica, by its id
         self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> looking where it takes orders of its peers
+        self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> looking where it is asked for blocks
         self._grades: dict[str, Grade] = {}  # grades as last logged, by replica
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
 
@@ -66,7 +70,8 @@ class ReplicaRoster:
 
     async def close(self) -> None:
         """Stop watching all replicas."""
-        tasks = [*self._peer_tasks.values(), *(task for tasks in self._tasks.values() for task in tasks)]
+        looking = (*self._peer_tasks.values(), *self._hand_tasks.values())
+        tasks = [*looking, *(task for tasks in self._tasks.values() for task in tasks)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -78,6 +83,8 @@ class ReplicaRoster:
 
     def replace(self, replicas: frozenset[Replica]) -> None:
         """Take over a complete set. Another engine at a known address is a replica that left and one that joined."""
+        if self._hands is not None:
+            replicas = frozenset(map(self._hands.named, replicas))
         by_id = {replica.id: replica for replica in replicas}
         before = {member.id: member.replica for member in self._router.members}
         joined, left = self._router.replace(by_id[id_] for id_ in sorted(by_id))
@@ -94,6 +101,8 @@ class ReplicaRoster:
                 self._events.update(member.replica)
             if member is not None and self._peer_moved(before[id_], member.replica):
                 self._watch_peer(member.replica)
+            if member is not None and self._hand_moved(before[id_], member.replica):
+                self._watch_hand(member.replica)
         for id_ in joined:
             self._joined(by_id[id_])
 
@@ -102,8 +111,11 @@ class ReplicaRoster:
         log.info("replica left", extra={"event": "replica_left", "fields": _named(replica)})
         for task in self._tasks.pop(id_):
             task.cancel()
-        if peer := self._peer_tasks.pop(id_, None):
-            peer.cancel()
+        for looking in (self._peer_tasks, self._hand_tasks):
+            if (looked := looking.pop(id_, None)) is not None:
+                looked.cancel()
+        if self._hands is not None:
+            self._hands.forget(id_)
         self._metrics.left(id_)
         self._prober.left(id_)
         self._grades.pop(id_, None)
@@ -119,6 +131,7 @@ class ReplicaRoster:
             work.append(self._events.watch(replica))
         self._tasks[replica.id] = [asyncio.create_task(guarded(each)) for each in work]
         self._watch_peer(replica)
+        self._watch_hand(replica)
 
     def _peer_moved(self, before: Replica, now: Replica) -> bool:
         return self._peers is not None and self._peers.address(before) != self._peers.address(now)
@@ -130,6 +143,20 @@ class ReplicaRoster:
             self._router.prove_peer(replica.id, "")
         if self._peers is not None and self._peers.address(replica):
             self._peer_tasks[replica.id] = asyncio.create_task(guarded(self._peers.watch(replica)))
+
+    def _hand_moved(self, before: Replica, now: Replica) -> bool:
+        if self._hands is None:
+            return False
+        return before.role is not now.role or self._hands.address(before) != self._hands.address(now)
+
+    def _watch_hand(self, replica: Replica) -> None:
+        """Look from now on how the replica hands over what it has prefilled."""
+        if self._hands is None:
+            return
+        if task := self._hand_tasks.pop(replica.id, None):
+            task.cancel()
+            self._hands.forget(replica.id)
+        self._hand_tasks[replica.id] = asyncio.create_task(guarded(self._hands.watch(replica)))
 
     def engine_version(self, replica: str) -> str:
         """Version of the replica's engine, in the engine's own words; "" while it has told none."""

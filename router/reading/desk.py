@@ -155,4 +155,5 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         step_field=observatory.step_field,
         continue_streams=settings.upstream.continue_streams,
         continue_models=continued_models(settings.upstream.continue_models),
+        splits=bool(settings.split.handshake),
     )

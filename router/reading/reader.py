@@ -20,6 +20,7 @@ from threading import Lock
 from msgspec import Struct
 
 from router.core.dialects import PATHS, BadBody, spoken_on, tenancy
+from router.core.dialects.legs import may_split
 from router.core.dialects.pulls import PULLING
 from router.core.dialects.repairs import Repairs, in_order
 from router.core.facts.misses import Sighting
@@ -73,6 +74,7 @@ class ReadingRules:
     step_field: str = ""
     continue_streams: str = "asked"
     continue_models: Mapping[str, str] = field(default_factory=dict)
+    splits: bool = False
 
 
 class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -348,7 +350,19 @@ class Reader:
         question.ttft_ms = how.ttft_ms
         # A pull that stalls is noticed by a first event that does not come, so streams alone may pull.
         wanted.may_pull = ask.stream and request.path in PULLING and not question.stored
+        if self._rules.splits:
+            wanted.may_split = self._may_split(question)
         return question
+
+    def _may_split(self, question: Question) -> bool:
+        """Whether one replica may prefill the request and another one decode it. An answer of one token is whole with
+        its prefill, and stored responses stay with whoever made them."""
+        wanted, path = question.wanted, question.request.path
+        if question.stored or wanted.response_id is not None or wanted.model is None or wanted.ask.prompt is None:
+            return False
+        if wanted.ask.output_tokens_max is not None and wanted.ask.output_tokens_max <= 1:
+            return False
+        return may_split(path, question.body, frozenset(self._placer.engines(wanted.model)))
 
 
 def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller, hint: str | None) -> Wanted:

@@ -12,6 +12,7 @@ import msgspec
 from yarl import URL
 
 from router.settings.files import expanded
+from router.settings.schema import SplitSettings
 
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")
 
@@ -21,17 +22,32 @@ def base_urls(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"http://{url}" if _ADDRESS.fullmatch(url) else url for url in given)
 
 
-def url_problems(urls: Iterable[str]) -> list[str]:
-    """Problems of base URLs of replicas."""
+def url_problems(urls: Iterable[str], name: str = "replicas") -> list[str]:
+    """Problems of base URLs of replicas in the setting `name`."""
     given = list(urls)
     problems = []
     for url in given:
         if not _base(url):
-            problems.append(f"'replicas': '{url}' is not a base URL such as http://10.0.0.1:8000")
+            problems.append(f"'{name}': '{url}' is not a base URL such as http://10.0.0.1:8000")
         elif (base := url.rstrip("/").removesuffix("/v1")) != url.rstrip("/"):
-            problems.append(f"'replicas': '{url}' must be given without /v1, which requests bring with them: {base}")
+            problems.append(f"'{name}': '{url}' must be given without /v1, which requests bring with them: {base}")
     if not problems and len({str(URL(url.rstrip("/"))) for url in given}) < len(given):
-        problems.append("'replicas': a URL is given twice")
+        problems.append(f"'{name}': a URL is given twice")
+    return problems
+
+
+def split_problems(split: SplitSettings) -> list[str]:
+    """Problems of the settings `split`."""
+    problems = url_problems(split.prefill, "split.prefill") + url_problems(split.decode, "split.decode")
+    problems += peer_problems(split.endpoints, "split.endpoints", 8998)
+    named = [name for name in ("prefill", "decode", "port", "endpoints") if getattr(split, name)]
+    if named and not split.handshake:
+        problems.append(f"'split.{named[0]}': needs 'split.handshake', without which no request is split")
+    both = {url.rstrip("/") for url in split.prefill} & {url.rstrip("/") for url in split.decode}
+    for url in sorted(both):
+        problems.append(f"'split.prefill', 'split.decode': '{url}' is in both; a replica in neither does both")
+    if split.handshake == "nixl" and (split.port or split.endpoints):
+        problems.append("'split.port', 'split.endpoints': nixl needs none, since its answers say where to ask")
     return problems
 
 
@@ -57,11 +73,11 @@ def peer_endpoints(given: Iterable[str]) -> dict[str, str]:
     return {replica.rstrip("/"): address for replica, _, address in (each.rpartition("=") for each in given)}
 
 
-def peer_problems(endpoints: Iterable[str]) -> list[str]:
-    """Problems of the setting `pulls.endpoints`."""
-    example = "http://10.0.0.1:8000=10.0.0.1:5710"
+def peer_problems(endpoints: Iterable[str], name: str = "pulls.endpoints", port: int = 5710) -> list[str]:
+    """Problems of a setting `name` of such pairs; `port` is one that its example has."""
+    example = f"http://10.0.0.1:8000=10.0.0.1:{port}"
     return [
-        f"'pulls.endpoints': '{given}' is not of the form {example}"
+        f"'{name}': '{given}' is not of the form {example}"
         for given in endpoints
         if not re.fullmatch(r"https?://\S+=([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", given)
         or not 0 < int(given.rpartition(":")[2]) < 1 << 16

@@ -375,6 +375,30 @@ class PullSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitSettings:
+    """Requests whose prompt one replica prefills and another one decodes."""
+
+    handshake: Literal["", "nixl", "mooncake", "offloading", "sglang"] = ""
+    """How engines hand over what they have prefilled: `nixl`, `mooncake` or `offloading` for vLLM's connectors of these
+    names (`offloading`: with a p2p tier), `sglang` for SGLang. Empty: no request is split, and roles mean nothing."""
+    prefill: tuple[str, ...] = ()
+    """Base URLs of replicas that prefill for others. Pods say so by label, `warmroute.io/role` or `llm-d.ai/role`."""
+    decode: tuple[str, ...] = ()
+    """Base URLs of replicas that decode what others have prefilled. Those in neither list and without a label do both,
+    but for SGLang's, which do either."""
+    port: Port = 0
+    """Port at which decoding engines ask prefilling ones: the bootstrap server's of Mooncake and SGLang, 8998 unless
+    told otherwise; the p2p tier's of `offloading`, 5710 unless told otherwise, counted up by the data-parallel rank. 0:
+    that. NIXL needs none."""
+    endpoints: tuple[str, ...] = ()
+    """Where single engines are asked: `http://10.0.0.1:8000=10.0.0.1:8998`."""
+    probe_interval_s: Seconds = 5.0
+    """Seconds between two looks whether a prefilling engine still answers there. None whose engine does not is used."""
+    linger_s: Seconds = 2.0
+    """Seconds that a prefilling engine has left when the answer that came of its work has ended."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSettings:
     """How prompts become token ids, for replicas whose KV events are followed."""
 
@@ -661,6 +685,8 @@ class Settings:
     """What engines keep behind their GPUs."""
     pulls: PullSettings = field(default_factory=PullSettings)
     """What engines bring from each other."""
+    split: SplitSettings = field(default_factory=SplitSettings)
+    """Prefill apart from decode."""
     tokens: TokenSettings = field(default_factory=TokenSettings)
     """How prompts become token ids."""
     shared: SharedSettings = field(default_factory=SharedSettings)

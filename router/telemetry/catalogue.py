@@ -144,6 +144,14 @@ FAMILIES = (  # families in the order of the metrics page
     ),
     Family("pulls", "Requests that were to bring tokens from another replica, by what came of those.", "came model"),
     Family(
+        "disagg_decisions",
+        "Requests placed, by whether one replica prefills and another one decodes.",
+        "decision model",
+    ),
+    Family(
+        "leg_failures", "Attempts in two legs that failed, by the leg at fault and the kind of failure.", "leg kind"
+    ),
+    Family(
         "funnel_tokens",
         "Prompt tokens by the place where they ended, from asked to hit: each in exactly one, by the engine's count,"
         " else as predicted.",
@@ -169,8 +177,8 @@ FAMILIES = (  # families in the order of the metrics page
 )
 
 KINDS = (  # kinds of failures (http/failures.py)
-    "broke_early", "broke_midway", "connect", "descriptors", "engine", "garbage", "lost", "pull", "shed", "stale",
-    "stalled", "stuck", "timeout", "unfinished",
+    "blocks", "broke_early", "broke_midway", "connect", "descriptors", "engine", "garbage", "lost", "pull", "shed",
+    "stale", "stalled", "stuck", "timeout", "unfinished",
 )  # fmt: skip
 CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of breaks after which a stream may be continued
 

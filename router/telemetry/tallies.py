@@ -70,6 +70,7 @@ class Tallies:
         if policy:
             self._begun["decisions"] = [(policy, reason) for reason in Reason]
         self._prefill = prefill
+        self.splits = False  # some requests may go in two legs
         self._models: dict[str, ModelSeries] = {"": ModelSeries("none")}
         self._others = ModelSeries(OTHER)
         self._placements: dict[tuple[str, str, Reason, Grade, str], PlacementSeries] = {}
@@ -135,7 +136,10 @@ class Tallies:
         if record.trace_id:
             self._exemplify(model, record)
         for failure, _ in record.retries:
-            self._of("retries", failure)[0] += 1
+            self._of("retries", _leg_of(failure)[1])[0] += 1
+        if self.splits and record.receipt is not None:
+            decision = "prefill-decode" if record.receipt.leg is not None else "decode-only"
+            self._of("disagg_decisions", decision, model.label)[0] += 1
         if record.continued[0]:
             self._of("continued_streams", *record.continued[:2])[0] += 1
         if record.not_continued and record.ending == _FAILED:
@@ -333,6 +337,9 @@ class Tallies:
 
     def failed(self, replica: str | None, kind: str) -> None:
         """Count one failed attempt. `replica` is None where the replica has left, and has no series."""
+        leg, kind = _leg_of(kind)
+        if leg:
+            self._of("leg_failures", leg, kind)[0] += 1
         if replica is not None:
             self._of("replica_failures", replica, kind)[0] += 1
         self._of("attempts", kind)[0] += 1
@@ -395,3 +402,9 @@ class Tallies:
         failures = self._counters["replica_failures"].series
         for labels in [labels for labels in failures if labels[0] == replica]:
             del failures[labels]
+
+
+def _leg_of(kind: str) -> tuple[str, str]:
+    """(leg, kind) of a failure as edges tell it; "" where the request went in one leg."""
+    leg, mark, rest = kind.partition("_")
+    return (leg, rest) if mark and leg in ("prefill", "decode") else ("", kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Brought, Outcome, Pull, Receipt, Shed, Usage
 from router.core.facts.requests import Ask, Kin, Prompt
 from router.core.fleet.models import NoReplica
@@ -55,6 +56,7 @@ def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) ->
         (kin.conversation, kin.parent, kin.final) if kin is not None else None,
         wanted.due_s,
         wanted.may_pull,
+        wanted.may_split,
     )
 
 
@@ -91,6 +93,7 @@ def wanted_of(place: messages.WantLease) -> Wanted:
         kin=Kin(*place.kin) if place.kin is not None else None,
         due_s=place.due_s,
         may_pull=place.may_pull,
+        may_split=place.may_split,
     )
 
 
@@ -129,13 +132,25 @@ def outcome_of(finish: messages.Finish) -> Outcome:
     return Outcome(finish.ending, Usage(*finish.usage) if finish.usage else None, finish.events)
 
 
+def prefilled_of(id_: int, outcome: Outcome, now_s: float) -> messages.Prefilled:
+    """The end of a lease's prefill leg as a message."""
+    return messages.Prefilled(id_, outcome.ending, _usage_parts(outcome.usage), now_s)
+
+
+def prefill_outcome_of(said: messages.Prefilled) -> Outcome:
+    """What became of the prefill leg."""
+    return Outcome(said.ending, Usage(*said.usage) if said.usage else None)
+
+
 def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
     """A lease that was opened as a message."""
     ttft_ms = (receipt.ttft_ms, receipt.ttft_p90_ms)
     parts, tier_tokens = _receipt_parts(receipt), receipt.predicted_tier_tokens
     pull = receipt.pull
     pulled = (pull.source, pull.address, pull.tokens) if pull is not None else None
-    return messages.LeaseOpened(id_, parts, receipt.miss, receipt.replay, ttft_ms, tier_tokens, pulled)
+    leg = receipt.leg
+    legs = (leg.replica, leg.handshake, leg.address, leg.lease) if leg is not None else None
+    return messages.LeaseOpened(id_, parts, receipt.miss, receipt.replay, ttft_ms, tier_tokens, pulled, legs)
 
 
 def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
@@ -143,10 +158,16 @@ def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
     median_ms, high_ms = placed.ttft_ms
     receipt = Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
     receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
-    if placed.tier_tokens or placed.pull is not None:
+    if placed.tier_tokens or placed.pull is not None or placed.leg is not None:
         pull = Pull(*placed.pull, fetch_ms=0.0, uncached_ms=0.0, stalled_ms=0.0) if placed.pull is not None else None
-        receipt.brought = Brought(placed.tier_tokens, pull)
+        receipt.brought = Brought(placed.tier_tokens, pull, _leg(placed.leg) if placed.leg is not None else None)
     return receipt
+
+
+def _leg(told: tuple[str, Handshake, str, int]) -> PrefillLeg:
+    """A prefill leg as a worker knows it; its prices stay with the hub."""
+    replica, handshake, address, lease = told
+    return PrefillLeg(replica, handshake, address, 0, pending_ms=0.0, uncached_ms=0.0, transfer_ms=0.0, lease=lease)
 
 
 def why_not(unplaced: messages.Unplaced) -> Exception | None:

@@ -195,6 +195,7 @@ class WorkerLink(asyncio.Protocol):
             messages.WantLease: self._place,
             messages.Adopt: self._adopt,
             messages.FirstToken: self._first_token,
+            messages.Prefilled: self._prefilled,
             messages.Finish: self._finish,
             messages.Report: self._report,
             messages.ReplicaRefused: lambda said: self._placer.refused(said.replica),
@@ -362,6 +363,11 @@ class WorkerLink(asyncio.Protocol):
         lease = self._leases.get(said.id)
         if lease is not None:
             self._placer.first_token(lease, said.now_s)
+
+    def _prefilled(self, said: messages.Prefilled) -> None:
+        lease = self._leases.get(said.id)
+        if lease is not None:
+            self._placer.prefilled(lease, codec.prefill_outcome_of(said), said.now_s)
 
     def _finish(self, said: messages.Finish) -> None:
         lease = self._leases.pop(said.id, None)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from router.core.facts.legs import Handshake
 from router.core.facts.misses import Breakdown, Sighting, Template, TokenPlace
 from router.core.facts.placements import Ending, Grade, Reason
 from router.core.facts.requests import Priority
@@ -69,6 +70,7 @@ class WantLease(Struct, tag=1, array_like=True, gc=False):
     kin: tuple[Count, Count, bool] | None = None  # the fields of a Kin
     due_s: float | None = None
     may_pull: bool = True
+    may_split: bool = False
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
@@ -212,6 +214,15 @@ class SourceStalled(Struct, tag=22, array_like=True, gc=False):
     source: Name
 
 
+class Prefilled(Struct, tag=23, array_like=True, gc=False):
+    """The prefill leg of a lease ended."""
+
+    id: Id
+    ending: Ending
+    usage: tuple[int, int, int | None] | None
+    now_s: float
+
+
 FromWorker = (
     Hello
     | WantLease
@@ -230,6 +241,7 @@ FromWorker = (
     | RateSpent
     | TurnedAway
     | SourceStalled
+    | Prefilled
 )
 
 
@@ -253,6 +265,7 @@ class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
     ttft_ms: tuple[float, float] = (0.0, 0.0)  # predicted time to first token: median, ninetieth percentile
     tier_tokens: int = 0  # part of the predicted cached tokens that is to be loaded from tiers
     pull: tuple[str, str, int] | None = None  # source, its address, and tokens that are to come from there
+    leg: tuple[str, Handshake, str, int] | None = None  # replica that prefills; how, and where, it is asked; its lease
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):

@@ -248,6 +248,10 @@ class RemotePlacer:
         """A request that was to bring blocks from this replica got no answer in time."""
         self._link.say(messages.SourceStalled(source))
 
+    def prefilled(self, lease: RemoteLease, outcome: Outcome, now_s: float) -> None:
+        """The prefill leg of the lease ended. A hub that came anew knows of no such leg."""
+        self._link.say(codec.prefilled_of(lease.id, outcome, now_s))
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready, by the hub's last view."""
         return self._view.others_ready(tried)

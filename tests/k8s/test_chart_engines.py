@@ -240,3 +240,26 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str) -> Mapping[s
     async with asyncio.timeout(READY_S), session.post(url + CHAT, json=body) as response:
         assert response.status == 200, await response.text()
         return response.headers.copy()
+
+
+def test_a_model_may_be_prefilled_apart() -> None:
+    """Two entries of one name, each with a role: pods say which by label, SGLang is started so, and one engine may
+    reach the other, which of models without roles none may."""
+    apart = [
+        {"name": "p", "engine": "sglang", "model": "org/qwen", "servedName": "org/qwen", "role": "prefill"},
+        {"name": "d", "engine": "sglang", "model": "org/qwen", "servedName": "org/qwen", "role": "decode"},
+        {"name": "v", "engine": "vllm", "model": "org/llama", "role": "both"},
+        {"name": "other", "engine": "vllm", "model": "org/phi"},
+    ]
+    found = tools.template(*options(*apart), "--set", "config.split.handshake=sglang")
+    pods = {name: named(found, "Deployment", name)["spec"]["template"] for name in ("p", "d", "v", "other")}
+    roles = {name: pod["metadata"]["labels"].get("warmroute.io/role") for name, pod in pods.items()}
+    assert roles == {"p": "prefill", "d": "decode", "v": "both", "other": None}
+    words = {name: [w for w in pod["spec"]["containers"][0]["args"] if "disagg" in w] for name, pod in pods.items()}
+    expected = {"p": ["--disaggregation-mode=prefill"], "d": ["--disaggregation-mode=decode"], "v": [], "other": []}
+    assert words == expected
+    for name in pods:
+        rules = named(found, "NetworkPolicy", name)["spec"]["ingress"]
+        peers = [rule for rule in rules if "ports" not in rule]
+        assert len(peers) == (name != "other")
+        assert ({"protocol": "TCP", "port": 8998} in rules[0]["ports"]) is (name != "other")

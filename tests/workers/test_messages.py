@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
 from router.core.facts.placements import Brought, Ending, Grade, Outcome, Reason, Receipt, Usage
 from router.core.facts.requests import Ask, Kin, Priority, Prompt
@@ -69,6 +70,8 @@ wanted = st.builds(
     sighting=sightings,
     kin=st.none() | st.builds(Kin, key, key, st.booleans()),
     due_s=st.none() | st.floats(0, 1e6),
+    may_pull=st.booleans(),
+    may_split=st.booleans(),
 )
 
 
@@ -123,6 +126,7 @@ def test_a_placement_arrives_as_it_was_wanted(want: Wanted, exclude: frozenset[s
     assert (got.model, got.chain, got.ring_key) == (want.model, want.chain, want.ring_key)
     assert (got.body_tokens, got.response_id) == (want.body_tokens, want.response_id)
     assert (got.sighting, got.kin, got.due_s) == (want.sighting, want.kin, want.due_s)
+    assert (got.may_pull, got.may_split) == (want.may_pull, want.may_split)
     assert (got.ask.stream, got.ask.output_tokens_max) == (want.ask.stream, want.ask.output_tokens_max)
     assert frozenset(place.exclude) == exclude
     here, there = want.ask.prompt, got.ask.prompt
@@ -187,6 +191,28 @@ def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
     ).messages
     assert isinstance(finish, messages.Finish)
     assert codec.outcome_of(finish) == outcome
+
+
+@given(st.builds(Outcome, st.sampled_from(Ending), usages))
+def test_the_end_of_a_prefill_leg_arrives_as_it_was(outcome: Outcome) -> None:
+    """What became of it, and what it found cached, is the same on the other side."""
+    (said,) = messages.batch_of(
+        messages.frame(messages.WorkerFrame(0, [codec.prefilled_of(1, outcome, 2.5)]))[4:]
+    ).messages
+    assert isinstance(said, messages.Prefilled)
+    assert (said.id, said.now_s, codec.prefill_outcome_of(said)) == (1, 2.5, outcome)
+
+
+@given(name, st.sampled_from(Handshake), name, st.integers(0, 1 << 40))
+def test_a_worker_is_told_of_both_legs(replica: str, handshake: Handshake, address: str, lease: int) -> None:
+    """Which replica prefills, and how and where the decoding one asks it."""
+    receipt = Receipt("a", "warm", Reason.SPLIT, Grade.EXACT, 9, 5)
+    receipt.brought = Brought(leg=PrefillLeg(replica, handshake, address, 3, 1.0, 2.0, 3.0, lease=lease))
+    (placed,) = messages.answers_of(messages.frame([codec.placed_of(1, receipt)])[4:])
+    assert isinstance(placed, messages.LeaseOpened)
+    leg = codec.receipt_of(placed, 0).leg
+    assert leg is not None
+    assert (leg.replica, leg.handshake, leg.address, leg.lease) == (replica, handshake, address, lease)
 
 
 @given(misses, st.booleans())

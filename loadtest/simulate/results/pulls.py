@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from rich.console import Console
 
 from loadtest.common.report import Row, drawn
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.peers import PeerLimits
+from loadtest.simulate.results import linked
 from loadtest.simulate.results.figures import row_of
 from loadtest.simulate.results.race import settled
 from loadtest.simulate.rules.pull_threshold import PullThreshold
 from loadtest.simulate.scenarios.pulled import KV_TOKENS, WORKLOADS
-from loadtest.simulate.scenarios.scenario import LOADS
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.world import World
 from router.core.placement.policies import Policy
@@ -100,37 +99,17 @@ def run_pulls(job: PullJob) -> list[Row]:
     return rows
 
 
-HEADS = ("workload", "link", "load", "figure", *ROWS)
+HEADS = (*linked.NAMES, *ROWS)
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A row of the table for each workload, link, load and figure, under HEADS: means over the seeds that all ran."""
-    order, made = [list(WORKLOADS), list(LINKS), list(LOADS)], list[tuple[str, ...]]()
-    of: dict[tuple[int, ...], dict[str, dict[int, Row]]] = {}
-    for row in rows:
-        named = row.workload or "", row.case or "", row.load_name or ""
-        if row.policy in ROWS and all(name in known for name, known in zip(named, order, strict=True)):
-            key = tuple(known.index(name) for name, known in zip(named, order, strict=True))
-            of.setdefault(key, {}).setdefault(row.policy, {})[row.seed or 0] = row
-    for key, entries in sorted(of.items()):
-        seeds = set[int].intersection(*(set(each) for each in entries.values()))
-        if not seeds:
-            continue
-        cells = [known[at] for known, at in zip(order, key, strict=True)]
-        for name, figure in FIGURES.items():
-            means = {entry: fmean(figure(each[seed]) or 0.0 for seed in seeds) for entry, each in entries.items()}
-            made.append((*cells, name, *[_said(means[entry]) if entry in means else "-" for entry in ROWS]))
-    return made
-
-
-def _said(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+    """A row of the table for each workload, link, load and figure, under HEADS."""
+    return linked.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
 
 
 def print_pulls(console: Console, rows: Sequence[Row]) -> None:
     """The table."""
-    left = {"workload", "link", "load", "figure"}
-    made = drawn(HEADS, (), "who places, and what pulls bring: means over seeds", left=left, no_wrap=False)
+    made = drawn(HEADS, (), "who places, and what pulls bring: means over seeds", left=set(linked.NAMES), no_wrap=False)
     for cells in lines(rows):
         made.add_row(*cells)
     console.print(made)

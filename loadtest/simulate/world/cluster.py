@@ -15,6 +15,7 @@ from loadtest.simulate.world.kv_events import Publisher, VirtualClock
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.setting import Fault, Setting, SettingError
+from router.core.facts.legs import Role
 
 Deliver = Callable[[Outcome, float], None]
 """(what a step brought, when)"""
@@ -52,6 +53,7 @@ class VirtualCluster:
                 record_events=setting.grade == "exact",
                 tier=setting.tier,
                 peers=self.peers,
+                legs=setting.legs,
             )
             if setting.grade == "exact":
                 self._publishers[name] = self._publisher(name, block_tokens)
@@ -63,10 +65,11 @@ class VirtualCluster:
         for fault in self._setting.faults:
             self._clock.at(fault.at_s, self._strike, fault)
         for placer in self._placers:
-            placer.join(self._fleet)
+            placer.join(self._fleet, self._roles())
             self._follow(placer, self._fleet)
             self._prove(placer, self._fleet)
         self._probe(None)
+        self._pair()
 
     def _publisher(self, name: str, block_tokens: int) -> Publisher:
         setting = self._setting
@@ -85,6 +88,16 @@ class VirtualCluster:
         if self.peers is not None and self._setting.pulls_told:
             for name in names:
                 placer.router.prove_peer(name, name)
+
+    def _roles(self) -> dict[str, Role]:
+        return {self._setting.name(number): role for number, role in enumerate(self._setting.roles)}
+
+    def _pair(self) -> None:
+        """Tell the routers how replicas shake hands, and that all pairs are warm."""
+        setting = self._setting
+        if setting.legs is not None and setting.split_told:
+            for placer in self._placers:
+                placer.pair(self._fleet, setting.handshake, self._clock.now_s)
 
     def _stepped(self, replica: VirtualReplica, outcome: Outcome, now_s: float) -> None:
         if outcome.events:
@@ -112,10 +125,11 @@ class VirtualCluster:
         elif fault.kind == "join":
             self._fleet = [each for each in self.replicas if each in self._fleet or each == name]
             for placer in self._placers:
-                placer.join(self._fleet)
+                placer.join(self._fleet, self._roles())
                 self._follow(placer, [name])
                 self._prove(placer, [name])
                 placer.probe(name, replica.load(), now_s)
+            self._pair()
         else:
             self._restart(replica, fault.lasts_s)
 

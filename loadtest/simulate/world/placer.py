@@ -18,11 +18,12 @@ from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.turns import MODEL, Turn, Workload
 from router.core.admission.holding import Holding
 from router.core.admission.returning import Returning
+from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Candidate, Choice, Ending, Market, Outcome, Usage
 from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt
 from router.core.fleet.lease import Lease
-from router.core.placement.policies import Near, Policy, Pulling
+from router.core.placement.policies import Near, Policy, Pulling, Splitting
 from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
@@ -85,6 +86,8 @@ class Heard:
             self.near = policy.near  # the router shows the rule as few candidates as it shows the policy
         if isinstance(policy, Pulling):
             self.pulls = policy.pulls
+        if isinstance(policy, Splitting):
+            self.split = policy.split
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Let the rule choose."""
@@ -122,20 +125,36 @@ class Placer:
         self.returning = Returning()
         self._turns: dict[int, Turn] = {}
         self._replicas: list[str] = []
+        self._split = False
 
     def tell(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Placer) -> None:
         """Tell the rule about the run before it begins; most rules do not listen."""
         if isinstance(self.policy, Told):
             self.policy.told(replicas, workload, first.policy)
 
-    def join(self, names: Iterable[str]) -> None:
-        """The whole fleet, as discovery reports it; newcomers are healthy."""
+    def join(self, names: Iterable[str], roles: Mapping[str, Role] | None = None) -> None:
+        """The whole fleet, as discovery reports it, with its `roles`; newcomers are healthy."""
         before, self._replicas = set(self._replicas), list(names)
-        self.router.replace([Replica(name) for name in self._replicas])
+        roles = roles or {}
+        self.router.replace([Replica(name, role=roles.get(name, Role.BOTH)) for name in self._replicas])
         for name in self._replicas:
             if name not in before:
                 self.router.observe_models(name, [ServedModel(MODEL, owned_by="vllm")])
                 self.router.observe_health(name, ok=True)
+
+    def pair(self, names: Iterable[str], handshake: Handshake, now_s: float) -> None:
+        """These replicas shake hands, and every pair has been warmed."""
+        for name in names:
+            self.router.prove_handshake(name, handshake, name)
+        while pairs := self.router.pairs_to_warm(now_s):
+            for prefill, decode in pairs:
+                self.router.pair_warmed(prefill, decode, ok=True, now_s=now_s)
+        self._split = True
+
+    def prefilled(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
+        """The end of a prefill leg; `cached_tokens` as its engine counted them."""
+        usage = Usage(turn.prompt_tokens, 1, cached_tokens) if ending is Ending.OK else None
+        self.router.prefilled(lease, Outcome(ending, usage), now_s)
 
     def follow(self, publisher: Publisher) -> None:
         """Hear a replica's events from now on; prompts come with their tokens."""
@@ -164,7 +183,8 @@ class Placer:
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
         ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
         chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
-        return Wanted(ask, MODEL, chain, format(turn.first_user_key, "x"), tokens, kin=turn.kin)
+        key = format(turn.first_user_key, "x")
+        return Wanted(ask, MODEL, chain, key, tokens, kin=turn.kin, may_split=self._split)
 
     def place(
         self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold_back: bool

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from loadtest.engine.calibration import Calibration, StepTimes
 from loadtest.engine.host_tier import TierLimits
+from loadtest.engine.legs import Legs
 from loadtest.engine.model import EngineModel
-from loadtest.engine.peers import Peers
+from loadtest.engine.peers import PeerLimits, Peers
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Admitted, Limits, Outcome, Step
 from loadtest.simulate.world.shared_cache import SharedPool
@@ -53,7 +54,10 @@ class VirtualReplica:
         record_events: bool = False,
         tier: TierLimits | None = None,
         peers: Peers | None = None,
+        legs: PeerLimits | None = None,
     ) -> None:
+        """With `legs`, a link, it takes the legs of requests that two replicas share."""
+        self.legs = Legs(legs) if legs is not None else None  # prefill legs that were sent here
         self.name, self.up, self.kv_tokens = name, True, kv_tokens
         self.down_until_s = self.slow_until_s = 0.0
         self.times = SlowedTimes(calibration.times)
@@ -87,12 +91,20 @@ class VirtualReplica:
         """Drop a request whose client left."""
         self.model.cancel(request_id)
 
+    def computed_elsewhere(self, request_id: int, now_s: float) -> None:
+        """The prefill that a request here waits for is over."""
+        if self.model.arriving is not None:
+            self.model.arriving.computed_elsewhere(request_id, now_s)
+            self._cut(now_s)
+
     def stop(self) -> None:
         """The process dies: its requests and its cache are lost."""
         self.up, self._step = False, None
         self._version += 1
         self.computed_before += self.model.counters.prompt_tokens - self.model.counters.prompt_cached_tokens
         self.preempted_before += self.model.counters.preemptions
+        if self.legs is not None:
+            self.legs = Legs(self.legs.limits)
         self.model = self._fresh()
         if self._peers is not None:
             self._peers.leave(self.name)
@@ -159,6 +171,7 @@ class VirtualReplica:
             tier=None if self._shared is not None else self._tier,  # what any replica computed need not be loaded
             peers=self._peers,
             name=self.name,
+            legs=self.legs is not None,
         )
         if self._shared is not None:
             model.pool = SharedPool(model.pool.blocks_n, self._shared)

@@ -8,6 +8,7 @@ from typing import Literal
 from loadtest.engine.calibration import CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.peers import PeerLimits
+from router.core.facts.legs import Handshake, Role
 
 CALIBRATION = "qwen3-32b-2xh100"
 REPLICAS_MAX = 256
@@ -47,6 +48,14 @@ class Setting:
     """Whether routers take note of what tiers hold (the setting `tiers.enabled`)."""
     peers: PeerLimits | None = None
     """The way between the CPU memories of two replicas. None: they send each other nothing."""
+    legs: PeerLimits | None = None
+    """The way between the GPUs of two replicas, one of which prefills what the other one decodes. None: none does."""
+    handshake: Handshake = Handshake.NIXL
+    """How they shake hands."""
+    roles: tuple[Role, ...] = ()
+    """Roles of the first replicas; those of the others are `both`."""
+    split_told: bool = True
+    """Whether routers may split requests."""
     pulls_told: bool = True
     """Whether routers may order pulls."""
     routers: int = 1
@@ -78,6 +87,8 @@ class Setting:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        if self.legs is not None and self.tier is not None:
+            raise SettingError("legs and tiers: only one of them")
         for fault in self.faults:
             if fault.replica >= self.replicas:
                 raise SettingError(
@@ -99,6 +110,10 @@ class Setting:
     def kv_tokens_of(self, calibration: Calibration) -> int:
         """What the KV cache of a replica of that kind holds."""
         return self.kv_tokens or calibration.kv_tokens
+
+    def role(self, number: int) -> Role:
+        """The role of a replica; numbers begin at 0."""
+        return self.roles[number] if number < len(self.roles) else Role.BOTH
 
     def name(self, number: int) -> str:
         """The name of a replica; numbers begin at 0."""

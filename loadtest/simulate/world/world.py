@@ -57,6 +57,8 @@ class SimulatedRequest:
     ttft_s: float | None = None
     e2e_s: float | None = None
     cached_tokens: int = 0
+    prefill_cached_tokens: int = -1
+    """What the prefill leg found cached, where there was one."""
     failure: str = ""
     tried: tuple[str, ...] = ()
     tries: int = 1

@@ -12,7 +12,7 @@ const OFTEN_MS = 4000; // between two searches for the same
 const NAMES_MAX = 500; // of a list to choose from
 const NOBODY = ["none", "other"]; // labels of groups that stand for no tenant, or for many
 const STATUSES = ["200", "4xx", "400", "404", "429", "499", "5xx", "502", "503", "504"];
-const PLACED = ["warm", "spill", "cold", "tie", "only", "policy", "retry", "pull"];
+const PLACED = ["warm", "spill", "cold", "tie", "only", "policy", "retry", "pull", "split"];
 const $ = (id) => document.getElementById(id);
 
 export class Requests {

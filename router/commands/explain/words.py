@@ -24,6 +24,7 @@ _REASONS = {
     Reason.POLICY: "the policy does not look at caches",
     Reason.RETRY: "another replica had failed before",
     Reason.PULL: "another replica holds more of it, and its memory sends that here",
+    Reason.SPLIT: "another replica prefills it and sends the blocks here, which cost less than doing both here",
 }
 _CAUSES = {
     SpillCause.QUEUE: "prefill work waited there",
@@ -36,6 +37,7 @@ _CAUSES = {
     SpillCause.FULL: "it had as many requests as it may have",
     SpillCause.RETRY: "it had been tried, and failed",
     SpillCause.UNFIT: "it was not ready, resting, or behind an open breaker",
+    SpillCause.ROLE: "it only prefills for others, and one replica was to do it all",
 }
 _MISSES = {
     Miss.DIVERGED: "an earlier prompt had these tokens too, behind something that differs now",
@@ -154,6 +156,9 @@ def _cache(row: Row) -> Iterator[str]:
     if row.get("predicted_pull_tokens"):
         pulled, took = _count(row["predicted_pull_tokens"]), _count(row["predicted_pull_ms"])
         yield f"Of these {pulled} are pulled from {row['pull_source']}, in {took} ms."
+    if row.get("prefill_replica"):
+        computed, sent = _count(row["predicted_prefill_ms"]), _count(row["predicted_transfer_ms"])
+        yield f"{row['prefill_replica']} prefills it, in {computed} ms, and sends its blocks, in {sent} ms more."
     usage = row["usage"]
     if usage and usage["cached_tokens"] is not None:
         yield f"The engine counted {_count(usage['cached_tokens'])} of {_count(usage['prompt_tokens'])}."

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from router.core.facts.legs import PrefillLeg
 from router.core.facts.misses import Breakdown
 
 
@@ -33,6 +34,7 @@ class Reason(StrEnum):
     POLICY = "policy"  # a policy that does not look at the cache
     RETRY = "retry"  # a second attempt, after the first replica failed
     PULL = "pull"  # another replica holds more, and its memory sends that to this one
+    SPLIT = "split"  # another replica prefills it, and sends the blocks to this one
 
 
 class HeldBack(Exception):
@@ -73,6 +75,7 @@ class Brought(Struct, gc=False):
 
     tier_tokens: int = 0  # to be loaded from its own tiers
     pull: Pull | None = None  # to come from another replica; None: nothing
+    leg: PrefillLeg | None = None  # the replica that prefills the prompt; None: the one that decodes does
 
 
 class Candidate(Struct, gc=False):
@@ -106,6 +109,22 @@ class Candidate(Struct, gc=False):
     def loading_ms(self) -> float:
         """Time of that load, and of the loads before it."""
         return self.moved.loading_ms if self.moved is not None else 0.0
+
+
+class Split(Struct, gc=False):
+    """A request in two legs, and what that would cost."""
+
+    prefill: Candidate
+    decode: Candidate
+    transfer_ms: float  # time until the blocks are at the decoding replica, once they are computed
+    price_ms: float  # price of both legs, comparable with a candidate's
+
+    @property
+    def expected_ms(self) -> float:
+        """Milliseconds from the placement to the first token."""
+        first, second = self.prefill, self.decode
+        computed_ms = max(first.pending_ms, first.kv_wait_ms) + first.loading_ms + first.uncached_ms
+        return max(computed_ms + self.transfer_ms, second.pending_ms, second.kv_wait_ms)
 
 
 class Market(Struct, gc=False):
@@ -144,6 +163,14 @@ class Usage(Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None = None
+
+    def found_by(self, prefill: Usage | None) -> Usage:
+        """Usage of a decode leg, as this is, with what the prefill leg found cached: the decoding engine counts as
+        cached all that came from there. Of a prefill leg that told nothing, nothing is known."""
+        found = None
+        if prefill is not None and prefill.cached_tokens is not None:
+            found = min(prefill.cached_tokens, self.prompt_tokens)
+        return Usage(self.prompt_tokens, self.completion_tokens, found)
 
     @property
     def verified(self) -> bool:
@@ -208,3 +235,16 @@ class Receipt(Struct, gc=False):
     def pull(self) -> Pull | None:
         """The part of `predicted_cached_tokens` that comes from another replica; None for nothing."""
         return self.brought.pull if self.brought is not None else None
+
+    @property
+    def leg(self) -> PrefillLeg | None:
+        """The replica that prefills the prompt and sends its blocks to `replica`; None where that does both."""
+        return self.brought.leg if self.brought is not None else None
+
+    def found(self, usage: Usage) -> Usage:
+        """Usage as `replica` has told it, with what was found cached where the prompt was computed."""
+        leg = self.leg
+        if leg is None or leg.alone:
+            return usage
+        found = leg.found_tokens
+        return usage.found_by(Usage(usage.prompt_tokens, 0, found) if found is not None else None)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from router.core.facts.legs import Role
+
 RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has
 REST_MAX_S = 300.0  # longest rest granted: a Retry-After by a clock that is wrong by years must not cost a replica
 
@@ -25,6 +27,8 @@ class Replica:
     events: str = ""  # address of its KV events, if discovery knows: tcp://10.0.0.1:5557
     replay: str = ""  # address at which events are replayed, if discovery knows; only with `events`
     peer: str = ""  # where it takes orders of its peers (vLLM's p2p tier), if discovery knows: 10.0.0.1:5710
+    role: Role = Role.BOTH  # which legs of a request it takes
+    revision: str = ""  # of a rollout, whose replicas pair only among themselves; "": none is known
     ready: bool = True  # False: discovery says to send nothing new there; its cache is still held
 
     @property

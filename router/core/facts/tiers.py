@@ -8,7 +8,8 @@
 
 A block that several tiers have is read from the first of these that has it.
 
-PEER is no tier: it names what is pulled from the CPU memory of another replica (core/fleet/pulls.py).
+PEER and LEG are no tiers: they name what is pulled from the CPU memory of another replica (core/fleet/pulls.py), and
+what a replica that prefills sends to the one that decodes (core/fleet/legs.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ GPU = "GPU"  # the medium that is no tier
 REMOTE = "/REMOTE"  # ends the medium of a store that several replicas reach
 CPU, STORAGE, EXTERNAL, SHARED = "cpu", "storage", "external", "shared"
 TIERS = (CPU, STORAGE, EXTERNAL, SHARED)  # the quickest first
-PEER = "peer"
+PEER, LEG = "peer", "leg"
 UNTOLD = (STORAGE, SHARED)  # tiers whose engines say what comes (vLLM's files and buckets), and not what goes
 
 _STORAGE_MEDIUMS = ("STORAGE", "FS", "OBJ", "DISK")

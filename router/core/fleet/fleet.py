@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
+from router.core.facts.legs import Role
 from router.core.facts.replicas import Replica, ServedModel
+from router.core.fleet.legs import Legs
 from router.core.fleet.member import SHARE_ALL, Member
 from router.core.fleet.pulls import Pulls
 from router.core.fleet.roster import Roster
@@ -38,8 +40,11 @@ class Fleet:
     returned: dict[str, Member] = field(default_factory=dict)  # guarded members that Fitness has yet to hear of
     unlearned: Unlearned = field(init=False)
     pulls: Pulls = field(default_factory=Pulls)  # what replicas bring from each other
+    legs: Legs = field(default_factory=Legs)  # replicas that prefill for others to decode
+    prefillers: dict[str, Member] = field(default_factory=dict)  # members that only prefill
     replaced: int = 0  # how often discovery has told of all replicas
     _caches: int = 0  # caches that there were so far, of all replicas
+    _whole_of: tuple[list[Member], list[Member]] = field(default_factory=lambda: ([], []))  # see `whole`
 
     def __post_init__(self) -> None:
         self.unlearned = Unlearned(self.means)
@@ -57,12 +62,15 @@ class Fleet:
             self.unlearned.members.pop(id_, None)
             self.warming.discard(id_)
             self.pulls.forget(id_)
+            self.legs.forget(id_)
         joined = [id_ for id_ in wanted if id_ not in members]
         for id_ in joined:
             members[id_] = self.unlearned.members[id_] = Member(wanted[id_], self._new_life())
             self._assign_speeds(members[id_])
         for id_, replica in wanted.items():
             members[id_].replica = replica.after(members[id_].replica)
+        self.prefillers = {id_: members[id_] for id_, replica in wanted.items() if replica.role is Role.PREFILL}
+        self._whole_of = [], []
         self._changed(*members.values())
         return joined, left
 
@@ -137,6 +145,16 @@ class Fleet:
         """Ready members, and those that are used for want of one. Not to be changed."""
         return self.roster.usable()
 
+    def whole(self, members: list[Member]) -> list[Member]:
+        """Those of these members that take whole requests; all of them where none does. Not to be changed. The roster's
+        lists are the same objects for as long as nothing changes, so the answer to the last one is kept."""
+        if not self.prefillers:
+            return members
+        if self._whole_of[0] is not members:
+            whole = [member for member in members if member.replica.role is not Role.PREFILL]
+            self._whole_of = members, whole or members
+        return self._whole_of[1]
+
     def _changed(self, *members: Member) -> None:
         for member in members:
             self.roster.file(member)
@@ -193,6 +211,7 @@ class Fleet:
         if speeds is not member.speeds:
             member.take_speeds(speeds)
             self.pulls.forget_times(member.id)
+            self.legs.forget_times(member.id)
             self.unlearned.members[member.id] = member
 
     def observe_under_way(self, now_s: float) -> None:

@@ -10,6 +10,7 @@ from router.core.learned.steps import ClockReading, Stretch
 from router.core.prompts.token_keys import TokenPrompt
 
 PREFILL = "prefill"  # the role of a lease whose answer nobody reads
+DECODE = "decode"  # the role of a lease whose prompt another replica prefills
 
 
 class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -34,7 +35,7 @@ class ToLoad(Struct, gc=False, eq=False):
 class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
     """A promise that a replica is working on a request, from placement to the end of the answer.
 
-    `role` is what the replica does for it; disaggregated prefill and decode will be two leases.
+    `role` is what the replica does for it: a request that one replica prefills and another one decodes has two leases.
     """
 
     id: int
@@ -72,7 +73,9 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
     faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
     to_load: ToLoad | None = None  # part of its cached tokens that is behind the GPU; None where none is
-    turn_s: float = 0.0  # since when it waits behind another router's prompt with the same beginning; 0: never
+    # Since when it waits behind another router's prompt with the same beginning, or of a decode leg since when its
+    # prompt is prefilled; 0: never.
+    turn_s: float = 0.0
 
     @property
     def queued_s(self) -> float:

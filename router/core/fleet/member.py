@@ -15,7 +15,7 @@ from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.breaker import Breaker, State
 from router.core.fleet.health import Health
 from router.core.fleet.kv_room import Live
-from router.core.fleet.lease import PREFILL, Lease, PrefillBatch, Timed
+from router.core.fleet.lease import DECODE, PREFILL, Lease, PrefillBatch, Timed
 from router.core.fleet.loads import TierLinks, learn_load
 from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
@@ -200,7 +200,8 @@ class Member:
     def open(self, lease: Lease, now_s: float, kv_wait_ms: float = 0.0) -> None:
         """Take a lease on; `kv_wait_ms` is the time until the KV pool has room for it, and for those that wait for room
         before it."""
-        self.queue.join(lease, now_s)
+        if lease.role != DECODE:
+            self.queue.join(lease, now_s)
         self.leases[lease.id] = lease
         if kv_wait_ms:
             self.roomless.add(lease.id)
@@ -244,6 +245,25 @@ class Member:
             self.links.loaded(lease, load, now_s, alone=load.alone and self.undisturbed(lease))
         if is_long:
             self.long_s = now_s
+
+    def passed_on(self, lease: Lease, now_s: float) -> None:
+        """The prefill of a lease is over, as another replica's first token shows: when that was is not known."""
+        lease.first_token_s = self.alive_s = now_s
+        self.left_late, self.left_ms = 0, 0.0
+        self.queue.leave(lease, now_s)
+
+    def decodes(self, lease: Lease, now_s: float) -> None:
+        """The prompt of a decode leg is prefilled elsewhere: it decodes here from now on. A second time changes
+        nothing."""
+        if lease.mark is None:
+            self._decodes(lease, now_s)
+
+    def arrived(self, lease: Lease, now_s: float) -> None:
+        """The first token of a decode leg was seen: no prefill of this member's is over."""
+        lease.first_token_s = self.alive_s = now_s
+        self.left_late, self.left_ms = 0, 0.0
+        self.roomless.discard(lease.id)
+        self.decodes(lease, now_s)
 
     def _join(self, lease: Lease, since_s: float, now_s: float) -> PrefillBatch:
         """The batch of the last first token, if this first token came with it; a new batch otherwise."""
@@ -305,7 +325,8 @@ class Member:
         if self.leases.pop(lease.id, None) is None:
             return False
         self.roomless.discard(lease.id)
-        self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
+        if lease.role != DECODE or lease.mark is not None:
+            self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
         self.context_tokens -= lease.prompt_tokens
         if lease.mark is not None:
             lease.stretch = self.clock.leave(lease.prompt_tokens, lease.mark, now_s, answer_tokens)
@@ -353,7 +374,8 @@ class Member:
             speeds.decoded((now_s - lease.first_token_s) * 1e3)
             if lease.streams and lease.stretch is not None and tokens >= ANSWER_TOKENS_MIN:
                 self._learn_steps(lease.stretch, tokens - 1, now_s)
-        speeds.asked(lease.prompt_tokens, lease.prefill_ms)
+        leg = lease.receipt.leg
+        speeds.asked(lease.prompt_tokens, lease.prefill_ms if leg is None else leg.uncached_ms)
         return uncached, cached
 
     def _learn_steps(self, stretch: Stretch, tokens: int, now_s: float) -> None:

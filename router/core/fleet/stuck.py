@@ -185,12 +185,17 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
     for lease in member.leases.values():
         if lease.first_token_s is not None or lease.receipt.pull is not None:  # a pull has a limit of its own
             continue
-        own_s = _allowance_ms(member, lease.prompt_tokens, lease.cached_tokens) / 1e3
-        due_s = max(due_s, lease.placed_s) + own_s
+        own_s, leg = _allowance_ms(member, lease.prompt_tokens, lease.cached_tokens) / 1e3, lease.receipt.leg
+        began_s = lease.placed_s
+        if leg is not None:
+            if not lease.turn_s:
+                continue  # its prompt is prefilled elsewhere, and waits for that
+            began_s, own_s = lease.turn_s, own_s + FACTOR * leg.transfer_ms / 1e3
+        due_s = max(due_s, began_s) + own_s
         if lease.loading_ms:  # its load waits for the loads before it, whatever is computed meanwhile
             due_s = max(due_s, lease.placed_s + own_s + FACTOR * lease.loading_ms / 1e3)
         slowest_s += lease.prompt_tokens * SLOWEST_MS / 1e3
-        since_s = max(lease.placed_s, member.alive_s)
+        since_s = max(began_s, member.alive_s)
         seen = lease.streams or member.counts
         if seen:
             by_s = now_s - due_s - (hidden_s if lease.streams else COUNTERS_S)
@@ -203,7 +208,7 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
             continue
         if by_s > margin_s:
             yield _Late(lease, since_s, by_s, seen, slowest_s)
-        elif now_s - due_s <= margin_s:
+        elif leg is None and now_s - due_s <= margin_s:
             return  # whoever came later is due later
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from router.core.facts.tiers import CPU, EXTERNAL, PEER, SHARED, STORAGE
+from router.core.facts.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
 from router.core.learned.least_squares import Sums, squares
 
 LEARN_TOKENS_MIN = 512  # least tokens to learn from: a shorter load is lost in the engine's steps
@@ -48,9 +48,11 @@ def guess(floor_ms: float, kv_bytes_per_token: float, gb_per_s: float) -> LoadMo
 
 KV_BYTES_PER_TOKEN = 262_144.0  # Qwen3-32B in bf16
 # Milliseconds, most of them the engine's step. A transfer begins within one (loadtest/data/transfers_h100.json).
-FLOOR_MS = {CPU: 10.0, STORAGE: 20.0, EXTERNAL: 20.0, SHARED: 30.0, PEER: 35.0}
-# PCIe 5 as measured, an NVMe drive, an object store, and two NICs of 200 Gbit/s with the way to the GPU behind them.
-GB_PER_S = {CPU: 54.0, STORAGE: 6.0, EXTERNAL: 6.0, SHARED: 2.0, PEER: 30.0}
+# From a prefill's end to the decoding replica's first token lie two steps of that replica and a way through the router.
+FLOOR_MS = {CPU: 10.0, STORAGE: 20.0, EXTERNAL: 20.0, SHARED: 30.0, PEER: 35.0, LEG: 50.0}
+# PCIe 5 as measured, an NVMe drive, an object store, and two NICs of 200 Gbit/s with the way to the GPU behind them, or
+# from GPU to GPU.
+GB_PER_S = {CPU: 54.0, STORAGE: 6.0, EXTERNAL: 6.0, SHARED: 2.0, PEER: 30.0, LEG: 30.0}
 GUESSES = {tier: guess(FLOOR_MS[tier], KV_BYTES_PER_TOKEN, GB_PER_S[tier]) for tier in GB_PER_S}
 
 

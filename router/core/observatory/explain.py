@@ -256,7 +256,9 @@ def _saved_ms(receipt: Receipt) -> float:
         return 0.0
     most = receipt.predicted_cached_tokens + receipt.spilled_tokens
     there_ms = [_first_token_ms(c) for c in receipt.candidates if c.cached_tokens == most]
-    here_ms = _first_token_ms(chosen)
+    here_ms, leg = _first_token_ms(chosen), receipt.leg
+    if leg is not None:
+        here_ms = leg.pending_ms + leg.uncached_ms + leg.transfer_ms
     return max(0.0, min(there_ms) - here_ms) if there_ms else 0.0
 
 

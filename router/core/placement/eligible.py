@@ -34,6 +34,8 @@ def who_may(
         members = [m for m in members if m.id not in exclude]
     if fleet.guarded:
         members = fitness.allowed(members, now_s, retry=bool(exclude))
+    if not isinstance(only, str):
+        members = fleet.whole(members)
     if exclude:  # a second failure would be the client's: avoid members that have just failed, if there are others
         members = [m for m in members if not m.breaker.failures] or members
         servers = {Replica(id_).url for id_ in exclude}  # ranks of one server mostly fail together
@@ -43,3 +45,24 @@ def who_may(
     if full:
         members = [m for m in members if m.id not in full] or members
     return members
+
+
+def only_prefill(
+    fleet: Fleet,
+    model: str | None,
+    exclude: frozenset[str],
+    among: frozenset[str] | None,
+    full: Collection[str],
+    now_s: float,
+) -> list[Member]:
+    """Members that take a request's prefill leg and no whole requests, and of which nothing says that they had better
+    not."""
+    found = list[Member]()
+    for id_, m in fleet.prefillers.items():
+        if id_ in exclude or id_ in full or not (m.ready and fleet.legs.may_prefill(m)):
+            continue
+        if (model is not None and model not in m.models) or (among is not None and not is_among(id_, among)):
+            continue
+        if not m.breaker.backoff_s and m.rest_until_s <= now_s:
+            found.append(m)
+    return found

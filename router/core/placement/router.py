@@ -16,33 +16,48 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.placements import Brought, Candidate, Choice, Ending, Grade, HeldBack, Market, Outcome, Receipt
+from router.core.facts.legs import Handshake
+from router.core.facts.placements import (
+    Brought,
+    Candidate,
+    Choice,
+    Ending,
+    Grade,
+    HeldBack,
+    Market,
+    Outcome,
+    Reason,
+    Receipt,
+    Split,
+)
 from router.core.facts.replicas import Replica
 from router.core.facts.requests import Priority
 from router.core.fleet import stuck
 from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
-from router.core.fleet.kv_room import behind_marks
-from router.core.fleet.lease import Lease, ToLoad
-from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
+from router.core.fleet.lease import DECODE, Lease
+from router.core.fleet.member import Member
+from router.core.fleet.models import NoReplica
 from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
 from router.core.learned.loads import LoadModel
 from router.core.learned.reuse import ReuseMemory
 from router.core.observatory.explain import Explainer
-from router.core.placement.candidates import FEW, Pricer, long_enough, to_load
+from router.core.placement.candidates import FEW, Pricer, long_enough
 from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
 from router.core.placement.eligible import who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
-from router.core.placement.policies import Near, Policy, Pulling
+from router.core.placement.opening import Opener
+from router.core.placement.policies import Near, Policy, Pulling, Splitting
 from router.core.placement.receipts import kept, reason_of, take_pull
 from router.core.placement.spill import spill
+from router.core.placement.splitting import Splitter
+from router.core.placement.two_legs import TwoLegs
 from router.core.placement.wanted import Wanted
 from router.core.placement.watch import LeaseWatch
-from router.core.prompts.blocks import BLOCK_BYTES
 
 NOBODY: frozenset[str] = frozenset()
 NEAR = 4  # places on the ring that are looked at for every request
@@ -112,10 +127,13 @@ class Router:
         self._matcher = Matcher(self.models, self.index, self.knowledge, self.answers, self._credits, self.fleet.pulls)
         self.conversations = Conversations(memory_max, self.index, self.reuse)
         self._pricer = Pricer(self.fleet, self.index, self.knowledge, self.reuse)
-        self._next_lease = 0
+        self._opener = Opener(self.fleet, self.fitness, self.index, self.knowledge, self.reuse, self.conversations)
         self._ids_of_last: tuple[list[Member], dict[str, None]] = ([], {})
         self._near = policy.near if isinstance(policy, Near) else None
         self._pulls = policy.pulls if isinstance(policy, Pulling) else None
+        self._two_legs = TwoLegs(self.fleet, self.fitness, self.first_token, self.finish)
+        self.prefilled = self._two_legs.prefilled
+        self._splitter = Splitter(self.fleet, self._pricer, policy) if isinstance(policy, Splitting) else None
         # What others read of replicas, what engines show and what answers teach: documented where it is done.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
@@ -166,6 +184,22 @@ class Router:
         """Have nothing pulled from a replica before then: a request that was to got no answer in time."""
         self.fleet.pulls.rest(id_, until_s)
 
+    def prove_handshake(self, id_: str, handshake: Handshake | None, address: str) -> None:
+        """How a replica shakes hands with those that decode what it prefills, or the reverse, and the address at which
+        it is asked for blocks (`host:port`, "" where the prefill leg's answer says it); None: it does not, as far as
+        known."""
+        if id_ in self.fleet.members:
+            self.fleet.legs.prove(id_, handshake, address)
+
+    def pairs_to_warm(self, now_s: float) -> list[tuple[str, str]]:
+        """New pairs of replicas (prefill, decode), which get no traffic before `pair_warmed`; to be called every second
+        or so. A replica is in one of them at a time."""
+        return self.fleet.legs.to_warm(self.fleet.members, now_s) if self.fleet.legs.hands else []
+
+    def pair_warmed(self, prefill: str, decode: str, *, ok: bool, now_s: float) -> None:
+        """A pair was warmed, and takes traffic from now on; or that failed, and the pair rests."""
+        self.fleet.legs.warmed(prefill, decode, now_s, ok=ok)
+
     def look(self, now_s: float) -> Iterator[list[str]]:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
         requests are to be tried elsewhere, a slice of the fleet at a time, so that other work can be done between."""
@@ -192,6 +226,8 @@ class Router:
         request `may_hold_back` and is better placed later.
         """
         members = who_may(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s)
+        if self.fleet.legs.hands and not wanted.may_split:
+            members = self.fleet.legs.whole(members)
         self.knowledge.tick(now_s)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
@@ -213,23 +249,37 @@ class Router:
         for chosen in candidates:
             if chosen.id == choice.id:
                 break
-        receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full)
+        split: Split | None = None
+        if wanted.may_split and self._splitter is not None and self.fleet.legs.hands and not isinstance(only, str):
+            split = self._splitter.split(wanted, match, market, able, chosen, exclude, only, full, now_s)
+            if split is not None:
+                chosen = split.decode
+            elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
+                raise NoReplica
+        receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split)
         receipt.weighed = market.replicas
-        if chosen.tier_tokens:
+        if chosen.tier_tokens and split is None:
             receipt.brought = Brought(chosen.tier_tokens)
         lasts_ms = expected_ms(chosen)
-        if match.sources and self._pulls is not None:
+        if split is not None and self._splitter is not None:
+            lasts_ms = split.expected_ms
+            receipt.brought = Brought(split.prefill.tier_tokens, None, self._splitter.leg(split))
+        elif match.sources and self._pulls is not None:
             pull = self._pricer.pull(chosen, match, now_s)
             if pull is not None and self._pulls(market, chosen, pull):
                 lasts_ms += pull.fetch_ms + pull.uncached_ms - chosen.uncached_ms
                 take_pull(receipt, chosen, pull)
-        receipt.ttft_ms, receipt.ttft_p90_ms = self.fleet.members[chosen.id].speeds.first_tokens.predict(lasts_ms)
+        speeds = self.fleet.members[chosen.id].speeds
+        first_tokens = speeds.first_tokens if split is None else speeds.first_tokens_split
+        receipt.ttft_ms, receipt.ttft_p90_ms = first_tokens.predict(lasts_ms)
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
         self._explain(receipt, wanted, match, bool(exclude), holder, now_s)
         guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
-        lease = self._open(wanted, match, chosen, receipt, guessed, now_s)
+        lease = self._opener.open(wanted, match, chosen, receipt, guessed, self.watch, now_s)
         lease.expected_ms = lasts_ms
+        if split is not None and receipt.leg is not None:
+            self._opener.open_prefill(wanted, match, split.prefill, receipt.leg, lease, self.watch, now_s)
         return lease
 
     def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
@@ -257,6 +307,9 @@ class Router:
         """The first body event of a stream arrived."""
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
+            if lease.role == DECODE:
+                self._two_legs.first_token(member, lease, self.watch, now_s)
+                return
             alone = lease.receipt.pull is not None and lease.receipt.pull.alone and member.undisturbed(lease)
             member.prefilled(lease, now_s)
             if lease.receipt.pull is not None:
@@ -272,6 +325,8 @@ class Router:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
         if lease.receipt.pull is not None:
             self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
+        if lease.role == DECODE:
+            outcome = self._two_legs.over(lease, outcome, now_s)
         member = self.fleet.members.get(lease.replica)
         if member is None:
             if self.watch is not None:
@@ -298,8 +353,9 @@ class Router:
                 self.conversations.ended(lease.conversation, lease.replica, answer_keys, now_s, final=lease.final)
         else:
             self.index.retract(lease.replica, lease.id)
-            if self.explainer is not None and lease.end_key is not None:
-                self.explainer.take_back(lease.receipt, lease.keys, lease.end_key, lease.placed_s, member.life)
+            if self.explainer is not None and lease.end_key is not None and not self._two_legs.computed(lease):
+                life = self._computing(lease.receipt, member).life
+                self.explainer.take_back(lease.receipt, lease.keys, lease.end_key, lease.placed_s, life)
         if member.breaker.failures or member.breaker.backoff_s or not (ok or left):
             self.fitness.ended(member, lease, outcome.ending, now_s)
         if ok:
@@ -344,15 +400,26 @@ class Router:
         choice: Choice,
         exclude: frozenset[str],
         full: Collection[str],
+        split: Split | None,
     ) -> tuple[Receipt, str]:
-        """Why the request goes there, and not to whoever holds more of its prompt; and who that is ("" for nobody)."""
+        """Why the request goes there, and not to whoever holds more of its prompt; and who that is ("" for nobody). Of
+        a request in two legs the prompt is computed by the prefill leg's replica, whatever the other one holds."""
         name, cache_aware = self.policy.name, self.policy.cache_aware
         reason = reason_of(chosen, candidates, tied=choice.tied, retry=bool(exclude), cache_aware=cache_aware)
-        tokens, cached, few, holder = match.size.prompt_tokens, chosen.cached_tokens, kept(candidates, chosen), ""
-        receipt = Receipt(chosen.id, name, reason, chosen.grade, tokens, cached, few)
+        few, holder, computing = kept(candidates, chosen), "", chosen
+        if split is not None:
+            computing, reason = split.prefill, reason if reason is Reason.RETRY else Reason.SPLIT
+            computing.price_ms = split.price_ms
+        tokens, cached = match.size.prompt_tokens, computing.cached_tokens
+        receipt = Receipt(chosen.id, name, reason, computing.grade, tokens, cached, few)
         if match.depths or match.stored:
-            elsewhere = self._pricer.elsewhere(members, match)
-            if it := spill(chosen, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full):
+            elsewhere, only_prefill = self._pricer.elsewhere(members, match), self.fleet.prefillers.keys()
+            if split is not None and self._splitter is not None and only_prefill:
+                candidates = [*candidates, *[c for c in self._splitter.prefill if c.id in only_prefill]]
+                elsewhere = {id_: n for id_, n in elsewhere.items() if all(id_ != c.id for c in candidates)}
+            if it := spill(
+                computing, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full, role=only_prefill
+            ):
                 receipt.spill, receipt.spilled_tokens, holder = it.cause.value, it.tokens, it.holder
         return receipt, holder
 
@@ -362,7 +429,7 @@ class Router:
         explainer = self.explainer
         if explainer is None:
             return
-        member, ratio = self.fleet.members[receipt.replica], match.size.bytes_per_token
+        member, ratio = self._computing(receipt, self.fleet.members[receipt.replica]), match.size.bytes_per_token
         depth, block_tokens, lives = match.depths.get(member.id, 0), member.load.block_tokens or 1, self.fleet.lives
         chain, seen = wanted.chain, wanted.sighting
         explainer.explain(
@@ -371,54 +438,7 @@ class Router:
         if holder and receipt.spill and receipt.miss is not None:  # a pull may have brought what the holder has
             receipt.miss.held = (holder, receipt.spill)
 
-    def _open(
-        self, wanted: Wanted, match: PromptMatch, chosen: Candidate, receipt: Receipt, guessed: bool, now_s: float
-    ) -> Lease:
-        """Open a lease, and count its prompt as held where it goes: its blocks are being computed from now on."""
-        id_, ask, size, credit, stored = chosen.id, wanted.ask, match.size, match.credit, match.stored
-        member, blocks_max = self.fleet.members[id_], self.index.capacity(id_)
-        # Of a prompt longer than the whole cache, no more than there is room for.
-        keys = match.keys if len(match.keys) <= blocks_max else match.keys[:blocks_max]
-        lease = Lease(  # arguments by position: by name it takes three times as long
-            self._next_lease,
-            id_,
-            receipt,
-            now_s,
-            wanted.model or "",
-            ask.stream and not wanted.unseen,
-            size.prompt_tokens,
-            receipt.predicted_cached_tokens,
-            credit.tokens if credit is not None and credit.replica == id_ else 0,
-            chosen.uncached_ms,
-            size.prompt_tokens - int(behind_marks(len(keys)) * BLOCK_BYTES / size.bytes_per_token),
-            keys,
-            wanted.chain.end_key if wanted.chain else None,
-            size.text_bytes,
-            ask.output_tokens_max or ANSWER_TOKENS_MAX,
-            wanted.tokens,
-            None if stored is None else stored.get(id_) or self.knowledge.empty(id_),
-            guessed,
-            max(0.0, chosen.uncached_ms - member.prefill_model.floor_ms),
-        )
-        lease.opaque_bytes = size.opaque_bytes
-        if chosen.tier_tokens and lease.stored is not None:
-            alone = not (member.queue.computing or chosen.kv_wait_ms)
-            lease.to_load = ToLoad(to_load(lease.stored, chosen.cached_tokens), chosen.loading_ms, alone)
-        self._next_lease += 1
-        if (pull := receipt.pull) is not None:
-            pull.alone = not (member.queue.computing or chosen.kv_wait_ms or lease.to_load)
-            if lease.to_load is not None:
-                lease.to_load.alone = False
-            self.fleet.pulls.begin(lease, pull, member.speeds.loads, now_s)
-        member.open(lease, now_s, chosen.kv_wait_ms)
-        member.unseen_answers += wanted.unseen
-        self.fitness.opened(member, lease)
-        self.reuse.observe(keys, now_s, final=wanted.kin is not None and wanted.kin.final)
-        if wanted.kin is not None:
-            self.conversations.placed(wanted, wanted.kin, match, lease)
-        self.index.pin(id_, lease.id, keys, now_s)
-        if lease.stored is not None and wanted.tokens is not None:
-            self.knowledge.expect(id_, lease.id, wanted.tokens, lease.stored)
-        if self.watch is not None:
-            self.watch.opened(lease, credit, now_s)
-        return lease
+    def _computing(self, receipt: Receipt, decoding: Member) -> Member:
+        """Whoever computes the prompt: the member that decodes, or that of the prefill leg."""
+        leg = receipt.leg
+        return decoding if leg is None else self.fleet.members.get(leg.replica, decoding)

@@ -30,6 +30,7 @@ class SpillCause(StrEnum):
     FULL = "full"  # the holder has as many requests as it may have
     RETRY = "retry"  # the holder was tried, and failed
     UNFIT = "unfit"  # not ready, resting, or behind an open breaker
+    ROLE = "role"  # the holder only prefills for others, and one replica was to do it all
 
 
 class Spill(Struct, gc=False):
@@ -49,9 +50,11 @@ def spill(
     elsewhere: Mapping[str, int],
     exclude: Collection[str] = (),
     full: Collection[str] = (),
+    role: Collection[str] = (),
 ) -> Spill | None:
     """Why a placement is off the longest holder; None where nobody holds more than the chosen replica. `elsewhere` has
-    the tokens held by replicas that were not weighed; of these `exclude` were tried before, `full` have no room."""
+    the tokens held by replicas that were not weighed; of these `exclude` were tried before, `full` have no room, and
+    those of the `role` only prefill."""
     most = chosen.cached_tokens
     away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
     holder = None
@@ -60,6 +63,8 @@ def spill(
             holder, most = c, c.cached_tokens
     if away is not None and elsewhere[away] > most:
         cause = SpillCause.RETRY if away in exclude else SpillCause.FULL if away in full else SpillCause.UNFIT
+        if cause is SpillCause.UNFIT and away in role:
+            cause = SpillCause.ROLE
         return Spill(cause, elsewhere[away] - chosen.cached_tokens, away)
     if holder is None:
         return None

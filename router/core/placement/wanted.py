@@ -32,4 +32,5 @@ class Wanted(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     kin: Kin | None = None  # the conversation that its client names; None where it names none
     due_s: float | None = None  # time by which its first token is wanted, on time.monotonic(); None: any time
     may_pull: bool = True  # whether the engine may be told to bring blocks of the prompt from another replica
+    may_split: bool = False  # whether one replica may prefill it and another one decode it
     charged: bool = False  # the request was taken from its tenant's rate before its body was read

@@ -157,11 +157,14 @@ class KubernetesDiscovery:
 
     source = "kubernetes"
 
-    def __init__(self, settings: Sought, apis: Apis | None = None, random: Random | None = None) -> None:
-        """Raises ValueError, with a message for people, if the extra is missing or the settings say too little."""
+    def __init__(
+        self, settings: Sought, apis: Apis | None = None, random: Random | None = None, *, split: bool = False
+    ) -> None:
+        """`split`: pods have roles, which their labels name. Raises ValueError, with a message for people, if the extra
+        is missing or the settings say too little."""
         self._settings = settings
         self._selector = settings.selector.strip()
-        self._rule = Rule(settings.scheme, settings.port, not self._selector, settings.loopback)
+        self._rule = Rule(settings.scheme, settings.port, not self._selector, settings.loopback, split=split)
         self._api = apis or ApiClient(settings.kubeconfig)
         self._namespaces = tuple(dict.fromkeys(settings.namespaces))
         self._pools = tuple(dict.fromkeys(settings.pools))

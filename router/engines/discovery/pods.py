@@ -20,7 +20,7 @@ import msgspec
 
 from router.core.facts.replicas import Replica
 from router.engines.discovery.objects import ObjectView
-from router.engines.discovery.stacks import only_works, stack_of
+from router.engines.discovery.stacks import REVISION, only_works, role_of, stack_of
 from router.settings.networks import usual
 
 PORT = "warmroute/port"  # annotations of pods
@@ -115,13 +115,14 @@ class Rule:
     """How the engine is found in its pod: the settings `discovery.scheme`, `discovery.port` and `discovery.loopback`,
     and whether only pods of known stacks count because no selector has chosen. A pool's `ports` go before all else that
     names a port: its gateway connects to them, and each is a replica of its own, unless the pod says which of them are
-    active."""
+    active. `split`: pods have roles, which their labels name."""
 
     scheme: str = "http"
     port: str = ""
     known_only: bool = False
     loopback: bool = False
     ports: tuple[int, ...] = ()
+    split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +163,13 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
     if not address or pod.metadata.deletion_timestamp or pod.status.phase not in ("Pending", "Running"):
         return PodSeen(name, version)
     labels = pod.metadata.labels or {}
-    stack = stack_of(labels) if rule.known_only else None
+    stack = stack_of(labels, split=rule.split) if rule.known_only else None
     if rule.known_only and stack is None:
         return PodSeen(name, version)
     if not usual(pod.status.pod_ip or "", loopback=rule.loopback):
         return PodSeen(name, version, why=f"its address is {address}, where no replica may be (discovery.loopback)")
     if stack is not None and stack.port and not rule.port:
-        rule = Rule(rule.scheme, stack.port)
+        rule = Rule(rule.scheme, stack.port, split=rule.split)
     age = (pod.status.start_time or "", pod.metadata.creation_timestamp or "", pod.metadata.uid)
     runs, ready = pod.status.phase == "Running", _ready(pod.status)
     nothing = Claim("" if pod.spec.host_network else address, age)
@@ -205,10 +206,10 @@ def _replicas(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[tupl
     annotations = pod.metadata.annotations or _Annotations()
     if not rule.ports:
         named, who = annotations.port or rule.port, PORT if annotations.port else "discovery.port"
-        replica, why = _replica(pod, address, rule.scheme, *_port(pod.spec, named, who), ready=ready)
+        replica, why = _replica(pod, address, rule, *_port(pod.spec, named, who), ready=ready)
         return (replica,), why
     found = [
-        _replica(pod, address, rule.scheme, *_port(pod.spec, str(port), "targetPorts"), rank=rank, ready=ready)
+        _replica(pod, address, rule, *_port(pod.spec, str(port), "targetPorts"), rank=rank, ready=ready)
         for rank, port in enumerate(rule.ports)
         if _is_active(annotations, port)
     ]
@@ -222,7 +223,7 @@ def _is_active(annotations: _Annotations, port: int) -> bool:
 
 
 def _replica(
-    pod: _Pod, address: str, scheme: str, port: int, container: str, *, rank: int = 0, ready: bool
+    pod: _Pod, address: str, rule: Rule, port: int, container: str, *, rank: int = 0, ready: bool
 ) -> tuple[Replica, str]:
     """The replica on one port. The ranks of one pod publish their events each on a port of its own, counted up from
     the first rank's, as vLLM does (`ZmqEventPublisher.offset_endpoint_port`)."""
@@ -237,14 +238,17 @@ def _replica(
                 replay = f"tcp://{address}:{_number(annotations.replay, REPLAY_PORT, rank)}"
     except _Unclear as unclear:
         why = str(unclear)
+    labels = (pod.metadata.labels or {}) if rule.split else {}
     replica = Replica(
-        f"{scheme}://{address}:{port}",
+        f"{rule.scheme}://{address}:{port}",
         instance=f"{pod.metadata.uid}/{_run(pod, container)}",
         name=f"{pod.metadata.namespace}/{pod.metadata.name}",
         node=pod.spec.node_name or "",
         events=events,
         replay=replay,
         peer=peer,
+        role=role_of(labels),
+        revision=labels.get(REVISION, ""),
         ready=ready,
     )
     return replica, why

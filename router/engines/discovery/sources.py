@@ -7,8 +7,9 @@ from router.engines.discovery.dns import DnsDiscovery
 from router.settings.schema import DiscoverySettings, SettingsError
 
 
-def source_of(s: DiscoverySettings) -> Discovery | None:
-    """What finds replicas besides those in the settings; None if nothing does. Raises SettingsError."""
+def source_of(s: DiscoverySettings, *, split: bool = False) -> Discovery | None:
+    """What finds replicas besides those in the settings; None if nothing does. `split`: replicas have roles. Raises
+    SettingsError."""
     if s.source == DnsDiscovery.source:
         return DnsDiscovery(
             s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s, loopback=s.loopback
@@ -17,7 +18,7 @@ def source_of(s: DiscoverySettings) -> Discovery | None:
         from router.engines.discovery.kubernetes import KubernetesDiscovery  # needs an extra, and takes 0.2 s
 
         try:
-            return KubernetesDiscovery(s)
+            return KubernetesDiscovery(s, split=split)
         except ValueError as error:  # a bad kubeconfig, or none outside a pod
             raise SettingsError([str(error)]) from error
     return None

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ROLE = "llm-d.ai/role"
+from router.core.facts.legs import Role
+
+ROLE = "llm-d.ai/role"  # label of llm-d's and KServe's pods
+OWN_ROLE = "warmroute.io/role"  # goes before it
+REVISION = "disaggregatedset.x-k8s.io/revision"  # label of a rollout, both of whose roles pair among themselves
+ROLES = {
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+    "prefill-decode": Role.BOTH,
+    "both": Role.BOTH,
+}
+"""Values of these labels (llm-d-router, pkg/epp/framework/plugins); any other one is none that takes legs."""
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 
 
@@ -41,10 +52,15 @@ STACKS = (
 )
 
 
-def stack_of(labels: Mapping[str, str]) -> Stack | None:
-    """The first stack that has all of its labels among these; None where no stack is known, and for pods that take
-    prompts from other engines only (role `prefill`)."""
-    if labels.get(ROLE) == "prefill":
+def role_of(labels: Mapping[str, str]) -> Role:
+    """Which legs of requests a pod with these labels takes."""
+    return ROLES.get(labels.get(OWN_ROLE) or labels.get(ROLE, ""), Role.BOTH)
+
+
+def stack_of(labels: Mapping[str, str], *, split: bool = False) -> Stack | None:
+    """The first stack that has all of its labels among these; None where no stack is known. Pods that prefill for other
+    engines only are none unless requests are `split`."""
+    if not split and labels.get(ROLE) == "prefill":
         return None
     return next((stack for stack in STACKS if _has(labels, stack.labels)), None)
 

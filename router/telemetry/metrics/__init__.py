@@ -52,12 +52,15 @@ class Metrics:
         process: bool = False,
         otel_names: bool = False,
         aliases: Sequence[str] = (),
+        splits: bool = False,
     ) -> None:
         """`process`: the page ends with the kernel's figures of this process, which no registry has. `otel_names`: it
-        has OpenTelemetry's metrics of generative AI besides ours; `aliases`: endpoint pickers' (telemetry/epp.py)."""
+        has OpenTelemetry's metrics of generative AI besides ours; `aliases`: endpoint pickers' (telemetry/epp.py).
+        `splits`: some requests may go in two legs."""
         figures = figures or Figures()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineCount()
         self._tallies = Tallies(router.prefill_model, router.policy.name)
+        self._tallies.splits = splits
         self._others: list[GenAiTallies | EppTallies] = []  # tallies under others' names
         if otel_names:
             self._others.append(GenAiTallies(router.models.engines, self._tallies.label))

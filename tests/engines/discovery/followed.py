@@ -17,10 +17,10 @@ from tests.support.apiserver import ApiServer
 class Followed:
     """`async with Followed(api, folder) as view`: what discovery yields."""
 
-    def __init__(self, api: ApiServer, folder: Path, **settings: Any) -> None:
+    def __init__(self, api: ApiServer, folder: Path, *, split: bool = False, **settings: Any) -> None:
         self.kubeconfig = api.kubeconfig(folder)
         settings = {"source": "kubernetes", "selector": SELECTOR, "kubeconfig": str(self.kubeconfig)} | settings
-        self.discovery = KubernetesDiscovery(DiscoverySettings(**settings))
+        self.discovery = KubernetesDiscovery(DiscoverySettings(**settings), split=split)
         self.sets: list[frozenset[Replica]] = []
 
     async def __aenter__(self) -> Self:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from router.core.facts.legs import Role
 from router.engines.discovery.stacks import STACKS, stack_of
 from tests.engines.discovery.followed import Followed
 from tests.support.apiserver import ApiServer
@@ -154,3 +155,31 @@ def test_each_stack_is_tried() -> None:
     found = {stack.name for labels, *_ in KNOWN.values() if (stack := stack_of(labels))}
     assert found == {stack.name for stack in STACKS}
     assert [name for name, labels in UNKNOWN.items() if stack_of(labels)] == []
+
+
+async def test_pods_that_prefill_are_found_where_requests_are_split(api: ApiServer, tmp_path: Path) -> None:
+    """Each pod has the role and the revision of its labels, of which ours goes before llm-d's; without a handshake in
+    the settings no label means anything."""
+    labels = LLM_D[0]
+    roles = {
+        "p": labels | {"llm-d.ai/role": "prefill", "disaggregatedset.x-k8s.io/revision": "r7"},
+        "d": labels | {"llm-d.ai/role": "decode"},
+        "b": labels | {"llm-d.ai/role": "prefill-decode"},
+        "mine": labels | {"llm-d.ai/role": "decode", "warmroute.io/role": "prefill"},
+        "odd": labels | {"llm-d.ai/role": "encode"},
+    }
+    for number, (name, each) in enumerate(roles.items()):
+        api.store.create(made(name, number, each))
+    async with Followed(api, tmp_path, selector="", split=True) as view:
+        await view.until_names(*roles)
+        found = {each.name.partition("/")[2]: (each.role, each.revision) for each in view.sets[-1]}
+        assert found == {
+            "p": (Role.PREFILL, "r7"),
+            "d": (Role.DECODE, ""),
+            "b": (Role.BOTH, ""),
+            "mine": (Role.PREFILL, ""),
+            "odd": (Role.BOTH, ""),
+        }
+    async with Followed(api, tmp_path, selector="") as view:
+        await view.until_names("d", "b", "mine", "odd")
+        assert {(each.role, each.revision) for each in view.sets[-1]} == {(Role.BOTH, "")}

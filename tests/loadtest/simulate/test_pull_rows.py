@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row
+from loadtest.pages.linked import pulls_block
 from loadtest.pages.markdown import PageError
-from loadtest.pages.pulls import pulls_block
 from loadtest.simulate.command import main
 from loadtest.simulate.results import pulls
 from loadtest.simulate.rules.pull_threshold import PullThreshold

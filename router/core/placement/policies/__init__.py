@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.core.placement.policies.base import Near, Policy, Pulling
+from router.core.placement.policies.base import Near, Pairs, Policy, Pulling, Splitting
 from router.core.placement.policies.consistent_hash import ConsistentHash
 from router.core.placement.policies.least_loaded import LeastLoaded
 from router.core.placement.policies.longest_match import LongestMatch
@@ -21,4 +21,4 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "longest_match": LongestMatch,
 }
 
-__all__ = ["POLICIES", "Near", "Policy", "Pulling"]
+__all__ = ["POLICIES", "Near", "Pairs", "Policy", "Pulling", "Splitting"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol, runtime_checkable
 
-from router.core.facts.placements import Candidate, Choice, Market, Pull
+from router.core.facts.placements import Candidate, Choice, Market, Pull, Split
 
 
 class Policy(Protocol):
@@ -24,6 +24,32 @@ class Pulling(Protocol):
 
     def pulls(self, market: Market, chosen: Candidate, pull: Pull) -> bool:
         """Whether the pull is better than computing these tokens there."""
+
+
+class Pairs(Protocol):
+    """Which replicas pair, and what it takes to send blocks from one to the other."""
+
+    def transfer_ms(self, prefill: Candidate, decode: Candidate) -> float | None:
+        """Modelled time to send what the decoding replica lacks of the prompt; None where the two are no pair."""
+
+
+@runtime_checkable
+class Splitting(Protocol):
+    """A policy that may have one replica prefill a request that another one decodes."""
+
+    def split(
+        self,
+        market: Market,
+        chosen: Candidate,
+        prefill: Sequence[Candidate],
+        decode: Sequence[Candidate],
+        pairs: Pairs,
+        *,
+        must: bool = False,
+    ) -> Split | None:
+        """The two legs that are better than having the chosen replica do both; None where none are. `prefill` and
+        `decode` may take the one leg and the other, as far as they pair. `must`: the chosen one cannot do both, so that
+        any two are better."""
 
 
 @runtime_checkable

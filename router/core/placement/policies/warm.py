@@ -47,6 +47,11 @@ to no pulls at all. Copies then go wherever a little less waits or fewer answers
 other prompts out of memory behind the GPU, and those that are made while room is plenty take it later, as long as the
 prompt is asked for. With terms for both it chooses as without a fetch, or worse (docs/evidence/pulls.md).
 
+Where one replica may prefill what another one decodes, two legs are priced beside the one (`split`): the prefill's
+terms at the one replica, those of the answer at the other, and the transfer between them. What a prefill takes from
+streams is then taken where fewer are. A queue before the replicas that prefill is paid by all who come later, so the
+weight of decoding falls with that queue as it falls with the fleet's. Within the tie band one leg is enough.
+
 Prices within the tie band cannot be told apart by a model this simple. Among replicas that hold as much as the cheapest
 the band is wider by what EVENED streams make out: whoever comes next finds the same replicas, and goes where there are
 fewer, so that a lead of a few streams is over long before the answer is. What waits there for prefill is not, for this
@@ -72,11 +77,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from math import inf
 
 from msgspec import Struct
 
-from router.core.facts.placements import Candidate, Choice, Grade, Market, Pull
+from router.core.facts.placements import Candidate, Choice, Grade, Market, Pull, Split
+from router.core.placement.policies.base import Pairs
 from router.core.placement.ring import Ring, load_bound
 
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
@@ -85,6 +92,8 @@ HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work b
 EVENED = 4.0  # streams by which replicas that hold as much may differ: the next placements even that out
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
 HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
+QUEUE = 4.0  # how fast it falls with the median wait of replicas that prefill, measured in units
+LEGS = 4  # replicas whose price is looked at for each of two legs
 RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
 FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: a difference of less than a conversation is no imbalance
 
@@ -96,6 +105,7 @@ class Warm:
     name: str = "warm"
     cache_aware: bool = True
     _ring: Ring = field(default_factory=Ring)
+    _prefill_ring: Ring = field(default_factory=Ring)  # ring of replicas that prefill for others
 
     def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
         """All `ids`, the nearest to the key on the ring first."""
@@ -117,6 +127,46 @@ class Warm:
         saved_ms += min(waited_ms * weights.per_wait_ms, weights.load_max) * delays_ms
         saved_ms += weights.decoding * (chosen.stalled_ms - pull.stalled_ms)
         return pull.fetch_ms < saved_ms
+
+    def split(
+        self,
+        market: Market,
+        chosen: Candidate,
+        prefill: Sequence[Candidate],
+        decode: Sequence[Candidate],
+        pairs: Pairs,
+        *,
+        must: bool = False,
+    ) -> Split | None:
+        """The cheapest of a few pairs, where it is cheaper than one leg by more than the tie band; in any case where
+        there `must` be two legs."""
+        weights, tie_ms = Weights.of_legs(market, prefill), market.tie_ms
+        whole_ms, answers = price(chosen, weights), [(answer_price(c, weights), n) for n, c in enumerate(decode)]
+        # All that two legs can save: a request most of which is cached is decided by this alone.
+        if not answers or not prefill or (whole_ms - min(answers)[0] <= tie_ms and not must):
+            return None
+        best: Split | None = None
+        for first_ms, first in self._first_legs(market, prefill, weights):
+            for second_ms, n in nsmallest(LEGS, answers):
+                transfer_ms = pairs.transfer_ms(first, decode[n])
+                if transfer_ms is None:
+                    continue
+                there_ms = wait_ms(first) + first.uncached_ms + transfer_ms
+                late_ms = wait_ms(decode[n]) - there_ms  # time that the decode leg waits beyond its prefill leg
+                price_ms = first_ms + second_ms + transfer_ms + (late_ms if late_ms > 0 else 0.0)
+                if best is None or price_ms < best.price_ms - tie_ms:
+                    best = Split(first, decode[n], transfer_ms, price_ms)
+        return best if best is not None and (must or best.price_ms < whole_ms - tie_ms) else None
+
+    def _first_legs(
+        self, market: Market, prefill: Sequence[Candidate], weights: Weights
+    ) -> list[tuple[float, Candidate]]:
+        """Prices of the few replicas where the prefill is cheapest, in that order; those that cannot be told apart from
+        the cheapest in the order of the ring."""
+        few = nsmallest(LEGS, [(prefill_price(c, weights), n) for n, c in enumerate(prefill)])
+        band = {prefill[n].id: (price_ms, prefill[n]) for price_ms, n in few if price_ms - few[0][0] <= market.tie_ms}
+        ordered = [band[id_] for id_ in self._prefill_ring.walk(market.ring_key, band)]
+        return ordered + [(price_ms, prefill[n]) for price_ms, n in few if prefill[n].id not in band]
 
     def _cheapest(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         # Two loops over the candidates: a comprehension for each of their results would take twice as long.
@@ -272,6 +322,17 @@ class Weights(Struct, gc=False):
         bands = market.median_backlog * market.unit_ms / market.tie_ms if market.tie_ms else 0.0
         return Weights(1 / market.unit_ms, market.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
 
+    @staticmethod
+    def of_legs(market: Market, prefill: Sequence[Candidate]) -> Weights:
+        """The weights in a market where these replicas may take the prefill: their queues count as the fleet's do."""
+        weights, waits_ms = Weights.of(market), sorted([wait_ms(each) for each in prefill])
+        if waits_ms and waits_ms[-1]:
+            backlog = sum(waits_ms) / len(waits_ms) / market.unit_ms
+            weights.load_max = max(weights.load_max, backlog)
+            units = waits_ms[(len(waits_ms) - 1) // 2] / market.unit_ms
+            weights.decoding = min(weights.decoding, 1 / (1 + QUEUE * units))
+        return weights
+
 
 def price(candidate: Candidate, weights: Weights) -> float:
     """Milliseconds that this request and others wait, by the formula above."""
@@ -291,4 +352,28 @@ def price(candidate: Candidate, weights: Weights) -> float:
         + candidate.evicted_ms
         + weights.again * candidate.evicted_again_ms
         + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
+    )
+
+
+def prefill_price(candidate: Candidate, weights: Weights) -> float:
+    """The part of a price that a prefill leg has: what it waits for, and what it takes from others there."""
+    waited_ms, uncached_ms = wait_ms(candidate), candidate.uncached_ms
+    load = min(waited_ms * weights.per_wait_ms, weights.load_max)
+    return (
+        waited_ms
+        + uncached_ms
+        + load * min(uncached_ms, weights.unit_ms)
+        + candidate.evicted_ms
+        + weights.again * candidate.evicted_again_ms
+        + weights.decoding * candidate.stalled_ms
+    )
+
+
+def answer_price(candidate: Candidate, weights: Weights) -> float:
+    """The part of a price that a decode leg has, but for its wait, which the prefill's may cover."""
+    return (
+        candidate.room_ms
+        + candidate.evicted_ms
+        + weights.again * candidate.evicted_again_ms
+        + weights.decoding * (candidate.decode_ms + candidate.slowed_ms)
     )

@@ -47,6 +47,7 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- else if eq .engine "sglang" -}}
 {{- $args = list (printf "--model-path=%s" .model) (printf "--served-model-name=%s" (default .name .servedName)) "--host=0.0.0.0" "--port=30000" "--page-size=16" "--enable-cache-report" "--enable-metrics" `--kv-events-config={"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}` -}}
 {{- if gt (mul $gpus $nodes) 1 }}{{ $args = append $args (printf "--tp=%d" (mul $gpus $nodes)) }}{{ end -}}
+{{- if has .role (list "prefill" "decode") }}{{ $args = append $args (printf "--disaggregation-mode=%s" .role) }}{{ end -}}
 {{- if gt $nodes 1 }}{{ $args = concat $args (list "--dist-init-addr=$(LWS_LEADER_ADDRESS):20000" "--nnodes=$(LWS_GROUP_SIZE)" "--node-rank=$(LWS_WORKER_INDEX)") }}{{ end -}}
 {{- else -}}
 {{- $args = list "--replicas" "1" "--host" "0.0.0.0" "--port" "8000" "--model" (default .name .servedName) "--kv-events" "--kv-events-port" "5557" "--kv-replay-port" "5558" -}}
@@ -82,6 +83,9 @@ metadata:
     {{- if not $worker }}
     # What discovery selects: pods that serve, which workers of a group do not.
     warmroute/engine-of: {{ $root.Release.Name }}
+    {{- with $model.role }}
+    warmroute.io/role: {{ . }}
+    {{- end }}
     {{- end }}
     {{- with $model.podLabels }}{{ toYaml . | nindent 4 }}{{ end }}
   {{- $annotations := deepCopy (default dict $model.podAnnotations) }}

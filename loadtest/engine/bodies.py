@@ -1,0 +1,89 @@
+"""Bodies of requests to a simulated engine, as far as it heeds them, and errors in vLLM's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from loadtest.engine import tokens
+from loadtest.engine.pairs import Legged
+
+PROMPTS_MAX = 256
+
+
+class StreamOptions(msgspec.Struct):
+    """OpenAI's, as far as implemented."""
+
+    include_usage: bool | None = None
+
+
+class Body(Legged):
+    """The fields of a request that matter here; all others are ignored."""
+
+    model: str | None = None
+    messages: list[tokens.Message] | None = None
+    prompt: str | list[Any] | None = None
+    tools: list[Any] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    cache_salt: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_ids: bool | None = None
+
+
+BODY = msgspec.json.Decoder(Body)
+
+
+class Refused(Exception):
+    """Answered with an error body of vLLM's shape."""
+
+    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param = status, kind, param
+
+    def response(self) -> web.Response:
+        """The error as vLLM's response."""
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
+        return web.json_response({"error": error}, status=self.status)
+
+
+def source_of(body: Body) -> str:
+    """Where the request's engine is to pull from; "" for nowhere."""
+    params = body.kv_transfer_params
+    source = params.remote_kv_source if params is not None else None
+    return source.address if source is not None else ""
+
+
+def rendered(body: Body, messages: list[tokens.Message]) -> bytes:
+    """The prompt that a chat becomes. Raises Refused for a last message that is to be continued and closed, as vLLM
+    does."""
+    opened = body.continue_final_message
+    if opened and body.add_generation_prompt:
+        raise Refused(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    return tokens.render_chat(messages, body.tools, generate=body.add_generation_prompt, opened=opened)
+
+
+def prompts_of(prompt: str | list[Any] | None) -> list[bytes]:
+    """The kinds `/v1/completions` takes: text, token ids, or a list of either."""
+    many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    prompts: list[bytes] = []
+    for one in many[: PROMPTS_MAX + 1]:
+        if isinstance(one, str):
+            prompts.append(one.encode("utf-8", "surrogatepass"))
+        elif isinstance(one, list) and all(type(token) is int for token in one):
+            try:
+                prompts.append(tokens.from_ids(one))
+            except ValueError as error:
+                raise Refused(400, str(error), param="prompt") from None
+        else:
+            raise Refused(400, "prompt: text, token ids, or a list of either", "Bad Request", "prompt")
+    if len(prompts) > PROMPTS_MAX:
+        raise Refused(400, f"at most {PROMPTS_MAX} prompts in one request", param="prompt")
+    if not all(prompts):
+        raise Refused(400, "The decoder prompt cannot be empty", param="prompt")
+    return prompts

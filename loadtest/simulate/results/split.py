@@ -1,0 +1,118 @@
+"""What prefill apart from decode is worth: `python -m loadtest simulate --split`.
+
+Long prompts that nobody holds, and agents (scenarios/split.py), before as many replicas of the same kind. Rows differ
+in the replicas' roles and in who places. All know the same of caches, by what they have sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+
+from loadtest.common.report import Row, drawn
+from loadtest.engine.peers import PeerLimits
+from loadtest.simulate.results import linked
+from loadtest.simulate.results.figures import row_of
+from loadtest.simulate.results.pulls import LINKS
+from loadtest.simulate.results.race import settled
+from loadtest.simulate.rules.llmd_decider import LlmdDecider
+from loadtest.simulate.scenarios.split import WORKLOADS
+from loadtest.simulate.world.setting import Setting
+from loadtest.simulate.world.split import SplitWorld
+from router.core.facts.legs import Role
+from router.core.placement.policies import Policy
+from router.core.placement.policies.warm import Warm
+
+REQUESTS = 100  # for each replica
+SIZE = 8
+PREFILL_SHARE = 4  # of so many replicas one only prefills, where roles are apart
+PROBE_INTERVAL_S = 0.25  # llm-d asks every 50 ms, and its scorers live on that
+SHARES = ("light", "below", "at")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Who places, whether requests may be split, and whether replicas have roles apart."""
+
+    make: Callable[[], Policy]
+    split: bool
+    apart: bool
+
+
+AGGREGATED, OURS, OURS_ALIKE = "aggregated", "ours, apart", "ours, alike"
+ROWS = {
+    AGGREGATED: Entry(Warm, split=False, apart=False),
+    "llm-d, apart": Entry(LlmdDecider, split=True, apart=True),
+    OURS: Entry(Warm, split=True, apart=True),
+    OURS_ALIKE: Entry(Warm, split=True, apart=False),
+}
+"""Row -> who places: `warm` on replicas that do everything; llm-d's decider where a quarter of them prefill; `warm`
+there; and `warm` where each replica may do everything, and may also prefill for each other."""
+FIGURES: dict[str, Callable[[Row], float | None]] = {
+    "time per output token p50, ms": lambda row: row.tpot_p50_ms,
+    "time per output token p90, ms": lambda row: row.tpot_p90_ms,
+    "TTFT p50, s": lambda row: row.ttft_p50_s,
+    "TTFT p90, s": lambda row: row.ttft_p90_s,
+    "end-to-end p90, s": lambda row: row.e2e_p90_s,
+    "first token in time, %": lambda row: 100 * row.goodput_share if row.goodput_share is not None else None,
+    "output tokens/s": lambda row: row.output_tokens_per_s,
+    "requests split, %": lambda row: row.got,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitJob:
+    """One workload on one kind of link at one load for one seed, and who runs it."""
+
+    workload: str
+    link: str
+    load: str
+    seed: int
+    rows: tuple[str, ...] = tuple(ROWS)
+    replicas: int = SIZE
+    requests: int = REQUESTS
+    """For each replica."""
+
+
+def roles_of(replicas: int) -> tuple[Role, ...]:
+    """Roles of so many replicas, where they are apart."""
+    prefill = max(1, replicas // PREFILL_SHARE)
+    return (Role.PREFILL,) * prefill + (Role.DECODE,) * (replicas - prefill)
+
+
+def run_split(job: SplitJob) -> list[Row]:
+    """A row for each entry, in their order."""
+    link: PeerLimits = LINKS[job.link]
+    setting = Setting(replicas=job.replicas, seed=job.seed, legs=link, probe_interval_s=PROBE_INTERVAL_S)
+    scenario, rows = WORKLOADS[job.workload](job.load, setting, requests=job.requests * job.replicas), list[Row]()
+    with settled():
+        for name in job.rows:
+            entry = ROWS[name]
+            roles = roles_of(job.replicas) if entry.apart else ()
+            told = replace(scenario.setting, roles=roles, split_told=entry.split)
+            world = SplitWorld(scenario.workload, told, entry.make)
+            row = row_of(replace(scenario, setting=told), world.run())
+            row.workload, row.policy, row.case, row.seed = job.workload, name, job.link, job.seed
+            row.load_name, row.replicas = job.load, job.replicas
+            row.got = 100 * world.splits / row.requests if row.requests else 0.0
+            row.goal = "requests split, %"
+            rows.append(row)
+    return rows
+
+
+HEADS = (*linked.NAMES, *ROWS)
+
+
+def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A row of the table for each workload, link, load and figure, under HEADS."""
+    return linked.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
+
+
+def print_split(console: Console, rows: Sequence[Row]) -> None:
+    """The table."""
+    made = drawn(HEADS, (), "who places, and who prefills: means over seeds", left=set(linked.NAMES), no_wrap=False)
+    for cells in lines(rows):
+        made.add_row(*cells)
+    console.print(made)

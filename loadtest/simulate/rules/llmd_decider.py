@@ -1,0 +1,44 @@
+"""llm-d's `prefix-based-pd-decider`: a remote prefill iff so many tokens are uncached where the answer is decoded.
+
+llm-d-router (2026-08): the decoding endpoint is picked first, by the profile of scorers; then the decider compares the
+prompt's uncached suffix there with `nonCachedTokens`; then the prefilling endpoint is picked by a profile of its own.
+Here both profiles are the chart's scorers (llmd_weights.py): 3 for the share that is cached, 2 for a short queue, 2 for
+free KV memory. No default of the threshold is published: it is whatever is installed, here 1,024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadtest.simulate.rules.llmd_weights import LlmdWeights
+from router.core.facts.placements import Candidate, Market, Split
+from router.core.placement.policies import Pairs
+
+NON_CACHED_TOKENS = 1_024
+
+
+class LlmdDecider(LlmdWeights):
+    """Placement is `llmd_weights`'s, for either leg."""
+
+    def __init__(self, non_cached_tokens: int = NON_CACHED_TOKENS) -> None:
+        super().__init__(name="llmd_decider")
+        self._non_cached_tokens = non_cached_tokens
+
+    def split(
+        self,
+        market: Market,
+        chosen: Candidate,
+        prefill: Sequence[Candidate],
+        decode: Sequence[Candidate],
+        pairs: Pairs,
+        *,
+        must: bool = False,
+    ) -> Split | None:
+        """The prefilling replica with the highest score, where too much is uncached."""
+        if chosen.uncached_tokens < self._non_cached_tokens and not must:
+            return None
+        able = [each for each in prefill if pairs.transfer_ms(each, chosen) is not None]
+        if not able or all(chosen.id != each.id for each in decode):
+            return None
+        first = self._pick(able)
+        return Split(first, chosen, pairs.transfer_ms(first, chosen) or 0.0, 0.0)

@@ -1,0 +1,41 @@
+"""Workloads on replicas that may prefill for each other: long prompts that nobody holds, and agents.
+
+Prefill apart from decode is for the first: streams are interrupted by one long prefill after the other. Agents' turns
+are cached but for what they add, so there it has little to win, and measurements of others have it lose.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from loadtest.simulate.scenarios.generated import Pieces
+from loadtest.simulate.scenarios.generated import scenario as made
+from loadtest.simulate.scenarios.recorded import claude_code
+from loadtest.simulate.scenarios.scenario import Scenario
+from loadtest.simulate.world.setting import Setting
+
+PROMPT_PIECES = (40, 60)
+"""Pieces of a prompt, 400 tokens each: 20,000 on average."""
+OUTPUT_TOKENS = (200, 400)
+TTFT_LIMIT_S = 5.0
+"""A prefill alone takes 1.5 s."""
+
+
+def prefill_heavy(load: str, setting: Setting, *, requests: int) -> Scenario:
+    """Prompts of 20,000 tokens on average that share nothing, answers of 300."""
+
+    def part(rng: random.Random, number: int) -> Pieces:
+        return Pieces(0, 0, number, rng.randint(*PROMPT_PIECES), rng.randint(*OUTPUT_TOKENS))
+
+    return made("prefill_heavy", load, setting, part, requests=requests, ttft_limit_s=TTFT_LIMIT_S)
+
+
+def agents(load: str, setting: Setting, *, requests: int) -> Scenario:
+    """Sessions of Claude Code."""
+    scenario = claude_code(load, setting.seed, setting)
+    return replace(scenario, workload=replace(scenario.workload, requests_max=requests))
+
+
+WORKLOADS: dict[str, Callable[..., Scenario]] = {"prefill_heavy": prefill_heavy, "agents": agents}

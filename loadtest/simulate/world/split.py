@@ -1,0 +1,158 @@
+"""A world in which one replica may prefill what another one decodes, as the router's receipt says.
+
+The prefill leg is a request of its own, of one token. With NIXL the decode leg is sent when that has ended; with other
+handshakes both are sent at once, and the decoding engine waits. The blocks are fetched by the rules of
+`loadtest.engine.legs`, over a link of each prefilling engine. A decoding engine to which nothing comes computes.
+What a request found cached is the prefill leg's word.
+"""
+
+from __future__ import annotations
+
+from loadtest.engine.request import EngineRequest, RequestRefused
+from loadtest.engine.step import Outcome
+from loadtest.simulate.world.replicas import VirtualReplica
+from loadtest.simulate.world.world import SimulatedRequest, World
+from router.core.facts.legs import Handshake
+from router.core.facts.placements import Ending
+
+PREFILL = 1 << 40
+"""Requests of prefill legs are numbered from here, by the numbers of their requests."""
+
+
+class SplitWorld(World):
+    """Replicas have `Setting.legs`. Without a leg in a receipt everything is as ever."""
+
+    splits = 0  # requests in two legs
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens that prefill legs sent to decode legs."""
+        return sum(each.legs.fetched_tokens for each in self.replicas.values() if each.legs is not None)
+
+    @property
+    def lacked(self) -> int:
+        """Decode legs to which nothing came."""
+        models = (each.model.arriving for each in self.replicas.values())
+        return sum(arriving.lacked for arriving in models if arriving is not None)
+
+    def _submit(self, number: int, sent: SimulatedRequest, replica: VirtualReplica) -> None:
+        leg = sent.lease.receipt.leg if sent.lease is not None else None
+        if leg is None:
+            super()._submit(number, sent, replica)
+            return
+        first = self.replicas[leg.replica]
+        if not first.up or first.legs is None:
+            self._leg_failed(number, sent, leg.replica)
+            return
+        self.splits += 1
+        turn, handshake = sent.turn, self.setting.handshake
+        request = EngineRequest(PREFILL + number, turn.prompt_tokens, 1, turn.engine_keys, turn, hold=True)
+        first.legs.begin_prefill(handshake, self._id(number, sent), turn.prompt_tokens, self.now_s)
+        try:
+            first.submit(request, self.now_s)
+        except RequestRefused:
+            first.legs.drop(self._id(number, sent))
+            super()._submit(number, sent, replica)
+            return
+        if handshake is not Handshake.NIXL:
+            self._submit_decode(number, sent, replica, first)
+
+    def _submit_decode(
+        self, number: int, sent: SimulatedRequest, replica: VirtualReplica, first: VirtualReplica
+    ) -> None:
+        request, id_ = self._request(number, sent.turn), self._id(number, sent)
+        if first.legs is not None:
+            first.legs.connect(self.setting.handshake, id_, self.now_s)
+            handover = first.legs, id_
+            tokens, outputs = request.prompt_tokens, request.output_tokens
+            request = EngineRequest(number, tokens, outputs, request.keys, request.tag, handover=handover)
+        replica.submit(request, self.now_s)
+
+    def _id(self, number: int, sent: SimulatedRequest) -> str:
+        return f"{number}.{sent.tries}.{len(sent.tried)}"
+
+    def _deliver(self, outcome: Outcome, now_s: float) -> None:
+        for id_, cached_tokens in outcome.first:
+            if id_ >= PREFILL and (sent := self._open.get(id_ - PREFILL)) is not None:
+                sent.prefill_cached_tokens = cached_tokens
+        for id_ in outcome.finished:
+            if id_ >= PREFILL and (sent := self._open.get(id_ - PREFILL)) is not None:
+                self._prefilled(id_ - PREFILL, sent, now_s)
+        first = [(id_, self._found(id_, cached)) for id_, cached in outcome.first if id_ < PREFILL]
+        for id_, _ in first:
+            self._fetched(id_)
+        finished = [id_ for id_ in outcome.finished if id_ < PREFILL]
+        super()._deliver(Outcome([], first, finished, []), now_s)
+
+    def _found(self, number: int, cached_tokens: int) -> int:
+        """What was found of a prompt in a cache, by whoever computed it."""
+        sent = self._open[number]
+        split = sent.lease is not None and sent.lease.receipt.leg is not None and sent.prefill_cached_tokens >= 0
+        return sent.prefill_cached_tokens if split else cached_tokens
+
+    def _prefilled(self, number: int, sent: SimulatedRequest, now_s: float) -> None:
+        lease = sent.lease
+        leg = lease.receipt.leg if lease is not None else None
+        if lease is None or leg is None:
+            return
+        first, replica = self.replicas[leg.replica], self.replicas[lease.replica]
+        if first.legs is not None:
+            first.legs.computed(self._id(number, sent), now_s)
+        placer = self.placers[sent.router]
+        placer.prefilled(sent.turn, lease, Ending.OK, sent.prefill_cached_tokens, now_s)
+        if self.setting.handshake is not Handshake.NIXL:
+            replica.computed_elsewhere(number, now_s)
+        elif replica.up:
+            self._submit_decode(number, sent, replica, first)
+        elif self._retry(sent, Ending.UNREACHED):
+            first.model.release(PREFILL + number)
+            self._place(number, sent)
+        else:
+            self._end(number, sent, "unreached")
+
+    def _fetched(self, number: int) -> None:
+        """The blocks of a prefill leg have come, if there is one: they are free where they were computed."""
+        lease = self._open[number].lease
+        if lease is not None and lease.receipt.leg is not None:
+            self.replicas[lease.receipt.leg.replica].model.release(PREFILL + number)
+
+    def _give_up(self, what: tuple[int, int]) -> None:
+        sent = self._open.get(what[0])
+        if sent is not None and sent.tries == what[1]:
+            self._drop(what[0], sent)
+        super()._give_up(what)
+
+    def _drop(self, number: int, sent: SimulatedRequest) -> None:
+        """Nobody wants the prefill leg any more."""
+        leg = sent.lease.receipt.leg if sent.lease is not None else None
+        if leg is not None:
+            first = self.replicas[leg.replica]
+            first.cancel(PREFILL + number)
+            first.model.release(PREFILL + number)
+            if first.legs is not None:
+                first.legs.drop(self._id(number, sent))
+
+    def _leg_failed(self, number: int, sent: SimulatedRequest, name: str) -> None:
+        """The replica of the prefill leg is gone: the fault is its own, and both legs are placed anew."""
+        lease, placer = sent.lease, self.placers[sent.router]
+        if lease is None:
+            return
+        self.replicas[lease.replica].cancel(number)
+        placer.prefilled(sent.turn, lease, Ending.FAILED, None, self.now_s)
+        placer.finish(sent.turn, lease, Ending.CLIENT_LEFT, None, self.now_s)
+        sent.tried, sent.lease = (*sent.tried, name), None
+        if len(sent.tried) < 2 and sent.ttft_s is None:
+            self._place(number, sent)
+        else:
+            self._end(number, sent, "broken")
+
+    def _lost(self, name: str) -> None:
+        for number, sent in list(self._open.items()):
+            lease = sent.lease
+            if lease is None or lease.receipt.leg is None or sent.ttft_s is not None:
+                continue
+            if lease.receipt.leg.replica == name and not lease.turn_s:
+                self._leg_failed(number, sent, name)
+            elif lease.replica == name:
+                self._drop(number, sent)
+        super()._lost(name)

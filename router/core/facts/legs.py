@@ -1,0 +1,43 @@
+"""Prefill apart from decode: what replicas do, and the prefill leg of a request, as facts that nobody changes.
+
+A request in two legs is prefilled by one engine, which sends the prompt's KV blocks to another one, and decoded there.
+How the two engines find each other is their handshake.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Role(StrEnum):
+    """Which legs a replica takes, as its label `warmroute.io/role` or `llm-d.ai/role` says."""
+
+    BOTH = "both"  # whole requests, and either leg
+    PREFILL = "prefill"  # prefill legs; whole requests only where nobody else is there
+    DECODE = "decode"  # decode legs, and whole requests
+
+
+class Handshake(StrEnum):
+    """How a decoding engine comes by the blocks of a prefilling one."""
+
+    NIXL = "nixl"  # vLLM's NixlConnector: the prefill leg's answer names the blocks, so that it is awaited first
+    MOONCAKE = "mooncake"  # vLLM's MooncakeConnector: both legs at once, under one transfer id
+    OFFLOADING = "offloading"  # vLLM's OffloadingConnector with a p2p tier: both legs at once, under one request id
+    SGLANG = "sglang"  # SGLang's bootstrap server: both legs at once, in one room
+
+
+class PrefillLeg(Struct, gc=False):
+    """The replica that prefills a request which another one decodes. Times are milliseconds."""
+
+    replica: str
+    handshake: Handshake
+    address: str  # `host:port` at which the decoding engine asks there; "" for NIXL, whose answer says where
+    cached_tokens: int  # part of the prompt that this replica is believed to hold
+    pending_ms: float  # time until its prefill begins there
+    uncached_ms: float  # prefill time of what it does not hold
+    transfer_ms: float  # time until the blocks are at the decoding replica, once they are computed
+    lease: int = 0  # id of the lease that is open there
+    found_tokens: int | None = None  # part of the prompt that it found cached, once its leg has ended and it has told
+    alone: bool = False  # nothing came of it: the decoding replica has computed the prompt, too

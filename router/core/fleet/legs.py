@@ -1,0 +1,201 @@
+"""Prefill apart from decode: which replicas may take the two legs of a request, and the prefill legs under way.
+
+Two replicas pair that shake hands alike, serve the same models from blocks of the same size, are of one revision of a
+rollout, and are no ranks of one server. Whoever looks for handshakes proves them (`prove`). The first transfer between
+two engines takes seconds and may fail, so a new pair gets no traffic before somebody has warmed it (`to_warm`,
+`warmed`); one that failed rests, twice as long each time.
+
+A transfer takes floor + a x tokens, learned for each pair like a load from a tier (core/learned/loads.py): the time
+from the end of the prefill to the decoding replica's first token, where nothing else was in its way there. The tokens
+are those that the decoding replica did not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from router.core.facts.legs import Handshake, Role
+from router.core.facts.tiers import LEG
+from router.core.fleet.lease import Lease
+from router.core.fleet.member import Member
+from router.core.learned.loads import LoadFit, LoadFits, LoadModel
+
+_Kind = tuple[Handshake, str, int, int]
+"""(handshake, revision, which models, block size in tokens): those of one kind pair."""
+
+PAIRS_MAX = 4_096  # pairs that there may be, and whose times are remembered
+PAIR_REST_S, PAIR_REST_MAX_S = 5.0, 300.0  # rest of a pair whose warming failed: the first, and the longest
+WARMING_MAX_S = 60.0  # a warming of which nothing was heard for so long has failed
+
+
+class _Hand:
+    """How one replica shakes hands, and where it is asked for blocks."""
+
+    __slots__ = ("address", "handshake")
+
+    def __init__(self, handshake: Handshake, address: str) -> None:
+        self.handshake, self.address = handshake, address
+
+
+class _Pair:
+    """What is known of the way between two replicas."""
+
+    __slots__ = ("rest_s", "rest_until_s", "warm", "warming_since_s")
+
+    def __init__(self) -> None:
+        self.warm = False
+        self.warming_since_s = -inf  # time at which its warming began; -inf: nobody warms it
+        self.rest_s, self.rest_until_s = 0.0, -inf
+
+
+class Legs:
+    """Replicas that pair, and the prefill legs under way. Where no handshake is proved nothing here is called."""
+
+    def __init__(self) -> None:
+        self.hands: dict[str, _Hand] = {}
+        self.open: dict[int, Lease] = {}  # id of a decode leg's lease -> the lease of its prefill leg
+        self._pairs: dict[tuple[str, str], _Pair] = {}  # (prefill, decode)
+        self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
+
+    # -- what is told of replicas --------------------------------------------------------------------------------
+
+    def prove(self, replica: str, handshake: Handshake | None, address: str) -> None:
+        """The replica shakes hands like this, and is asked for blocks at this address; None: it does not, as far as
+        known."""
+        hand = self.hands.get(replica)
+        if handshake is None:
+            self.hands.pop(replica, None)
+        elif hand is None or hand.handshake is not handshake or hand.address != address:
+            self._forget_pairs(replica)
+            self.hands[replica] = _Hand(handshake, address)
+
+    def forget(self, replica: str) -> None:
+        """A replica left, or another engine is there."""
+        self.hands.pop(replica, None)
+        self._forget_pairs(replica)
+        self.forget_times(replica)
+
+    def forget_times(self, replica: str) -> None:
+        """A replica serves another model: what transfers took says nothing of those to come."""
+        for pair in [pair for pair in self._fits if replica in pair]:
+            del self._fits[pair]
+
+    def _forget_pairs(self, replica: str) -> None:
+        for pair in [pair for pair in self._pairs if replica in pair]:
+            del self._pairs[pair]
+
+    # -- pairs ---------------------------------------------------------------------------------------------------
+
+    def may_prefill(self, member: Member) -> bool:
+        """Whether a replica takes prefill legs."""
+        return member.id in self.hands and member.replica.role is not Role.DECODE
+
+    def may_decode(self, member: Member) -> bool:
+        """Whether a replica takes decode legs."""
+        return member.id in self.hands and member.replica.role is not Role.PREFILL
+
+    def takes_whole(self, member: Member) -> bool:
+        """Whether a replica takes requests in one leg. Servers of SGLang's that prefill or decode answer those with 400
+        (0.5.23, srt/managers/scheduler.py: "Disaggregated request received without bootstrap room id")."""
+        hand = self.hands.get(member.id)
+        return hand is None or hand.handshake is not Handshake.SGLANG
+
+    def whole(self, members: list[Member]) -> list[Member]:
+        """The members that take requests in one leg; all of them where none does."""
+        return [member for member in members if self.takes_whole(member)] or members
+
+    def alike(self, prefill: Member, decode: Member) -> bool:
+        """Whether the second replica can decode what the first one prefills."""
+        first, second = self.hands.get(prefill.id), self.hands.get(decode.id)
+        if first is None or second is None or first.handshake is not second.handshake:
+            return False
+        if prefill.replica.revision != decode.replica.revision or prefill.speeds is not decode.speeds:
+            return False
+        if (prefill.load.block_tokens or 0) != (decode.load.block_tokens or 0):
+            return False
+        return prefill.replica.url != decode.replica.url  # itself, and the ranks of its server
+
+    def is_warm(self, prefill: Member, decode: Member) -> bool:
+        """Whether the pair takes traffic."""
+        pair = self._pairs.get((prefill.id, decode.id))
+        return pair is not None and pair.warm and self.alike(prefill, decode)
+
+    def to_warm(self, members: Mapping[str, Member], now_s: float) -> list[tuple[str, str]]:
+        """Pairs (prefill, decode) to be warmed now, each replica in one of them at most; `warmed` is to be called for
+        each."""
+        pairs = self._pairs = self._paired(members)
+        busy = set[str]()
+        for (first, second), pair in pairs.items():
+            if now_s - pair.warming_since_s >= WARMING_MAX_S and pair.warming_since_s > -inf:
+                self._failed(pair, now_s)
+            if pair.warming_since_s > -inf:
+                busy.update((first, second))
+        found = list[tuple[str, str]]()
+        for (first, second), pair in pairs.items():
+            if pair.warm or pair.rest_until_s > now_s or first in busy or second in busy:
+                continue
+            if members[first].ready and members[second].ready:
+                pair.warming_since_s = now_s
+                busy.update((first, second))
+                found.append((first, second))
+        return found
+
+    def warmed(self, prefill: str, decode: str, now_s: float, *, ok: bool) -> None:
+        """A pair was warmed, well or not."""
+        pair = self._pairs.get((prefill, decode))
+        if pair is None:
+            return
+        if ok:
+            pair.warm, pair.warming_since_s, pair.rest_s = True, -inf, 0.0
+        else:
+            self._failed(pair, now_s)
+
+    def _failed(self, pair: _Pair, now_s: float) -> None:
+        pair.warm, pair.warming_since_s = False, -inf
+        pair.rest_s = min(PAIR_REST_MAX_S, max(PAIR_REST_S, 2 * pair.rest_s))
+        pair.rest_until_s = now_s + pair.rest_s
+
+    def _paired(self, members: Mapping[str, Member]) -> dict[tuple[str, str], _Pair]:
+        """All pairs that there can be; of more than PAIRS_MAX the same number for each decoding replica."""
+        first, second = dict[_Kind, list[Member]](), list[tuple[_Kind, Member]]()
+        for id_, hand in self.hands.items():
+            if (member := members.get(id_)) is None:
+                continue
+            kind = hand.handshake, member.replica.revision, id(member.speeds), member.load.block_tokens or 0
+            if self.may_prefill(member):
+                first.setdefault(kind, []).append(member)
+            if self.may_decode(member):
+                second.append((kind, member))
+        pairs, most = dict[tuple[str, str], _Pair](), PAIRS_MAX // max(1, len(second))
+        for number, (kind, decode) in enumerate(second):
+            there, partners = first.get(kind, []), 0
+            for n in range(len(there)):
+                prefill = there[(n + number) % len(there)]
+                if not self.alike(prefill, decode):  # ranks of one server, or itself
+                    continue
+                if partners == most or len(pairs) == PAIRS_MAX:
+                    break
+                name = prefill.id, decode.id
+                pairs[name] = self._pairs.get(name) or _Pair()
+                partners += 1
+        return pairs
+
+    # -- transfers -----------------------------------------------------------------------------------------------
+
+    def model(self, prefill: str, decode: str, fits: LoadFits) -> LoadModel:
+        """What a transfer between these two takes."""
+        return fits.model(LEG, self._fits.get((prefill, decode)) or _NOTHING)
+
+    def learn(self, prefill: str, decode: str, fits: LoadFits, tokens: int, took_ms: float) -> None:
+        """A transfer of so many tokens took so long."""
+        pair = prefill, decode
+        fit = self._fits.get(pair)
+        if fit is None:
+            if len(self._fits) >= PAIRS_MAX:
+                del self._fits[next(iter(self._fits))]
+            fit = self._fits[pair] = LoadFit()
+        fits.observe(LEG, fit, tokens, took_ms)
+
+
+_NOTHING = LoadFit()

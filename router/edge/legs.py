@@ -1,0 +1,339 @@
+"""A request in two legs: its prompt is prefilled at one replica, and decoded at the one that has its lease.
+
+    NIXL       the prefill leg is awaited: its answer says where the blocks are; then the decode leg
+    others     both legs at once: either engine waits for the other one, for up to minutes
+
+So no engine is left alone with its wait: a leg that fails takes the other one with it at once, by closing its
+connection, which has engines abort. The failure blames the replica of the leg that failed first, and the request may be
+tried again in both legs (attempts.py). Once the decode leg has begun, the prefill leg runs to its end, since SGLang
+breaks a room whose prefill is closed; at the decode leg's end it has `linger_s` left.
+
+A prefill leg without blocks to fetch (a prompt shorter than a block, an engine without a connector, a refusal of what
+we made of the body) costs nothing more: the same replica computes alone. Only SGLang, whose engines take no request
+without a room and whose legs have one body, has its refusal passed on.
+
+A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s. The
+decoding engine frees them when it is sent the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py
+`request_finished`), so that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from router.core.dialects.legs import decode_body, prefill_body, transferred
+from router.core.dialects.ranks import for_rank
+from router.core.facts.legs import Handshake, PrefillLeg
+from router.core.facts.placements import Ending, Outcome
+from router.core.facts.replicas import Replica
+from router.http.engine_failed import BlocksFailed, EngineFailed
+from router.http.exchange import EngineAnswer
+from router.http.failures import Failure, PrefillFailed
+from router.http.upstream import Upstream
+from router.placer import LEFT, Placed, Placer
+from router.reading.question import Question
+from router.reading.used import believed
+
+ROOM_BITS = 63  # SGLang's rooms are signed integers of 64 bits
+LOOK_S = 0.25  # between two looks whether a decode leg is over
+RELEASES_MAX = 64  # requests at once that only free blocks; beyond, engines free these when their lease is over
+RELEASE_S = 1.0  # time that such a request has to reach its engine
+AGAIN = "-alone"  # put behind a request's id where its engine has just been sent it: none may have one twice at a time
+
+
+class SplitRequest:
+    """One request in two legs."""
+
+    __slots__ = ("body_bytes", "concluded", "id", "lease", "leg", "lines", "question", "whole")
+
+    def __init__(
+        self, question: Question, lease: Placed, leg: PrefillLeg, lines: Sequence[bytes], id_: str, *, whole: bool
+    ) -> None:
+        self.question = question
+        self.lease = lease
+        self.leg = leg
+        self.lines = lines
+        self.id = id_
+        self.whole = whole  # the decode leg is awaited to its end
+        self.body_bytes = len(question.body)
+        self.concluded = False  # the placer was told of the prefill leg's end
+
+    @property
+    def rank(self) -> int | None:
+        """Data-parallel rank of the replica that prefills."""
+        return Replica(self.leg.replica).rank
+
+
+class LegCaller:
+    """Calls both replicas of such requests. `linger_s`, which may be replaced: seconds for which a prefill leg may go
+    on behind the end of its decode leg."""
+
+    def __init__(
+        self, placer: Placer, upstream: Upstream, *, clock: Callable[[], float], linger_s: float = 2.0
+    ) -> None:
+        self.linger_s = linger_s
+        self._placer = placer
+        self._upstream = upstream
+        self._clock = clock
+        self._behind: set[asyncio.Task[None]] = set()  # prefill legs that go on, and requests that only free blocks
+        self._releases = 0  # number of requests under way that only free blocks
+        self._rooms: set[str] = set()  # rooms of requests under way
+
+    async def close(self) -> None:
+        """End what goes on behind its request."""
+        tasks = list(self._behind)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def open(self) -> int:
+        """Prefill legs that go on, and requests that only free blocks."""
+        return len(self._behind)
+
+    async def call(
+        self, question: Question, lease: Placed, leg: PrefillLeg, lines: Sequence[bytes], *, whole: bool
+    ) -> EngineAnswer:
+        """Return when the decode leg's answer has begun; with `whole`, when it is whole. Raises a Failure, which is
+        PrefillFailed where the prefilling replica is at fault."""
+        split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole)
+        if leg.handshake is Handshake.NIXL:
+            return await self._in_turn(split)
+        return await self._together(split)
+
+    def _new_id(self, handshake: Handshake) -> str:
+        if handshake is not Handshake.SGLANG:
+            return secrets.token_hex(16)
+        while (room := str(secrets.randbits(ROOM_BITS))) in self._rooms:
+            pass
+        self._rooms.add(room)
+        return room
+
+    # -- NIXL ----------------------------------------------------------------------------------------------------
+
+    async def _in_turn(self, split: SplitRequest) -> EngineAnswer:
+        came = await self._prefill(split)
+        if isinstance(came, Failure):
+            self._conclude(split, came)
+            raise PrefillFailed(split.leg.replica, came) from came
+        params = transferred(Handshake.NIXL, came.head) if came.status == 200 and came.whole else None
+        self._conclude(split, came, alone=params is None)
+        if params is None:
+            return await self._alone(split, split.lines)
+        body = decode_body(split.question.body, Handshake.NIXL, "", "", None, params)
+        sent: list[bool] = []
+        try:
+            answer = await self._decode(split, body, split.lines, lambda: sent.append(True))
+        except BaseException:  # the client left
+            if not sent:
+                self._release(split, params)
+            raise
+        return _begun(answer)
+
+    def _release(self, split: SplitRequest, params: bytes) -> None:
+        """Have the blocks freed that nobody will fetch."""
+        if self._releases >= RELEASES_MAX:
+            return
+        self._releases += 1
+        path, asked = split.question.request.path, split.question.body
+        one_token = prefill_body(path, asked, Handshake.NIXL, "", "", None)
+        body = decode_body(one_token, Handshake.NIXL, "", "", None, params)
+        self._go_on(self._freed(split, body))
+
+    async def _freed(self, split: SplitRequest, body: bytes) -> None:
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RELEASE_S):  # the timeout closes the connection, which aborts the request
+                    came = await self._decode(split, body, split.lines)
+                    self._done(came)
+        finally:
+            self._releases -= 1
+
+    # -- both at once --------------------------------------------------------------------------------------------
+
+    async def _together(self, split: SplitRequest) -> EngineAnswer:
+        leg = split.leg
+        body = decode_body(split.question.body, leg.handshake, split.id, leg.address, split.rank, b"")
+        prefill = asyncio.create_task(self._prefill(split))
+        decode = asyncio.create_task(self._decode(split, body, split.lines))
+        begun: EngineAnswer | None = None
+        taken = False
+        try:
+            await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+            if prefill.done() and not _answers(decode):
+                came = prefill.result()
+                if isinstance(came, Failure):
+                    self._conclude(split, came)
+                    raise PrefillFailed(leg.replica, came) from came
+                refused = came.status >= 400 and leg.handshake is Handshake.SGLANG
+                alone = not refused and (came.status != 200 or transferred(leg.handshake, came.head) is None)
+                self._conclude(split, came, alone=alone)
+                if refused:
+                    return came
+                if alone:
+                    self._abandon(decode)
+                    return await self._alone(split, _renamed(split.lines))
+                await asyncio.wait((decode,))
+            taken = True
+            answer = _begun(decode.result())
+            begun = answer if answer.status < 400 else None
+            return answer
+        finally:
+            if not taken:
+                self._abandon(decode)
+            self._leave(split, prefill, begun)
+
+    def _leave(
+        self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer | None
+    ) -> None:
+        """Let the prefill leg run to its end behind a decode leg that has begun; otherwise end it."""
+        if begun is not None and not prefill.done():
+            self._go_on(self._drain(split, prefill, begun))
+            return
+        self._end_prefill(split, prefill)
+
+    async def _drain(
+        self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer
+    ) -> None:
+        over_s: float | None = None
+        try:
+            while not prefill.done():
+                await asyncio.wait((prefill,), timeout=LOOK_S)
+                if begun.over:
+                    over_s = self._clock() if over_s is None else over_s
+                    if self._clock() - over_s >= self.linger_s:
+                        break
+        finally:
+            self._end_prefill(split, prefill)
+
+    def _end_prefill(self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure]) -> None:
+        """The prefill leg's end, which comes now if it has not yet."""
+        self._rooms.discard(split.id)
+        if not prefill.done():
+            prefill.cancel()
+            self._conclude(split, None)
+            return
+        came = None if prefill.cancelled() else prefill.result()
+        if not split.concluded and isinstance(came, Failure):
+            self._placer.failed(split.leg.replica, PrefillFailed(split.leg.replica, came).kind)
+        self._conclude(split, came)
+
+    def _abandon(self, decode: asyncio.Task[EngineAnswer | Failure]) -> None:
+        """Nobody wants the decode leg's answer: its engine is to abort."""
+        if not decode.done():
+            decode.cancel()
+        elif not decode.cancelled():
+            self._done(decode.result())
+
+    def _go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
+
+    # -- either leg ----------------------------------------------------------------------------------------------
+
+    async def _prefill(self, split: SplitRequest) -> EngineAnswer | Failure:
+        """The whole answer of the prefill leg, or why there is none."""
+        question, leg = split.question, split.leg
+        body = prefill_body(question.request.path, question.body, leg.handshake, split.id, leg.address, split.rank)
+        lines = [
+            line for line in split.lines if line[:16].lower() != b"accept-encoding:"
+        ]  # the router reads the answer
+        came = await self._called(leg.replica, question, lines, body, whole=True)
+        if isinstance(came, EngineAnswer) and came.status >= 500:
+            return EngineFailed(came)
+        return came
+
+    async def _decode(
+        self, split: SplitRequest, body: bytes, lines: Sequence[bytes], sent: Callable[[], None] | None = None
+    ) -> EngineAnswer | Failure:
+        """The decode leg's answer, which has begun, or why there is none."""
+        came = await self._called(split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent)
+        if isinstance(came, EngineAnswer) and came.status >= 500:
+            return BlocksFailed(came)
+        return came
+
+    async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:
+        """The answer of the decoding replica where it computes the prompt, too."""
+        question = split.question
+        return _begun(await self._called(split.lease.replica, question, lines, question.body, whole=split.whole))
+
+    async def _called(
+        self,
+        replica: str,
+        question: Question,
+        lines: Sequence[bytes],
+        body: bytes,
+        *,
+        whole: bool,
+        sent: Callable[[], None] | None = None,
+    ) -> EngineAnswer | Failure:
+        request = question.request
+        if "#" in replica and (rank := Replica(replica).rank) is not None:
+            lines, body = for_rank(rank, request.path, lines, body)
+        try:
+            return await self._upstream.call(
+                replica, request.method, request.target, lines, body, whole=whole, sent=sent
+            )
+        except Failure as failure:
+            return failure
+
+    def _conclude(self, split: SplitRequest, came: EngineAnswer | Failure | None, *, alone: bool = False) -> None:
+        """Tell the placer how the prefill leg ended, once. `came` None: it was ended by us. `alone`: no blocks come of
+        it, so that there is no transfer to learn from."""
+        if split.concluded:
+            return
+        split.concluded, split.leg.alone = True, alone
+        self._done(came)
+        outcome = LEFT
+        if isinstance(came, Failure):
+            outcome = Outcome(came.ending)
+        elif alone:
+            outcome = Outcome(Ending.REFUSED_BY_ENGINE)
+        elif came is not None:
+            outcome = self._outcome(split, came)
+        self._placer.prefilled(split.lease, outcome, self._clock())
+
+    def _outcome(self, split: SplitRequest, answer: EngineAnswer) -> Outcome:
+        if answer.status >= 400:
+            return Outcome(Ending.REFUSED_BY_ENGINE)
+        if not answer.whole:
+            return Outcome(Ending.OK)
+        context_tokens = self._placer.context_tokens(split.question.wanted.model)
+        usage = split.question.dialect.usage(answer.head)
+        usage = believed(usage, split.body_bytes, len(answer.head), context_tokens)
+        if usage is not None:
+            split.leg.found_tokens = usage.cached_tokens
+        return Outcome(Ending.OK, usage)
+
+    def _done(self, came: EngineAnswer | Failure | None) -> None:
+        """Give the connection back, if there is one."""
+        if isinstance(came, EngineFailed):
+            self._upstream.done(came.answer)
+        elif isinstance(came, EngineAnswer):
+            self._upstream.done(came)
+
+
+def _begun(came: EngineAnswer | Failure) -> EngineAnswer:
+    """An answer that has begun. Raises a Failure."""
+    if isinstance(came, Failure):
+        raise came
+    return came
+
+
+def _answers(decode: asyncio.Task[EngineAnswer | Failure]) -> bool:
+    """Whether a decode leg has begun to answer, and with no error."""
+    came = decode.result() if decode.done() else None
+    return isinstance(came, EngineAnswer) and came.status < 400
+
+
+def _renamed(lines: Sequence[bytes]) -> list[bytes]:
+    """The same header lines, with another id of the request."""
+    return [
+        b"%b%b\r\n" % (line.rstrip(), AGAIN.encode()) if line[:13].lower() == b"x-request-id:" else line
+        for line in lines
+    ]

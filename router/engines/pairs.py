@@ -1,0 +1,139 @@
+"""New pairs of a prefilling and a decoding replica hand a prompt over before requests do.
+
+The first transfer between two engines takes seconds, since they get to know each other (vLLM's NIXL connector: some
+5 s), and shows whether they can reach each other at all, which no look from here does. So a small request of our own
+goes through both of them, in both legs; the Router says which pair is next, and rests one that fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import ssl
+from collections.abc import Callable, Mapping
+
+import aiohttp
+
+from router.core.dialects.legs import decode_body, prefill_body, transferred
+from router.core.dialects.ranks import RANK_HEADER
+from router.core.dialects.tenancy import COMPLETIONS
+from router.core.facts.legs import Handshake
+from router.core.facts.replicas import Replica
+from router.core.placement.router import Router
+from router.engines import fetch
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+TIMEOUT_S = 45.0  # longest time of both legs together
+WORDS = 512  # words of the prompt, enough for a block of any size
+ANSWER_BYTES_MAX = 1 << 20
+ROOM_BITS = 63
+
+
+class PairFailed(Exception):
+    """The pair did not hand the prompt over."""
+
+
+class PairWarmer:
+    """Warms the pairs that the Router names. `addresses` are where replicas that prefill are asked (hands.py)."""
+
+    def __init__(
+        self,
+        router: Router,
+        handshake: Handshake,
+        addresses: Mapping[str, str],
+        *,
+        api_key: Callable[[], str],
+        clock: Callable[[], float],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._router = router
+        self._handshake = handshake
+        self._addresses = addresses
+        self._api_key = api_key
+        self._clock = clock
+        self._session = fetch.session("", TIMEOUT_S, tls)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Stop warming, and close all connections."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._session.close()
+
+    async def watch(self) -> None:
+        """Warm new pairs, until cancelled."""
+        while True:
+            for prefill, decode in self._router.pairs_to_warm(self._clock()):
+                task = asyncio.create_task(self._warm(prefill, decode))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _warm(self, prefill: str, decode: str) -> None:
+        why = ""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._hand_over(prefill, decode)
+        except PairFailed as error:
+            why = str(error)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            why = fetch.words(error)
+        self._router.pair_warmed(prefill, decode, ok=not why, now_s=self._clock())
+        fields = {"prefill": prefill, "decode": decode}
+        if why:
+            what = "a pair of replicas did not hand a prompt over, and takes no requests in two legs for now"
+            log.warning(what, extra={"event": "pair_failed", "fields": {**fields, "why": why}})
+        else:
+            log.info("a pair of replicas takes requests in two legs", extra={"event": "pair_warmed", "fields": fields})
+
+    async def _hand_over(self, prefill: str, decode: str) -> None:
+        """Have one replica prefill a prompt that nobody has, and the other one decode it. Raises PairFailed."""
+        base = self._base(prefill, decode)
+        sglang = self._handshake is Handshake.SGLANG
+        id_ = str(secrets.randbits(ROOM_BITS)) if sglang else secrets.token_hex(16)
+        address, rank = self._addresses.get(prefill, ""), Replica(prefill).rank
+        first = prefill_body(COMPLETIONS, base, self._handshake, id_, address, rank)
+        if self._handshake is Handshake.NIXL:
+            params = transferred(self._handshake, await self._post(prefill, first))
+            if params is None:
+                raise PairFailed("the prefilling engine named no blocks: is its connector configured?")
+            await self._post(decode, decode_body(base, self._handshake, id_, address, rank, params))
+            return
+        second = decode_body(base, self._handshake, id_, address, rank, b"")
+        legs = [asyncio.ensure_future(self._post(*leg)) for leg in ((prefill, first), (decode, second))]
+        try:
+            await asyncio.gather(*legs)
+        finally:  # a leg whose other leg failed would wait for minutes
+            for leg in legs:
+                leg.cancel()
+
+    def _base(self, prefill: str, decode: str) -> bytes:
+        members = self._router.member(prefill), self._router.member(decode)
+        if members[0] is None or members[1] is None:
+            raise PairFailed("one of them left")
+        models = sorted(set(members[0].models) & set(members[1].models))
+        if not models:
+            raise PairFailed("they serve no model in common")
+        prompt = f"{secrets.token_hex(8)} {'warm ' * WORDS}"
+        return json.dumps({"model": models[0], "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode()
+
+    async def _post(self, replica: str, body: bytes) -> bytes:
+        """The answer of one leg. Raises PairFailed."""
+        there = Replica(replica)
+        headers = {"Content-Type": "application/json"}
+        if there.rank is not None:
+            headers[RANK_HEADER] = str(there.rank)
+        if key := self._api_key():
+            headers["Authorization"] = f"Bearer {key}"
+        url = there.url + COMPLETIONS
+        async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+            answer = await fetch.read(response, ANSWER_BYTES_MAX)
+            if response.status != 200:
+                raise PairFailed(f"{replica} answered with status {response.status}")
+            return answer

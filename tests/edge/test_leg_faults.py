@@ -1,0 +1,139 @@
+"""Faults of requests in two legs: which leg, at which moment, under which handshake. An engine that is left alone with
+its wait would wait for 60 to 540 s, far beyond what these tests wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from openai import APIError, AsyncOpenAI
+
+from loadtest.engine.pairs import LegRefused, Moment
+from router.core.facts.legs import Handshake, Role
+from tests.support.splitting import PROMPT, Fleet, ask, fleet
+
+Trip = Callable[[Role, Moment], Awaitable[None]]
+
+
+def _once(role: Role, moment: Moment, act: Callable[[], Awaitable[None]]) -> tuple[Trip, list[Role]]:
+    """What happens at this moment of the first such leg, and a list that tells whether it did."""
+    done: list[Role] = []
+
+    async def trip(of: Role, at: Moment) -> None:
+        if (of, at) == (role, moment) and not done:
+            done.append(of)
+            await act()
+
+    return trip, done
+
+
+async def _fails() -> None:
+    raise LegRefused(500, "Internal server error")
+
+
+async def _breaks() -> None:
+    raise asyncio.CancelledError  # the connection is closed without a word
+
+
+def _arm(it: Fleet, trip: Trip) -> None:
+    for link in it.engines.links:
+        link.trip = trip
+
+
+BEFORE = [
+    (Role.PREFILL, Moment.ARRIVED),
+    (Role.PREFILL, Moment.READY),
+    (Role.DECODE, Moment.ARRIVED),
+    (Role.DECODE, Moment.READY),
+]
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+@pytest.mark.parametrize(("role", "moment"), BEFORE)
+async def test_a_leg_that_fails_is_made_good_by_another_pair(handshake: Handshake, role: Role, moment: Moment) -> None:
+    """Before the first byte: an error, a closed connection, and a process that dies. The other leg ends at once, the
+    replica of the leg that failed is blamed, both legs are tried once more without it, and the client notices
+    nothing."""
+    async with fleet(handshake, 2, 2, time_scale=1.0, upstream__retries_max=1) as it:
+        at = 0 if role is Role.PREFILL else 1
+
+        async def dies() -> None:
+            await _killed(it, it.placer.placed[-1][at])
+
+        for act in (_fails, _breaks, dies):
+            before = len(it.placer.placed)
+            trip, done = _once(role, moment, act)
+            _arm(it, trip)
+            status, body = await ask(it.edge.url, stream=act is not _breaks)
+            assert (status, done) == (200, [role])
+            assert '"error"' not in body
+            await it.idle()
+            first, second = it.placer.placed[before:]  # and no third
+            assert all(first)
+            assert all(second)
+            assert first[at] != second[at]
+            replica, kind = it.placer.failures[-1]
+            assert replica == first[at]
+            assert kind.startswith("prefill_") is (role is Role.PREFILL)
+        assert len(it.placer.failures) == 3
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+async def test_a_pair_that_fails_twice_is_an_error(handshake: Handshake) -> None:
+    """There is one retry of a pair, within the budget: the official client sees a clean error, and no storm comes of
+    many such requests."""
+    async with fleet(handshake, 2, 2, upstream__retry_ratio=0.0, upstream__retry_floor_per_s=0.0) as it:
+
+        async def always(role: Role, _: Moment) -> None:
+            if role is Role.PREFILL:
+                await _fails()
+
+        _arm(it, always)
+        async with AsyncOpenAI(base_url=it.edge.url + "/v1", api_key="x", max_retries=0) as client:
+            with pytest.raises(APIError) as caught:
+                await client.completions.create(model="sim", prompt=PROMPT, max_tokens=5)
+        assert getattr(caught.value, "status_code", 0) == 502
+        assert len(it.placer.placed) == 2
+        said = await asyncio.gather(*(ask(it.edge.url, prompt=f"{n} {PROMPT}") for n in range(30)))
+        assert {status for status, _ in said} <= {502, 503}
+        await it.idle()
+        assert len(it.placer.placed) <= 2 + 30 + 10  # ten retries are in stock
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+async def test_an_answer_that_breaks_off_ends_in_an_error(handshake: Handshake) -> None:
+    """After the first byte nothing is tried again; the official client is told, and the prefill leg ends."""
+    async with fleet(handshake, time_scale=1.0) as it:
+        trip, done = _once(Role.DECODE, Moment.ANSWERED, _breaks)
+        _arm(it, trip)
+        async with AsyncOpenAI(base_url=it.edge.url + "/v1", api_key="x", max_retries=0) as client:
+            stream = await client.completions.create(model="sim", prompt=PROMPT, max_tokens=50, stream=True)
+            with pytest.raises(APIError):
+                async for _ in stream:
+                    pass
+        assert done == [Role.DECODE]
+        await it.idle()
+        assert len(it.placer.placed) == 1
+        assert [replica for replica, _ in it.placer.failures] == it.decode
+
+
+@pytest.mark.parametrize("handshake", [Handshake.MOONCAKE, Handshake.OFFLOADING, Handshake.SGLANG])
+async def test_a_prefill_that_never_ends_is_dropped_behind_its_decode(handshake: Handshake) -> None:
+    """The answer is whole, and the prefilling engine does not say so: it has a little time left, and no more."""
+    async with fleet(handshake) as it:
+        it.edge.legs.linger_s = 0.3
+        forever = asyncio.Event()
+        for link in it.engines.links:
+            link.linger = forever.wait
+        status, _ = await ask(it.edge.url, stream=True)
+        assert status == 200
+        assert it.edge.legs.open == 1
+        await it.idle()
+        assert it.placer.failures == []
+
+
+async def _killed(it: Fleet, replica: str) -> None:
+    """The replica's process dies, and with it whatever it was doing."""
+    it.kills.append(asyncio.create_task(it.engines.kill(it.engines.urls.index(replica))))
+    await asyncio.Event().wait()

@@ -1,0 +1,138 @@
+"""Requests in two legs over simulated engines that enforce the handshakes: what comes back, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from router.core.facts.legs import Handshake, Role
+from router.core.facts.placements import Ending
+from tests.support.splitting import PROMPT, ask, fleet
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_goes_in_two_legs(handshake: Handshake, stream: bool) -> None:
+    """One engine prefills it, another one fetches its blocks and decodes; the client sees one answer, and the placer
+    hears of the prefilling engine's own count."""
+    async with fleet(handshake) as it:
+        async with AsyncOpenAI(base_url=it.edge.url + "/v1", api_key="x", max_retries=0) as client:
+            if stream:
+                chunks = [
+                    chunk
+                    async for chunk in await client.completions.create(
+                        model="sim", prompt=PROMPT, max_tokens=5, stream=True
+                    )
+                ]
+                text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+                assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+            else:
+                text = (await client.completions.create(model="sim", prompt=PROMPT, max_tokens=5)).choices[0].text
+        assert len(text) == 5 * 4
+        await it.idle()
+        assert it.fetched() == 1
+        ((replica, outcome),) = it.placer.ended
+        assert (replica, outcome.ending) == (it.prefill[0], Ending.OK)
+        assert outcome.usage is not None
+        assert (outcome.usage.completion_tokens, outcome.usage.cached_tokens) == (1, 0)
+        assert it.placer.failures == []
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+async def test_many_at_once_get_their_own_blocks(handshake: Handshake) -> None:
+    """Ids and rooms are each request's own: none is fetched twice, and no engine crashes."""
+    async with fleet(handshake, 2, 2) as it:
+        said = await asyncio.gather(*(ask(it.edge.url, prompt=f"{n} {PROMPT}", stream=n % 2 == 0) for n in range(24)))
+        assert {status for status, _ in said} == {200}
+        await it.idle()
+        assert it.fetched() == 24
+        assert not any(link.gone for link in it.engines.links)
+        assert not any(len(link.legs) for link in it.engines.links)
+
+
+@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
+async def test_what_may_not_be_split_goes_in_one_leg(handshake: Handshake) -> None:
+    """Two choices are computed where they are decoded."""
+    async with fleet(handshake) as it:
+        status, _ = await ask(it.edge.url, n=2)
+        assert (status, it.placer.placed) == (200, [("", it.decode[0])])
+        await it.idle()
+        assert it.fetched() == 0
+
+
+async def test_a_prompt_without_blocks_is_computed_where_it_is_decoded() -> None:
+    """NIXL answers null for a prompt shorter than a block."""
+    async with fleet(Handshake.NIXL) as it:
+        status, _ = await ask(it.edge.url, prompt="short")
+        assert status == 200
+        await it.idle()
+        assert (it.fetched(), it.placer.failures) == (0, [])
+        assert [outcome.ending for _, outcome in it.placer.ended] == [Ending.REFUSED_BY_ENGINE]  # nothing to learn from
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+async def test_a_request_that_no_engine_takes_is_refused_once(handshake: Handshake) -> None:
+    """The client gets the engine's own refusal; nobody is blamed, and nothing is tried again."""
+    async with fleet(handshake) as it:
+        status, body = await ask(it.edge.url, prompt="")
+        assert (status, "error" in body) == (400, True)
+        await it.idle()
+        assert (len(it.placer.placed), it.placer.failures) == (1, [])
+
+
+@pytest.mark.inside
+async def test_a_client_that_leaves_between_the_legs_of_nixl_frees_the_blocks() -> None:
+    """The decode leg has no connection yet: its engine is sent the request all the same, and told that nobody wants
+    it, so that the prefilling engine need not keep the blocks for its lease."""
+    async with fleet(Handshake.NIXL) as it:
+        upstream, connecting, go_on = it.edge.upstream, asyncio.Event(), asyncio.Event()
+        connect = upstream._connect
+
+        async def slowly(pool: Any) -> Any:
+            if upstream._pools.get(it.decode[0]) is pool and not go_on.is_set():
+                connecting.set()
+                await go_on.wait()
+            return await connect(pool)
+
+        upstream._connect = slowly  # type: ignore[method-assign]
+        asking = asyncio.create_task(ask(it.edge.url))
+        async with asyncio.timeout(60):
+            await connecting.wait()
+        assert len(it.engines.links[0].legs) == 1
+        asking.cancel()
+        await until(lambda: it.edge.proxy.in_flight == 0)
+        assert len(it.engines.links[0].legs) == 1
+        go_on.set()
+        await until(lambda: not len(it.engines.links[0].legs))
+        await it.idle()
+        assert it.engines.links[0].legs.expired == 0
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_client_that_leaves_ends_both_legs(handshake: Handshake, role: Role) -> None:
+    """Whichever leg is at work: both engines are told at once, nobody is blamed, and nothing is left."""
+    async with fleet(handshake) as it:
+        reached = asyncio.Event()
+
+        async def hold(of: Role, _: object) -> None:
+            if of is role:
+                reached.set()
+                await asyncio.Event().wait()
+
+        for link in it.engines.links:
+            link.trip = hold
+        asking = asyncio.create_task(ask(it.edge.url))
+        async with asyncio.timeout(60):
+            await reached.wait()
+        asking.cancel()
+        await it.idle()
+        assert it.placer.failures == []
+        assert len(it.placer.placed) == 1
+        # What was computed by then, and not asked for, these keep for as long as their own rule says.
+        parks = role is Role.DECODE and handshake in (Handshake.MOONCAKE, Handshake.OFFLOADING)
+        assert parks or not any(len(link.legs) for link in it.engines.links)

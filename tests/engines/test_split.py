@@ -1,0 +1,231 @@
+"""Roles, handshakes and pairs as a hub finds them, and whole requests in two legs by the Router's own choice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from loadtest.engine.command import Engines, EngineSettings
+from loadtest.engine.peers import PeerLimits
+from router.app import App
+from router.core.facts.legs import Handshake, Role
+from router.core.facts.replicas import Replica
+from router.engines.hands import HandProber
+from router.settings.schema import SplitSettings
+from tests.gateway.asking import asking, set_headers
+from tests.support import fakes
+from tests.support.keyring import Keyring
+from tests.support.waiting import until
+
+COMPLETIONS = "/v1/completions"
+LONG = "abcd" * 12_000
+
+
+@asynccontextmanager
+async def _fleet(handshake: Handshake, decodes: int = 2, **overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
+    """One replica that prefills and so many that decode, and a router that may have them do so."""
+    settings = EngineSettings(
+        replicas=1 + decodes,
+        port=0,
+        time_scale=20.0,
+        handshake=handshake,
+        prefills=1,
+        peers=PeerLimits(1e-3, 1e-6),
+    )
+    async with Engines(settings) as engines:
+        named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=False)]
+        split = {
+            "split__handshake": handshake.value,
+            "split__prefill": tuple(engines.urls[:1]),
+            "split__decode": tuple(engines.urls[1:]),
+            "split__endpoints": () if handshake is Handshake.NIXL else tuple(named),
+            "pulls__gb_per_s": 1_000.0,
+            "events__enabled": False,
+        }
+        async with App(fakes.settings(*engines.urls, **{**split, **overrides})) as app:
+            await app.hub.probe_now()
+            yield engines, app
+
+
+def _warm(app: App) -> int:
+    """How many pairs take traffic."""
+    return sum(pair.warm for pair in app.router.fleet.legs._pairs.values())
+
+
+async def _ask(url: str, prompt: str, tokens: int) -> dict[str, str]:
+    """Headers of a stream that was read to its end."""
+    body = {"model": "sim", "prompt": prompt, "max_tokens": tokens, "stream": True}
+    async with ClientSession() as client, client.post(url + COMPLETIONS, json=body) as response:
+        assert (response.status, "[DONE]" in await response.text()) == (200, True)
+        return dict(response.headers)
+
+
+@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
+async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: pytest.LogCaptureFixture) -> None:
+    """Where many streams decode, a long new prompt is prefilled by the replica that does nothing else, once its pairs
+    have handed a prompt of ours over; receipts and metrics say so, and short prompts stay in one leg."""
+    caplog.set_level(logging.INFO)
+    async with _fleet(handshake) as (engines, app):
+        await until(lambda: _warm(app) == 2)
+        assert sum(link.legs.fetched for link in engines.links) == 2
+        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 1_500)) for n in range(12)]
+        await until(lambda: sum(member.decoding for member in app.router.members) >= len(streams))
+        headers = await _ask(app.url, LONG, 3)
+        assert headers["x-warmroute-reason"] == "split"
+        assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
+        assert headers["x-warmroute-replica"] in engines.urls[1:]
+        for stream in streams:
+            assert "x-warmroute-prefill-replica" not in await stream
+        await until(lambda: fakes.idle(app))
+        assert not app.router.fleet.legs.open
+        async with ClientSession() as client, client.get(app.admin_url + "/metrics") as response:
+            page = await response.text()
+        assert 'warmroute_disagg_decisions_total{decision="prefill-decode",model="sim"} 1.0' in page
+        events = [getattr(line, "event", "") for line in caplog.records]
+        assert events.count("pair_warmed") == 2
+        assert events.count("handshake_up") == (handshake is not Handshake.NIXL)
+
+
+async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
+    """Not a short prompt, nor one before any pair is warm: that is 503, and no engine's 400. What may not be split goes
+    to a server that does both, where there is one."""
+    async with _fleet(Handshake.SGLANG, 1) as (engines, app):
+        await until(lambda: len(app.router.fleet.legs.hands) == 2)
+        app.router.fleet.legs._pairs.clear()
+        async with ClientSession() as client, client.post(app.url + COMPLETIONS, json={"prompt": "hi"}) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica_ready")
+        await until(lambda: _warm(app) == 1)
+        headers = await _ask(app.url, "short", 3)
+        assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
+        both = fakes.FakeEngine(models=("sim",), owned_by="sglang")
+        async with both:
+            app.hub.replicas.add(both.url)
+            await until(lambda: any(m.id == both.url for m in app.router.members))
+            await app.hub.probe_now()
+            body = {"model": "sim", "prompt": "two", "n": 2}
+            async with ClientSession() as client, client.post(app.url + COMPLETIONS, json=body) as response:
+                assert (response.status, response.headers["x-warmroute-replica"]) == (200, both.url)
+
+
+async def test_a_pair_that_hands_nothing_over_takes_no_traffic(caplog: pytest.LogCaptureFixture) -> None:
+    """The decoding engine cannot reach the other one, though the router can: the log says so, the pair rests, and
+    requests go in one leg."""
+    async with _fleet(Handshake.NIXL) as (engines, app):
+        engines._directory.clear()
+        await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
+        headers = await _ask(app.url, LONG, 3)
+        assert headers["x-warmroute-replica"] in engines.urls[1:]
+        assert "x-warmroute-prefill-replica" not in headers
+        assert _warm(app) == 0
+
+
+async def test_nothing_is_split_without_a_handshake() -> None:
+    """Roles mean nothing then, and nobody looks for hands."""
+    async with fakes.FakeEngine() as engine, fakes.running(engine) as app:
+        assert app.hub.roster._hands is None
+        assert [member.replica.role for member in app.router.members] == [Role.BOTH]
+        assert not app.router.fleet.legs.hands
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+async def test_an_engine_that_is_to_be_asked_must_answer(handshake: Handshake) -> None:
+    """Each handshake's own sign of life; an engine that is not there, or gone, shakes no hands, and one that only
+    decodes is not asked."""
+    proved: list[tuple[str, Handshake | None, str]] = []
+    settings = EngineSettings(replicas=1, port=0, handshake=handshake, prefills=1)
+    async with Engines(settings) as engines:
+        url, address = engines.urls[0], (engines.addresses or [""])[0]
+        named = () if handshake is Handshake.NIXL else (f"{url}={address}",)
+        given = SplitSettings(handshake.value, (url,), ("http://127.0.0.1:1",), 0, named, 0.01)
+        prober = HandProber(lambda *said: proved.append(said), given)
+        replica, other = prober.named(Replica(url)), prober.named(Replica("http://127.0.0.1:1"))
+        assert (replica.role, other.role) == (Role.PREFILL, Role.DECODE)
+        tasks = [asyncio.create_task(prober.watch(each)) for each in (replica, other)]
+        await until(lambda: len({said[0] for said in proved}) == 2)
+        wanted = f"{address}#{engines.links[0].engine_id}" if handshake is Handshake.MOONCAKE else address
+        assert next(said for said in proved if said[0] == url)[1:] == (handshake, wanted)
+        assert next(said for said in proved if said[0] != url)[1:] == (handshake, "")
+    if handshake is not Handshake.NIXL:  # which has nobody to be asked
+        await until(lambda: proved[-1] == (url, None, ""))
+        assert url not in prober.addresses
+    for task in tasks:
+        task.cancel()
+    await prober.close()
+
+
+async def test_where_engines_are_asked() -> None:
+    """The settings' entry for an engine goes before discovery's word, and that before the port for all; a p2p tier has
+    a port for each rank, a bootstrap server one for all."""
+    one = HandProber(lambda *_: None, SplitSettings("offloading", endpoints=("http://a:1=10.0.0.9:7",)))
+    assert one.address(Replica("http://a:1", peer="10.0.0.1:8")) == "10.0.0.9:7"
+    assert one.address(Replica("http://b:1#dp2", peer="10.0.0.1:8")) == "10.0.0.1:10"
+    assert one.address(Replica("http://b:1")) == "b:5710"
+    assert one.address(Replica("http://b:1", role=Role.DECODE)) == ""
+    two = HandProber(lambda *_: None, SplitSettings("sglang", port=9000))
+    assert two.address(Replica("http://[fd00::1]:1#dp2", role=Role.PREFILL)) == "[fd00::1]:9000"
+    three = HandProber(lambda *_: None, SplitSettings("nixl"))
+    assert three.address(Replica("http://b:1")) == ""
+    for each in (one, two, three):
+        await each.close()
+
+
+async def test_a_server_of_sglangs_without_a_role_takes_no_legs(caplog: pytest.LogCaptureFixture) -> None:
+    """It prefills or decodes, as it was started, and nothing says which."""
+    proved: list[Any] = []
+    prober = HandProber(lambda *said: proved.append(said), SplitSettings("sglang"))
+    await prober.watch(Replica("http://b:1"))
+    assert proved == []
+    assert [getattr(line, "event", "") for line in caplog.records] == ["role_unknown"]
+    await prober.close()
+
+
+async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
+    """The picker names the prefilling replica in llm-d's header, whatever the client has put there, and leaves the body
+    alone; the prefill leg's lease ends with the decode leg's."""
+    async with _fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+        engines,
+        app,
+    ):
+        await until(lambda: _warm(app) == 1)
+        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 1_500)) for n in range(12)]
+        await until(lambda: sum(member.decoding for member in app.router.members) >= len(streams))
+        body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
+        async with asking(app) as it:
+            told = await it.pick(body, path=COMPLETIONS, headers={"x-prefiller-host-port": "10.0.0.9:1"})
+        assert set_headers(told)["x-prefiller-host-port"] == engines.urls[0].removeprefix("http://")
+        assert not told.request_body.response.HasField("body_mutation")
+        await asyncio.gather(*streams)
+        await until(lambda: fakes.idle(app))
+        assert not app.router.fleet.legs.open
+
+
+async def test_clients_name_no_engines(tmp_path: Path) -> None:
+    """What clients say of transfers never reaches an engine: fields of tenants, and headers of anybody."""
+    ring = Keyring(tmp_path, one={})
+    said = {
+        "x-prefiller-host-port": "10.0.0.9:1",
+        "x-encoder-hosts-ports": "10.0.0.9:1",
+        "x-data-parallel-host-port": "10.0.0.9:1",
+        "x-override-bootstrap-host": "10.0.0.9",
+        "x-override-bootstrap-room": "1",
+        "x-override-rid": "x",
+    }
+    async with fakes.FakeEngine(owned_by="vllm") as engine, fakes.running(engine, **ring.settings) as app:
+        body = {"model": "m", "messages": [], "bootstrap_room": 7, "kv_transfer_params": {"transfer_id": "x"}}
+        headers = {**ring.of("one"), **said}
+        async with (
+            ClientSession() as client,
+            client.post(app.url + "/v1/chat/completions", json=body, headers=headers) as response,
+        ):
+            assert response.status == 200
+        seen = engine.seen[-1]
+        assert (seen.json["kv_transfer_params"], seen.json["bootstrap_room"]) == (None, None)
+        assert not set(said) & {name.lower() for name in seen.headers}

@@ -1,0 +1,174 @@
+"""A router that has every request go in two legs which may, over simulated engines: what calls both replicas is under
+test, not what chooses them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import ClientSession
+
+from loadtest.engine.command import Engines, EngineSettings
+from loadtest.engine.peers import PeerLimits
+from router.core.facts.legs import Handshake, PrefillLeg
+from router.core.facts.placements import Brought, Outcome
+from router.core.facts.replicas import address_of
+from router.core.fleet.lease import Lease
+from router.core.placement.wanted import Wanted
+from router.edge.edge import Edge
+from router.hub.hub import Hub
+from router.hub.local_placer import LocalPlacer
+from router.telemetry.record import RequestRecord
+from tests.support import fakes
+from tests.support.waiting import until
+
+PROMPT = "a prompt that fills some blocks of sixteen tokens each " * 8
+COMPLETIONS = "/v1/completions"
+
+
+class SplitPlacer:
+    """Places as the hub does, among the replicas that decode, and adds the first prefilling replica that is not
+    excluded. What it does not do itself the hub's placer does."""
+
+    def __init__(
+        self,
+        inner: LocalPlacer,
+        handshake: Handshake,
+        prefill: Sequence[str],
+        decode: Sequence[str],
+        addresses: Mapping[str, str],
+    ) -> None:
+        self._inner = inner
+        self._handshake = handshake
+        self._prefill, self._decode = prefill, decode
+        self._addresses = addresses
+        self.legs: dict[int, str] = {}  # prefill legs that are open: lease -> replica
+        self.placed: list[tuple[str, str]] = []  # (prefilling replica or "", decoding replica) of each placement
+        self.ended: list[tuple[str, Outcome]] = []  # (prefilling replica, how its leg ended)
+        self.failures: list[tuple[str, str]] = []  # (replica, kind)
+        self.records: list[RequestRecord] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
+        """A lease on a decoding replica, with a prefill leg where the request may be split."""
+        prefills = [replica for replica in self._prefill if replica not in exclude] if wanted.may_split else []
+        wanted.among = frozenset(map(address_of, self._decode))
+        lease = await self._inner.place(wanted, exclude)
+        if prefills:
+            address = self._addresses.get(prefills[0], "")
+            leg = PrefillLeg(prefills[0], self._handshake, address, 0, 0.0, 0.0, 0.0, lease=lease.id)
+            lease.receipt.brought = Brought(leg=leg)
+            self.legs[lease.id] = prefills[0]
+        self.placed.append((prefills[0] if prefills else "", lease.replica))
+        return lease
+
+    def prefilled(self, lease: Lease, outcome: Outcome, _now_s: float) -> None:
+        """The prefill leg ended."""
+        if (replica := self.legs.pop(lease.id, None)) is not None:
+            self.ended.append((replica, outcome))
+
+    def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """The lease ended, and with it a prefill leg that is still open."""
+        self.legs.pop(lease.id, None)
+        self._inner.finish(lease, outcome, now_s)
+
+    def failed(self, replica: str, kind: str) -> None:
+        """An attempt failed."""
+        self.failures.append((replica, kind))
+        self._inner.failed(replica, kind)
+
+    def report(self, record: RequestRecord) -> None:
+        """A request ended."""
+        self.records.append(record)
+        self._inner.report(record)
+
+
+@asynccontextmanager
+async def splitting(
+    handshake: Handshake,
+    prefill: Sequence[str],
+    decode: Sequence[str],
+    addresses: Mapping[str, str] | None = None,
+    **overrides: Any,
+) -> AsyncIterator[tuple[Edge, SplitPlacer, Hub]]:
+    """An edge before these replicas, its placer, and its hub, which has probed them once and splits nothing itself."""
+    settings = fakes.settings(*prefill, *decode, split__handshake=handshake.value, **overrides)
+    async with Hub(fakes.settings(*prefill, *decode, **overrides)) as hub:
+        placer = SplitPlacer(hub.placer, handshake, prefill, decode, addresses or {})
+        async with Edge(settings, placer) as edge:
+            hub.serve(edge)
+            await hub.probe_now()
+            yield edge, placer, hub
+
+
+def idle(edge: Edge, placer: SplitPlacer, hub: Hub) -> bool:
+    """Whether nothing is left open, anywhere."""
+    members = hub.router.fleet.members.values()
+    open_ = edge.proxy.in_flight or edge.legs.open or placer.legs
+    return not open_ and all(not m.leases and m.live.blocks == m.live.own_tokens == 0 for m in members)
+
+
+@dataclass
+class Fleet:
+    """Engines, and a router before them: the first `prefills` of them prefill, the others decode."""
+
+    engines: Engines
+    edge: Edge
+    placer: SplitPlacer
+    hub: Hub
+    prefills: int
+    kills: list[asyncio.Task[None]] = field(default_factory=list)  # deaths of engines that are under way
+
+    @property
+    def prefill(self) -> list[str]:
+        """Replicas that prefill."""
+        return self.engines.urls[: self.prefills]
+
+    @property
+    def decode(self) -> list[str]:
+        """Replicas that decode."""
+        return self.engines.urls[self.prefills :]
+
+    async def idle(self) -> None:
+        """Return when nothing is open, at the router or at any engine."""
+        await until(lambda: idle(self.edge, self.placer, self.hub))
+        await until(lambda: not any(link.waiting for link in self.engines.links if not link.gone))
+
+    def fetched(self) -> int:
+        """How many prompts' blocks were handed over."""
+        return sum(link.legs.fetched for link in self.engines.links)
+
+
+@asynccontextmanager
+async def fleet(
+    handshake: Handshake, prefills: int = 1, decodes: int = 1, time_scale: float = 10.0, **overrides: Any
+) -> AsyncIterator[Fleet]:
+    """So many simulated engines, in whose life `time_scale` seconds take one."""
+    settings = EngineSettings(
+        replicas=prefills + decodes,
+        port=0,
+        time_scale=time_scale,
+        handshake=handshake,
+        prefills=prefills,
+        peers=PeerLimits(1e-3, 1e-6) if handshake is Handshake.OFFLOADING else None,
+    )
+    async with Engines(settings) as engines:
+        addresses = dict(zip(engines.urls, engines.addresses, strict=False))
+        if handshake is Handshake.MOONCAKE:
+            ids = [f"#{link.engine_id}" for link in engines.links]
+            addresses = {url: addresses[url] + id_ for url, id_ in zip(engines.urls, ids, strict=True)}
+        legs = (engines.urls[:prefills], engines.urls[prefills:])
+        async with splitting(handshake, *legs, addresses, **overrides) as (edge, placer, hub):
+            yield Fleet(engines, edge, placer, hub, prefills)
+
+
+async def ask(url: str, **fields: Any) -> tuple[int, str]:
+    """(status, body) of a completion."""
+    body = {"model": "sim", "prompt": PROMPT, "max_tokens": 5, **fields}
+    async with ClientSession() as client, client.post(url + COMPLETIONS, json=body) as response:
+        return response.status, await response.text()
