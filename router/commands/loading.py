@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.core.dialects.repairs import REPAIRS
-from router.core.placement.policies import POLICIES
+from router.core.placement.policies import POLICIES, Splitting
 from router.engines.discovery import POOLS_MAX, SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
@@ -185,6 +185,8 @@ def _check(settings: Settings) -> list[str]:
     problems += event_problems(events.endpoints, events.topics, events.bind)
     problems += peer_problems(settings.pulls.endpoints)
     problems += split_problems(settings.split)
+    if settings.split.handshake and policy in POLICIES and not isinstance(POLICIES[policy](), Splitting):
+        problems.append(f"'split.handshake': needs a policy that prices both legs, as warm does; it is '{policy}'")
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
