@@ -23,7 +23,7 @@ from tests.support.speaking import chunks_of, said_in
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOKENS = 40
-TIMEOUT_S = 120.0
+TIMEOUT_S = 420.0
 PROMPTS = 2  # of each API; each is asked once for every event of its answer
 
 

@@ -26,6 +26,7 @@ from aiohttp import web
 from tests.support.podstore import Gone, PodStore, expired, failure
 
 LOOK_S = 0.01  # between two looks of a watch for changes
+ACCEPT_TURNS = 5  # turns of the loop, some more than asyncio takes from accepting a connection to telling of it
 
 
 @dataclass
@@ -83,10 +84,11 @@ class ApiServer:
         self.close_watches()
         server = self._runner.server
         await self._runner.cleanup()
-        await asyncio.sleep(0)  # a connection that was accepted meanwhile is known to the server only now
-        for connection in server.connections if server is not None else ():
-            if connection.transport is not None:
-                connection.transport.abort()
+        for _ in range(ACCEPT_TURNS):  # a connection that was accepted meanwhile is known to the server only then
+            await asyncio.sleep(0)
+            for connection in list(server.connections) if server is not None else ():
+                if connection.transport is not None:
+                    connection.transport.abort()
 
     def close_watches(self) -> None:
         """Break the connections of all watches, in the middle of their answers."""

@@ -42,7 +42,7 @@ def room(member: Member, match: PromptMatch, decode_ms: float) -> tuple[float, f
     blocks = live.shared(match.keys)
     shared = blocks * BLOCK_BYTES / ratio
     over = (used + size.prompt_tokens - shared) / capacity - 1
-    lasts_ms = speeds.mean_decode_ms or decode_ms
+    lasts_ms = speeds.mean_decode_ms or speeds.mean_open_ms or decode_ms
     # What it shares with open leases stays until the last of them ends: each keeps its part of that.
     kept = size.prompt_tokens - shared + shared / (1 + live.sharers(match.keys, blocks))
     open_n = len(member.leases) + member.others.open

@@ -22,7 +22,7 @@ def test_caches_are_found_though_answers_go_past(scenario: str) -> None:
     that of a router which sees every answer, and the ninetieth percentile of first tokens within what it differs by
     from one seed to the next."""
     hits, first_tokens = [], []
-    for seed in (1, 2, 3):
+    for seed in range(1, 6):
         seen, unseen = (
             run_job(RaceJob(scenario, "at", seed, (Entrant("warm"),), Changes((("unseen", past),), 600)))[0]
             for past in (False, True)
