@@ -12,8 +12,9 @@ from aiohttp import ClientSession
 
 from router.admin.rows import decision_row
 from router.commands.explain.words import explained
+from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
-from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
+from router.core.facts.placements import Brought, Candidate, Ending, Grade, Reason, Receipt, Usage
 from router.core.observatory.places import places_of
 from router.core.placement.spill import SpillCause
 from router.telemetry.record import RequestRecord, session_key
@@ -86,6 +87,23 @@ def test_everything_that_is_known_is_said() -> None:
     ):  # fmt: skip
         assert words in text or words.replace("60.0", "60") in text, words
     assert "\x1b" not in text
+
+
+def test_a_request_in_two_legs_is_told_so() -> None:
+    """Why, who prefilled it, and how long that and the way of its blocks were to take; and of a holder that only
+    prefills, that this was the reason to pass it over."""
+    here = Candidate(FAR, 0, 20_000, 0.0, 1_200.0, 0.0, 0.0, 3)
+    receipt = Receipt(FAR, "warm", Reason.SPLIT, Grade.ESTIMATED, 20_000, 500, (here,))
+    receipt.brought = Brought(0, None, PrefillLeg(NEAR, Handshake.NIXL, "", 500, 300.0, 1_170.0, 240.0))
+    usage = Usage(20_000, 20, 500)
+    record = RequestRecord("x", CHAT, 1_795_620_000.0, "m", 200, Ending.OK.value, receipt=receipt, usage=usage)
+    text = "\n".join(explained(decision_row(record, 1)))
+    assert f"Went to {FAR}: split - another replica prefills it" in text
+    assert f"{NEAR} prefills it, in 1,470 ms, and sends its blocks, in 240 ms more." in text
+    assert "Predicted: 500 of 20,000 prompt tokens cached" in text
+    receipt.brought, receipt.spill, receipt.spilled_tokens = None, SpillCause.ROLE, 19_000
+    text = "\n".join(explained(decision_row(record, 1)))
+    assert "was passed over: it only prefills for others, and one replica was to do it all." in text
 
 
 CLAUDE, SUB, OVER = {"x-claude-code-session-id": "s"}, {"x-claude-code-agent-id": "a"}, {"x-dynamo-session-final": "1"}

@@ -156,6 +156,9 @@ def _cache(row: Row) -> Iterator[str]:
     if row.get("predicted_pull_tokens"):
         pulled, took = _count(row["predicted_pull_tokens"]), _count(row["predicted_pull_ms"])
         yield f"Of these {pulled} are pulled from {row['pull_source']}, in {took} ms."
+    if row.get("prefill_replica"):
+        computed, sent = _count(row["predicted_prefill_ms"]), _count(row["predicted_transfer_ms"])
+        yield f"{row['prefill_replica']} prefills it, in {computed} ms, and sends its blocks, in {sent} ms more."
     usage = row["usage"]
     if usage and usage["cached_tokens"] is not None:
         yield f"The engine counted {_count(usage['cached_tokens'])} of {_count(usage['prompt_tokens'])}."

@@ -117,7 +117,7 @@ class Split(Struct, gc=False):
     prefill: Candidate
     decode: Candidate
     transfer_ms: float  # time until the blocks are at the decoding replica, once they are computed
-    price_ms: float  # of both legs, comparable with a candidate's
+    price_ms: float  # price of both legs, comparable with a candidate's
 
     @property
     def expected_ms(self) -> float:

@@ -45,7 +45,7 @@ class _Pair:
 
     def __init__(self) -> None:
         self.warm = False
-        self.warming_since_s = -inf  # since when somebody warms it; -inf: nobody does
+        self.warming_since_s = -inf  # time at which its warming began; -inf: nobody warms it
         self.rest_s, self.rest_until_s = 0.0, -inf
 
 
@@ -56,7 +56,7 @@ class Legs:
         self.hands: dict[str, _Hand] = {}
         self.open: dict[int, Lease] = {}  # id of a decode leg's lease -> the lease of its prefill leg
         self._pairs: dict[tuple[str, str], _Pair] = {}  # (prefill, decode)
-        self._fits: dict[tuple[str, str], LoadFit] = {}  # likewise
+        self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
 
     # -- what is told of replicas --------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class Speeds:
     steps: StepFit = field(default_factory=StepFit)
     answer_tokens: AnswerTokens = field(default_factory=AnswerTokens)
     first_tokens: FirstTokens = field(default_factory=FirstTokens)
-    first_tokens_split: FirstTokens = field(default_factory=FirstTokens)  # of requests that another replica prefilled
+    first_tokens_split: FirstTokens = field(default_factory=FirstTokens)  # first tokens of requests in two legs
     answers: int = 0  # answers that ended well
     mean_work_ms: float = 0.0  # mean prefill time of a request's uncached part
     mean_prompt_tokens: float = 0.0

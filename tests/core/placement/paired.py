@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from typing import Any
 
 from router.core.facts.legs import Handshake, PrefillLeg, Role
 from router.core.facts.placements import Ending, Outcome, Usage
@@ -34,7 +35,7 @@ def chain_of(seed: int, tokens: int = TOKENS) -> Chain:
 class PairedFleet:
     """Replicas by their roles, whose prefill takes 0.06 ms a token, and whose streams are slow to end."""
 
-    def __init__(self, roles: Mapping[str, Role] = APART, *, pair: bool = True, **more: object) -> None:
+    def __init__(self, roles: Mapping[str, Role] = APART, *, pair: bool = True, **more: Any) -> None:
         self.now_s, self.roles = 100.0, dict(roles)
         self.router: Router = router_of(list(roles), load_guesses={LEG: TRANSFER}, **more)
         self.discover()
@@ -64,13 +65,13 @@ class PairedFleet:
                 warmed.append(pair)
         return warmed
 
-    def place(self, seed: int = 0, tokens: int = TOKENS, *, may_split: bool = True, **how: object) -> Lease:
+    def place(self, seed: int = 0, tokens: int = TOKENS, *, may_split: bool = True, **how: Any) -> Lease:
         """Route a streaming request now."""
         prompt = Prompt(text=b"", first_user_end=0, skipped_bytes=4 * tokens)
         ask = Ask("m", prompt, stream=bool(how.pop("stream", True)))
         wanted = Wanted(ask, "m", chain_of(seed, tokens), f"key {seed}", may_split=may_split)
         wanted.unseen = bool(how.pop("unseen", False))
-        return self.router.route(wanted, self.now_s, **how)  # type: ignore[arg-type]  # names of its parameters
+        return self.router.route(wanted, self.now_s, **how)
 
     def streams(self, *names: str, count: int = 4) -> list[Lease]:
         """Short prompts whose answers go on at these replicas."""
@@ -80,7 +81,7 @@ class PairedFleet:
             self.router.first_token(lease, self.now_s)
         return leases
 
-    def split(self, seed: int = 0, tokens: int = TOKENS, **how: object) -> tuple[Lease, PrefillLeg]:
+    def split(self, seed: int = 0, tokens: int = TOKENS, **how: Any) -> tuple[Lease, PrefillLeg]:
         """Route a request that goes in two legs."""
         lease = self.place(seed, tokens, **how)
         assert lease.receipt.leg is not None
@@ -96,7 +97,7 @@ class PairedFleet:
         usage = Usage(lease.prompt_tokens, 100, lease.prompt_tokens - 1) if ending is Ending.OK else None
         self.router.finish(lease, Outcome(ending, usage), self.now_s)
 
-    def serve(self, seed: int = 0, tokens: int = TOKENS, *, transfer_s: float = 0.25, **how: object) -> Lease:
+    def serve(self, seed: int = 0, tokens: int = TOKENS, *, transfer_s: float = 0.25, **how: Any) -> Lease:
         """A request from its placement to its end, in as many legs as it gets."""
         lease = self.place(seed, tokens, **how)
         if lease.receipt.leg is not None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.common.report import Row
+from loadtest.engine.host_tier import TierLimits
 from loadtest.pages.linked import split_block
 from loadtest.pages.markdown import PageError
 from loadtest.simulate.command import main
 from loadtest.simulate.results import split
+from loadtest.simulate.results.pulls import LINKS
 from loadtest.simulate.rules.llmd_decider import NON_CACHED_TOKENS, LlmdDecider
 from loadtest.simulate.scenarios.split import prefill_heavy
 from loadtest.simulate.world.setting import Fault, Setting, SettingError
@@ -21,7 +23,7 @@ from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Candidate, Market
 from router.core.placement.policies.warm import Warm
 
-APART = Setting(replicas=4, seed=1, legs=split.LINKS["rdma"], roles=split.roles_of(4))
+APART = Setting(replicas=4, seed=1, legs=LINKS["rdma"], roles=split.roles_of(4))
 
 
 def _world(setting: Setting = APART, requests: int = 40, make: Callable[[], Warm] = Warm) -> SplitWorld:
@@ -115,15 +117,13 @@ def test_a_replica_that_dies_takes_no_request_with_it() -> None:
 def test_nothing_changes_where_nothing_may_be_split() -> None:
     """Replicas that could hand prompts over, before a router that may not say so, are as replicas that cannot: every
     figure to the digit."""
-    setting = Setting(replicas=3, seed=2, legs=split.LINKS["rdma"], split_told=False)
+    setting = Setting(replicas=3, seed=2, legs=LINKS["rdma"], split_told=False)
     able, unable = (_world(each, requests=40).run() for each in (setting, replace(setting, legs=None, split_told=True)))
     assert [(each.ttft_s, each.e2e_s) for each in able.sent] == [(each.ttft_s, each.e2e_s) for each in unable.sent]
 
 
 def test_legs_and_tiers_are_not_simulated_together() -> None:
     """That is said, and not passed over."""
-    from loadtest.engine.host_tier import TierLimits
-
     with pytest.raises(SettingError, match="only one"):
         replace(APART, tier=TierLimits(1_000))
 

@@ -99,7 +99,7 @@ class Warm:
     name: str = "warm"
     cache_aware: bool = True
     _ring: Ring = field(default_factory=Ring)
-    _prefill_ring: Ring = field(default_factory=Ring)  # of those that prefill for others
+    _prefill_ring: Ring = field(default_factory=Ring)  # ring of replicas that prefill for others
 
     def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
         """All `ids`, the nearest to the key on the ring first."""
@@ -146,7 +146,7 @@ class Warm:
                 if transfer_ms is None:
                     continue
                 there_ms = wait_ms(first) + first.uncached_ms + transfer_ms
-                late_ms = wait_ms(decode[n]) - there_ms  # both go on at the same time
+                late_ms = wait_ms(decode[n]) - there_ms  # time that the decode leg waits beyond its prefill leg
                 price_ms = first_ms + second_ms + transfer_ms + (late_ms if late_ms > 0 else 0.0)
                 if best is None or price_ms < best.price_ms - tie_ms:
                     best = Split(first, decode[n], transfer_ms, price_ms)
