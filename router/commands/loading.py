@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.core.dialects.repairs import REPAIRS
-from router.core.placement.policies import POLICIES
+from router.core.placement.policies import POLICIES, Splitting
 from router.engines.discovery import POOLS_MAX, SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
@@ -184,7 +184,7 @@ def _check(settings: Settings) -> list[str]:
     events, tokens = settings.events, settings.tokens
     problems += event_problems(events.endpoints, events.topics, events.bind)
     problems += peer_problems(settings.pulls.endpoints)
-    problems += split_problems(settings.split)
+    problems += _check_split(settings)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
@@ -209,6 +209,14 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123, as in Ku
 _OBJECT_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PORT_NAME = re.compile(r"(?=.*[a-z])(?!.*--)[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?")  # RFC 6335 section 5.1
 _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def _check_split(settings: Settings) -> list[str]:
+    """Problems of prefill apart from decode."""
+    problems, policy = split_problems(settings.split), settings.routing.policy
+    if settings.split.handshake and policy in POLICIES and not isinstance(POLICIES[policy](), Splitting):
+        problems.append(f"'split.handshake': needs a policy that prices both legs, as warm does; it is '{policy}'")
+    return problems
 
 
 def _check_discovery(discovery: DiscoverySettings) -> list[str]:

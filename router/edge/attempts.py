@@ -168,6 +168,8 @@ class Attempts:
                 leg is not None and tried.splits > 1 and leg.handshake is not Handshake.SGLANG
             ):  # SGLang's servers take no whole requests
                 question.wanted.may_split = False
+            if leg is not None:  # its replica may be chosen again, and holds nothing of the prompt
+                self._drop(lease, None, failure.ending)
             said = failure.answer if isinstance(failure, EngineFailed) else None
             try:
                 following = await self._following(question, cause, tried)

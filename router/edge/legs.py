@@ -32,7 +32,7 @@ from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
-from router.http.failures import Failure, PrefillFailed
+from router.http.failures import Failure, PrefillFailed, TimedOut
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placed, Placer
 from router.reading.question import Question
@@ -179,7 +179,10 @@ class LegCaller:
                     return await self._alone(split, _renamed(split.lines))
                 await asyncio.wait((decode,))
             taken = True
-            answer = _begun(decode.result())
+            came = decode.result()
+            if isinstance(came, TimedOut) and not prefill.done():
+                raise PrefillFailed(leg.replica, came)  # whoever decodes has waited for it
+            answer = _begun(came)
             begun = answer if answer.status < 400 else None
             return answer
         finally:

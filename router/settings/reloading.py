@@ -46,6 +46,7 @@ LIVE = frozenset(
         "upstream.stuck_after_s", "upstream.slow_start_s", "upstream.keepalive_s", "upstream.retries_max",
         "upstream.retry_on_timeout", "upstream.retry_ratio", "upstream.retry_floor_per_s",
         "upstream.continue_streams", "upstream.continue_models", "upstream.hand_over_s",
+        "split.linger_s",
         "limits.body_bytes_max", "limits.bodies_bytes_max", "limits.bodies_wait_s", "limits.held_answer_bytes_max",
         "limits.json_parts_max", "limits.reading_bytes_max", "limits.reading_wait_s",
         "api.passthrough", "api.ask_usage", "api.receipts",

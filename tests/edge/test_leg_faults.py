@@ -102,6 +102,28 @@ async def test_a_pair_that_fails_twice_is_an_error(handshake: Handshake) -> None
 
 
 @pytest.mark.parametrize("handshake", Handshake)
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_leg_that_hangs_ends_both(handshake: Handshake, role: Role) -> None:
+    """At the time in which any first byte must come, its own replica is blamed, whichever of the two has waited for the
+    other one; the client is told, and neither engine goes on."""
+    async with fleet(handshake, upstream__first_byte_timeout_s=1.0) as it:
+
+        async def hangs() -> None:
+            await asyncio.Event().wait()
+
+        trip, done = _once(role, Moment.ARRIVED, hangs)
+        _arm(it, trip)
+        status, body = await ask(it.edge.url)
+        assert (status, "timed_out" in body, done) == (504, True, [role])
+        await it.idle()
+        parked = handshake in (Handshake.MOONCAKE, Handshake.OFFLOADING)  # these answer before anybody has fetched
+        if role is Role.PREFILL:
+            assert it.placer.failures == [(it.prefill[0], "prefill_timeout")]
+        elif handshake is Handshake.NIXL or parked:
+            assert it.placer.failures == [(it.decode[0], "decode_timeout")]
+
+
+@pytest.mark.parametrize("handshake", Handshake)
 async def test_an_answer_that_breaks_off_ends_in_an_error(handshake: Handshake) -> None:
     """After the first byte nothing is tried again; the official client is told, and the prefill leg ends."""
     async with fleet(handshake, time_scale=1.0) as it:

@@ -30,22 +30,24 @@ LONG = "abcd" * 12_000
 
 
 @asynccontextmanager
-async def _fleet(handshake: Handshake, decodes: int = 2, **overrides: Any) -> AsyncIterator[tuple[Engines, App]]:
-    """One replica that prefills and so many that decode, and a router that may have them do so."""
+async def _fleet(
+    handshake: Handshake, decodes: int = 2, prefills: int = 1, **overrides: Any
+) -> AsyncIterator[tuple[Engines, App]]:
+    """So many replicas that prefill and that decode, and a router that may have them do so."""
     settings = EngineSettings(
-        replicas=1 + decodes,
+        replicas=prefills + decodes,
         port=0,
         time_scale=20.0,
         handshake=handshake,
-        prefills=1,
+        prefills=prefills,
         peers=PeerLimits(1e-3, 1e-6),
     )
     async with Engines(settings) as engines:
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=False)]
         split = {
             "split__handshake": handshake.value,
-            "split__prefill": tuple(engines.urls[:1]),
-            "split__decode": tuple(engines.urls[1:]),
+            "split__prefill": tuple(engines.urls[:prefills]),
+            "split__decode": tuple(engines.urls[prefills:]),
             "split__endpoints": () if handshake is Handshake.NIXL else tuple(named),
             "pulls__gb_per_s": 1_000.0,
             "events__enabled": False,
@@ -92,6 +94,38 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
         events = [getattr(line, "event", "") for line in caplog.records]
         assert events.count("pair_warmed") == 2
         assert events.count("handshake_up") == (handshake is not Handshake.NIXL)
+
+
+@pytest.mark.parametrize("handshake", Handshake)
+async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake) -> None:
+    """The replica that prefills dies: the Router places both legs once more, without it, and only it is blamed."""
+    async with _fleet(handshake, 1, 2) as (engines, app):
+        await until(lambda: _warm(app) == 2)
+        guilty: list[int] = []
+
+        async def dies(role: Role, _: object) -> None:
+            if role is Role.PREFILL and not guilty:
+                guilty.append(next(n for n in (0, 1) if engines.links[n].waiting))
+                deaths.append(asyncio.create_task(engines.kill(guilty[0])))
+                await asyncio.Event().wait()
+
+        deaths: list[asyncio.Task[None]] = []
+        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 8_000)) for n in range(12)]
+        await until(lambda: sum(member.decoding for member in app.router.members) >= len(streams))
+        for link in engines.links:
+            link.trip = dies
+        headers = await _ask(app.url, LONG, 3)
+        assert headers["x-warmroute-reason"] == "retry"
+        assert headers["x-warmroute-prefill-replica"] == engines.urls[1 - guilty[0]]
+        (kind, replica), *more = app.hub.pages.decisions[-1].retries
+        assert (kind.startswith("prefill_"), replica, more) == (True, engines.urls[guilty[0]], [])
+        member = app.router.fleet.members[engines.urls[2]]
+        assert member.breaker.failures == 0
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*deaths)
+        await until(lambda: fakes.idle(app))
+        assert not app.router.fleet.legs.open
 
 
 async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:

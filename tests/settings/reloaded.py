@@ -81,7 +81,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "standing": (hub.router._stuck_after_s, hub.router.fitness.slow_start_s),
         "replicas": (hub.replicas._urls, hub._additions.allowed),
         "prewarm": hub.warmer.settings,
-        "silence": edge._continuations.silence_s_max,
+        "silence": (edge._continuations.silence_s_max, edge.legs.linger_s),
         # Looked up when it is needed.
         "later": (edge._settings.listen.drain_s, edge._settings.upstream.hand_over_s),
         "at the end": router.reloader.settings.listen.lame_duck_s,

@@ -23,6 +23,7 @@ from router.settings.schema import SettingsError
             "'http://a:1' is in both",
         ),
         ({"split.handshake": "smoke"}, "'split.handshake'"),
+        ({"split.handshake": "nixl", "routing.policy": "round_robin"}, "needs a policy that prices both legs"),
     ],
 )
 def test_splits_that_make_no_sense(given: dict[str, Any], problem: str) -> None:

@@ -1,0 +1,73 @@
+"""Requests in two legs that a worker calls: what the hub tells it of them, and what it tells the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from router.core.facts.legs import Handshake, Role
+from router.core.facts.placements import Ending, Outcome, Usage
+from router.core.facts.replicas import Replica, ServedModel
+from router.core.facts.requests import Ask, Prompt
+from router.core.placement.wanted import Wanted
+from router.core.prompts.blocks import Chain
+from tests.workers.stubs import StubHub, serving, until, worker
+from tests.workers.test_hub_lost import NOBODY
+
+P, D = "http://p", "http://d"
+USAGE = Usage(1_000, 1, 100)
+
+
+def _hub() -> StubHub:
+    """A hub with one replica of SGLang's that prefills and one that decodes, which take requests in two legs alone."""
+    hub = StubHub(P, D)
+    router = hub.router
+    router.replace([Replica(P, role=Role.PREFILL), Replica(D, role=Role.DECODE)])
+    for id_ in (P, D):
+        router.observe_models(id_, [ServedModel("m", owned_by="sglang")])
+        router.observe_health(id_, True)
+        router.prove_handshake(id_, Handshake.SGLANG, "p:8998" if id_ == P else "")
+    for pair in router.pairs_to_warm(0.0):
+        router.pair_warmed(*pair, ok=True, now_s=0.0)
+    return hub
+
+
+def _wanted() -> Wanted:
+    prompt = Prompt(b"", 0, (), skipped_bytes=4_000)
+    want = Wanted(Ask("m", prompt, stream=True), "m", Chain([1, 2, 3], 1, 9, (), 1), "key")
+    want.may_split = True
+    return want
+
+
+async def test_a_worker_tells_when_a_prefill_leg_has_ended(tmp_path: Path) -> None:
+    """It is told where to prefill; when that leg has ended, its replica is free, and the other one still at work. A
+    second time, or one behind the end, changes nothing."""
+    path, hub = tmp_path / "hub", _hub()
+    async with serving(hub, path), worker(path) as one:
+        await until(lambda: one.placing)
+        lease = await one.place(_wanted(), NOBODY)
+        leg = lease.receipt.leg
+        assert leg is not None
+        assert (lease.replica, leg.replica, leg.handshake, leg.address) == (D, P, Handshake.SGLANG, "p:8998")
+        members = hub.router.fleet.members
+        assert (len(members[P].leases), len(members[D].leases)) == (1, 1)
+        for _ in range(2):
+            one.prefilled(lease, Outcome(Ending.OK, USAGE), 1.0)
+        await until(lambda: not members[P].leases)
+        assert len(members[D].leases) == 1
+        one.finish(lease, Outcome(Ending.OK, USAGE), 2.0)
+        one.prefilled(lease, Outcome(Ending.FAILED), 3.0)
+        await until(lambda: not members[D].leases)
+        assert members[P].breaker.failures == 0
+        assert not hub.router.fleet.legs.open
+
+
+async def test_a_worker_that_leaves_gives_both_legs_back(tmp_path: Path) -> None:
+    """Whatever was open."""
+    path, hub = tmp_path / "hub", _hub()
+    async with serving(hub, path):
+        async with worker(path) as one:
+            await until(lambda: one.placing)
+            await one.place(_wanted(), NOBODY)
+        members = hub.router.fleet.members
+        await until(lambda: not members[P].leases and not members[D].leases)
+        assert not hub.router.fleet.legs.open
