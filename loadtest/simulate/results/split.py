@@ -97,7 +97,6 @@ def run_split(job: SplitJob) -> list[Row]:
             row.workload, row.policy, row.case, row.seed = job.workload, name, job.link, job.seed
             row.load_name, row.replicas = job.load, job.replicas
             row.got = 100 * world.splits / row.requests if row.requests else 0.0
-            row.goal = "requests split, %"
             rows.append(row)
     return rows
 

@@ -76,8 +76,8 @@ def test_a_prefill_leg_is_the_clients_request_but_for_our_fields(
 def test_a_decode_leg_differs_in_nothing_but_the_transfer(asked: dict[str, Any], handshake: Handshake) -> None:
     """Limits, streams and all else are the client's; of transfers only ours are heard."""
     told = _decode(handshake, asked, b'{"a": 1}')
-    ours = ("bootstrap_host", "bootstrap_port", "bootstrap_room") if handshake is Handshake.SGLANG else ()
-    ours = ours or ("kv_transfer_params",)
+    rooms = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+    ours = rooms if handshake is Handshake.SGLANG else ("kv_transfer_params",)
     assert {name: value for name, value in told.items() if name not in ours} == {
         name: value for name, value in asked.items() if name not in ours
     }

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from router.core.facts.tiers import CPU, PEER, SHARED, TIERS
+from router.core.facts.tiers import CPU, LEG, PEER, SHARED, TIERS
 from router.core.learned.loads import (
     GUESSES,
     LEARN_TOKENS_MIN,
@@ -52,10 +52,10 @@ def test_short_loads_teach_nothing() -> None:
 
 def test_the_guess_is_bytes_over_speed() -> None:
     """256 KiB a token at 54 GB/s are 5 us, whatever else; a slower link takes longer, and a tier has a guess always, as
-    have pulls."""
+    have pulls, and what a prefill leg sends."""
     assert guess(10.0, 262_144, 54.0).ms(10_000) == pytest.approx(10 + 48.5, rel=0.01)
     assert guess(0.0, 131_072, 2.0).per_token_ms == pytest.approx(0.0655, rel=0.01)
-    assert set(GUESSES) == {*TIERS, PEER}
+    assert set(GUESSES) == {*TIERS, PEER, LEG}
     assert GUESSES[CPU].ms(8_000) < GUESSES[SHARED].ms(8_000)
 
 
