@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from router.core.facts.legs import Handshake, PrefillLeg, Role
@@ -25,6 +26,7 @@ TRANSFER = LoadModel(50.0, 0.01)
 APART = {"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}
 
 
+@lru_cache(64)
 def chain_of(seed: int, tokens: int = TOKENS) -> Chain:
     """The chain of a prompt of that length, four bytes a token; one seed's longer prompts continue its shorter ones."""
     text = array("Q", [seed * 1_000_000 + n for n in range(tokens // 2)]).tobytes()

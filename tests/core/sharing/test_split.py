@@ -1,0 +1,47 @@
+"""Routers that tell each other of requests in two legs."""
+
+from __future__ import annotations
+
+from router.core.facts.placements import Ending
+from router.core.sharing.limits import SharingLimits
+from router.core.sharing.sharing import Sharing
+from tests.core.placement.paired import PairedFleet
+
+
+def test_both_legs_are_told() -> None:
+    """What another router prefills at one replica waits there, its decode leg is open at the other one and waits for
+    nothing, both are believed to hold the prompt, and nothing is left when it has ended."""
+    fleets = PairedFleet(), PairedFleet()
+    ours, theirs = (
+        Sharing(fleet.router, name, 1, SharingLimits(), lambda: None)
+        for fleet, name in zip(fleets, ("ours", "theirs"), strict=True)
+    )
+    fleet, other = fleets
+    streams = fleet.streams("d", "e")
+
+    def tell() -> None:
+        for _ in range(3):
+            fleet.now_s += 1.0
+            other.now_s = fleet.now_s
+            if (message := ours.say(fleet.now_s)) is not None:
+                theirs.hear(message, fleet.now_s)
+
+    tell()
+    lease, leg = fleet.split()
+    tell()
+    members = other.router.fleet.members
+    first, second = members[leg.replica], members[lease.replica]
+    assert (first.others.open, first.others.waiting) == (1, 1)
+    assert first.others.waiting_ms == int(leg.uncached_ms)
+    assert (second.others.open, second.others.waiting, second.others.waiting_ms) == (5, 0, 0)
+    assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.keys)
+    fleet.prefilled(lease)
+    fleet.router.first_token(lease, fleet.now_s)
+    fleet.finish(lease)
+    for each in streams:
+        fleet.finish(each, Ending.OK)
+    tell()
+    for member in members.values():
+        assert (member.others.open, member.others.waiting_ms, member.others.context_tokens) == (0, 0, 0)
+    assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.keys)
+    assert other.idle()
