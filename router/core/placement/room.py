@@ -40,16 +40,14 @@ def room(member: Member, match: PromptMatch, decode_ms: float) -> tuple[float, f
     if used <= free:
         return 0.0, 0.0
     blocks = live.shared(match.keys)
-    shared = blocks * BLOCK_BYTES / ratio
+    shared = min(blocks * BLOCK_BYTES / ratio, size.prompt_tokens)
     over = (used + size.prompt_tokens - shared) / capacity - 1
     lasts_ms = speeds.mean_decode_ms or speeds.mean_open_ms or decode_ms
     # What it shares with open leases stays until the last of them ends: each keeps its part of that.
     kept = size.prompt_tokens - shared + shared / (1 + live.sharers(match.keys, blocks))
     open_n = len(member.leases) + member.others.open
-    return (
-        over * lasts_ms if over > 0 else 0.0,
-        shortage(over) * lasts_ms * kept * open_n / used if used else 0.0,
-    )
+    delayed = kept * open_n / max(used, ROOMY * capacity)  # a pool that is nearly empty has nobody who waits
+    return over * lasts_ms if over > 0 else 0.0, shortage(over) * lasts_ms * delayed
 
 
 def shortage(over: float) -> float:

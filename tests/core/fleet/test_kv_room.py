@@ -119,6 +119,14 @@ def test_room_has_a_price_before_it_is_short() -> None:
     assert joins.room_ms < prices[-1]
 
 
+def test_a_long_prompt_takes_nothing_from_a_pool_that_is_nearly_empty() -> None:
+    """Whatever part of the pool it is of, nobody waits there whom it could delay: one short request is open."""
+    world = served(answer_tokens=0)
+    world.place(chat(words(2, 30)), only="a")
+    (at_a,) = world.place(chat(words(3, 8_000)), only="a").receipt.candidates
+    assert 0 <= at_a.room_ms < 200  # of answers of ten seconds
+
+
 @given(st.floats(-1, 4), st.floats(0, 1))
 def test_expected_shortage(over: float, more: float) -> None:
     """At least what lacks now, never negative, more where more lacks, and what lacks where that is sure."""

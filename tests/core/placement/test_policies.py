@@ -299,6 +299,9 @@ def test_a_lead_of_a_few_streams_is_none() -> None:
     far_fewer = replace(fewer, in_flight=90, decode_ms=7_200.0, slowed_ms=3_600.0, stalled_ms=3_240.0)
     assert chosen(asked, [hot, far_fewer]).id == fewer.id
     assert chosen(asked, [replace(hot, cached_tokens=7_900, uncached_tokens=500), fewer]).id == fewer.id
+    at_home = market(home=hot.id)
+    assert chosen(at_home, [hot, fewer]).id == hot.id
+    assert chosen(at_home, [replace(hot, pending_ms=400.0), fewer]).id == fewer.id  # a wait is no lead of streams
 
 
 @pytest.mark.parametrize("field", ["pending_ms", "kv_wait_ms"])

@@ -53,17 +53,16 @@ streams is then taken where fewer are. A queue before the replicas that prefill 
 weight of decoding falls with that queue as it falls with the fleet's. Within the tie band one leg is enough.
 
 Prices within the tie band cannot be told apart by a model this simple. Among replicas that hold as much as the cheapest
-the band is wider by what EVENED streams make out: whoever comes next finds the same replicas, and goes where there are
-fewer, so that a lead of a few streams is over long before the answer is. What waits there for prefill is not, for this
-request. In the band a conversation stays with the replica
-that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any other,
-while that replica is under the load bound; of several that hold as much, to the one where its client's words let it be
-expected (core/placement/conversations.py), or else to the one that can begin first. Of those that hold less than half,
-the expected one is taken if none holds more and it has room, of memory too. Otherwise the
-consistent-hash ring decides, with bounded load, where load is open leases and also what a replica holds: conversations
-will be back, so memory is future load. Several routers then agree without talking, a shared system prompt does not pull
-every newcomer to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of
-this ever overrides a price outside the band.
+what EVENED streams make out counts for nothing: whoever comes next finds the same replicas, and goes where there are
+fewer, so that a lead of a few streams is over long before the answer is. In the band a conversation stays with the
+replica that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any
+other, while that replica is under the load bound; of several that hold as much, to the one where its client's words let
+it be expected (core/placement/conversations.py), or else to the one that can begin first. Of those that hold less than
+half, the expected one is taken if none holds more and it has room, of memory too. Otherwise the consistent-hash ring
+decides, with bounded load, where load is open leases and also what a replica holds: conversations will be back, so
+memory is future load. Several routers then agree without talking, a shared system prompt does not pull every newcomer
+to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of this ever
+overrides a price outside the band.
 
 Where replicas do more than this router asks of them, another router sends there too, and a prompt that nobody is known
 to hold may belong to one of its conversations. All routers would look for it at its place on the ring, so there it is
@@ -184,11 +183,15 @@ class Warm:
             if guess is not None and prices[guess.id] - cheapest <= market.tie_ms:
                 return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
         count, tie_ms, longest_in_band = market.replicas, market.tie_ms, 0
-        even_ms = tie_ms + _evened_ms(best, weights)
+        even_ms, best_ms = _evened_ms(best, weights), _decoding_ms(best, weights)
         band: dict[str, Candidate] = {}
         for c in candidates:
             dearer_ms = prices[c.id] - cheapest
-            if dearer_ms <= tie_ms or (dearer_ms <= even_ms and c.cached_tokens == best.cached_tokens):
+            if dearer_ms > tie_ms and even_ms and c.cached_tokens == best.cached_tokens:
+                crowd_ms = _decoding_ms(c, weights) - best_ms
+                if crowd_ms <= even_ms:
+                    dearer_ms -= crowd_ms
+            if dearer_ms <= tie_ms:
                 band[c.id] = c
                 if c.cached_tokens > longest_in_band:
                     longest_in_band = c.cached_tokens
@@ -239,6 +242,11 @@ class Warm:
         saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
         prices[guess.id] -= market.elsewhere * saved_ms
         return guess
+
+
+def _decoding_ms(candidate: Candidate, weights: Weights) -> float:
+    """What decoding, its own and others', makes out in the price."""
+    return weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
 
 
 def _evened_ms(cheapest: Candidate, weights: Weights) -> float:
