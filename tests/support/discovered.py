@@ -45,5 +45,5 @@ class Told:
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     """The source of the next hub that starts."""
     source = Told()
-    monkeypatch.setattr("router.hub.assembly.source_of", lambda _: source)
+    monkeypatch.setattr("router.hub.assembly.source_of", lambda _settings, *, split: source)
     return source
