@@ -326,7 +326,7 @@ async def test_a_source_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> No
     """What it says of its settings ends the start, as any other problem of theirs does."""
 
     class Refuses:
-        def __init__(self, _: object) -> None:
+        def __init__(self, _settings: object, *, split: bool) -> None:
             raise ValueError("discovery.namespaces: is needed outside of a pod")
 
     module = types.ModuleType("router.engines.discovery.kubernetes")
