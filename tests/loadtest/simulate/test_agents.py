@@ -6,8 +6,6 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import pytest
-
 from loadtest.common.runs import merged_runs
 from loadtest.common.traces import Request
 from loadtest.simulate.world.placer import Sight
