@@ -30,7 +30,8 @@ def test_more_requests_are_in_time_than_first_come_first_served() -> None:
     choice by the same deadlines; nobody waits beside an idle replica while there is little to do, and no batch is
     lost."""
     who = ((WARM, TOLD), (WARM, UNTOLD), ("round_robin", PLAIN), (LLMD_SLO, PLAIN))
-    rows = [row for mix in MIXES for row in run_deadlines(DeadlineJob(mix, 1, who, requests=500))]
+    jobs = [DeadlineJob(mix, seed, who, requests=500) for mix in MIXES for seed in (1, 2, 3)]
+    rows = [row for job in jobs for row in run_deadlines(job)]
     for mix in MIXES:
         print("", mix, *lines(rows, mix), sep="\n")
     assert [row.ok for row in judge(rows)] == [True] * (3 * len(MIXES) + 1)
