@@ -249,13 +249,15 @@ def _decode_params(handshake: Handshake, id_: str, address: str) -> dict[str, ob
 
 
 def _bootstrap(room: str, address: str, rank: int | None) -> bytes:
+    """What both legs are told, and null for what a client may have said besides."""
     host, port = _host_port(address)
-    told = b'"bootstrap_host":%b,"bootstrap_port":%d,"bootstrap_room":%b' % (
+    return b'"bootstrap_host":%b,"bootstrap_port":%d,"bootstrap_room":%b,"disagg_prefill_dp_rank":%b,%b' % (
         msgspec.json.encode(host),
         port,
         room.encode(),
+        b"null" if rank is None else b"%d" % rank,
+        b'"bootstrap_pair_key":null,"decode_tp_size":null',
     )
-    return told if rank is None else told + b',"disagg_prefill_dp_rank":%d' % rank
 
 
 def _host_port(address: str) -> tuple[str, int]:
