@@ -179,12 +179,28 @@ def test_a_prefill_without_blocks_is_known(params: bytes | None) -> None:
         b'{"choices":[{"finish_reason":"stop"}]}',
         b'{"stop_reason": "end_turn"}',
         b'{"status":"completed"}',
+        b'{"id":"x"',
     ],
 )
 def test_mooncakes_blocks_are_gone_when_the_model_stopped(answer: bytes) -> None:
-    """Mooncake frees what did not end by its length, and the decoding engine would wait for minutes."""
+    """Mooncake frees what did not end by its length, and the decoding engine would wait for minutes; so it is where the
+    answer cannot be read."""
     assert legs.transferred(Handshake.MOONCAKE, answer) is None
     assert legs.transferred(Handshake.OFFLOADING, answer) == b""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices":[{"finish_reason":"length","stop_reason":null,"message":{"content":"finish_reason"}}]}',
+        b'{"stop_reason":"max_tokens","content":[{"type":"text","text":"a"}]}',
+        b'{"status":"incomplete","output":[{"type":"message","status":"completed","content":[]}]}',
+        b'{"status":"incomplete","output":[{"type":"reasoning","status":"completed"},{"stop_reason":"end_turn"}]}',
+    ],
+)
+def test_mooncakes_blocks_are_there_when_the_limit_was_reached(answer: bytes) -> None:
+    """As the answer itself says it: vLLM calls every message of a response completed."""
+    assert legs.transferred(Handshake.MOONCAKE, answer) == b""
 
 
 @pytest.mark.parametrize(
