@@ -242,7 +242,7 @@ class Attempts:
         try:
             failed = streams and not answer.whole and not _begins_well(question, answer)
             if failed or (answer.status == 200 and question.dialect.aborted(answer.head)):
-                raise EngineFailed(answer) if leg is None else BlocksFailed(answer)
+                raise EngineFailed(answer) if leg is None or leg.alone else BlocksFailed(answer)
         except NotStream:
             self._upstream.done(answer)
             raise

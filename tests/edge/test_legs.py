@@ -10,7 +10,8 @@ from openai import AsyncOpenAI
 
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending
-from tests.support.splitting import PROMPT, ask, fleet
+from tests.support.fakes import FakeEngine, error_event
+from tests.support.splitting import PROMPT, ask, fleet, splitting
 from tests.support.waiting import until
 
 
@@ -136,3 +137,15 @@ async def test_a_client_that_leaves_ends_both_legs(handshake: Handshake, role: R
         # What was computed by then, and not asked for, these keep for as long as their own rule says.
         parks = role is Role.DECODE and handshake in (Handshake.MOONCAKE, Handshake.OFFLOADING)
         assert parks or not any(len(link.legs) for link in it.engines.links)
+
+
+async def test_an_error_of_whoever_computes_alone_is_its_own() -> None:
+    """NIXL's prefill leg named no blocks, so the decoding engine had none to fetch: where its stream begins with an
+    error it is blamed, and no pair is."""
+    async with FakeEngine(owned_by="vllm") as prefill, FakeEngine(owned_by="vllm") as decode:
+        decode.script.append(error_event)
+        async with splitting(Handshake.NIXL, [prefill.url], [decode.url], upstream__retries_max=0) as (edge, placer, _):
+            await ask(edge.url, model="m", stream=True)
+            assert placer.placed == [(prefill.url, decode.url)]
+            assert placer.failures == [(decode.url, "decode_engine")]
+            assert placer.broken == []
