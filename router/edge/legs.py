@@ -13,9 +13,9 @@ A prefill leg without blocks to fetch (a prompt shorter than a block, an engine 
 we made of the body) costs nothing more: the same replica computes alone. Only SGLang, whose engines take no request
 without a room and whose legs have one body, has its refusal passed on.
 
-A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s. The
-decoding engine frees them when it is sent the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py
-`request_finished`), so that is done.
+A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s, as
+would a decode leg sent on a connection that its engine has closed as idle. The decoding engine frees them when it is
+sent the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py `request_finished`), so that is done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
-from router.http.failures import BlocksStalled, Failure, PrefillFailed, TimedOut
+from router.http.failures import BlocksStalled, Failure, PrefillFailed, Stale, TimedOut
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placed, Placer
 from router.reading.question import Question
@@ -141,6 +141,8 @@ class LegCaller:
             if not sent:
                 self._release(split, params)
             raise
+        if isinstance(answer, Stale):  # its engine closed the connection, and has not read the request
+            self._release(split, params)
         return _begun(answer)
 
     def _release(self, split: SplitRequest, params: bytes) -> None:
@@ -157,7 +159,7 @@ class LegCaller:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_S):  # the timeout closes the connection, which aborts the request
-                    came = await self._decode(split, body, split.lines)
+                    came = await self._decode(split, body, _renamed(split.lines))
                     self._done(came)
         finally:
             self._releases -= 1
