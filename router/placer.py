@@ -128,6 +128,10 @@ class Placer(Protocol):
         """The prefill leg of this lease ended, well or not: its replica is free of it. A second time changes nothing.
         `finish` ends a prefill leg that is still open as one whose client left."""
 
+    def pair_broke(self, prefill: str, decode: str) -> None:
+        """The blocks that the first of these replicas computed did not come to the second one, as far as can be told:
+        the two are to take no request in two legs before they have handed one over again."""
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready."""
 

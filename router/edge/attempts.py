@@ -12,7 +12,9 @@ The replica that failed is never the next one, and another rank of its server on
 where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
 had closed meanwhile) is asked once more.
 
-A request in two legs that failed is placed once more in two legs, without the replica at fault, and then in one.
+A request in two legs whose prefill failed is placed once more in two legs, without the replica at fault, and then in
+one. In one it goes at once where its blocks did not come, or where whoever prefills sheds load. SGLang's servers take
+no request in one leg.
 
 A replica that leaves before anything was sent to it, placed or while we connect, was no attempt: the request is placed
 again, though no retry is allowed or left.
@@ -29,7 +31,7 @@ from msgspec import Struct
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.pulls import with_pull
 from router.core.dialects.ranks import for_rank
-from router.core.facts.legs import Handshake
+from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.edge.legs import LegCaller
@@ -38,6 +40,7 @@ from router.edge.retry_budget import RetryBudget
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
+    BlocksStalled,
     ConnectFailed,
     EngineShed,
     Failure,
@@ -79,7 +82,7 @@ class Tried:
         self.sheds += isinstance(failure, EngineShed)
         once_more = (
             left
-            or isinstance(failure, (Stale, PullStalled, BlocksFailed))
+            or isinstance(failure, (Stale, PullStalled, BlocksFailed, BlocksStalled))
             or (isinstance(failure, ConnectFailed) and failure.timed_out)
         )
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
@@ -113,7 +116,7 @@ class RetryLimits:
 
     retries_max: int
     retry_on_timeout: bool
-    pull_stall_s: float = 10.0  # beyond the predicted time to the first token (settings/schema.py: `pulls`)
+    pull_stall_s: float = 10.0  # beyond the predicted time to the first token (settings/schema.py: `pulls.stall_s`)
 
 
 class Attempts:
@@ -164,11 +167,8 @@ class Attempts:
             self._note(lease, failure, tried)
             question.wanted.may_pull = False
             leg = lease.receipt.leg
-            if (
-                leg is not None and tried.splits > 1 and leg.handshake is not Handshake.SGLANG
-            ):  # SGLang's servers take no whole requests
-                question.wanted.may_split = False
             if leg is not None:  # its replica may be chosen again, and holds nothing of the prompt
+                question.wanted.may_split = _may_split_again(leg, failure, tried)
                 self._drop(lease, None, failure.ending)
             said = failure.answer if isinstance(failure, EngineFailed) else None
             try:
@@ -225,7 +225,9 @@ class Attempts:
         whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events
         leg = lease.receipt.leg if question.wanted.may_split else None
         if leg is not None:
-            answer = await self._legs.call(question, lease, leg, lines, whole=whole)
+            # A whole answer is silent for as long as it is made, whether its blocks come or not.
+            within_s = None if whole else self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
+            answer = await self._legs.call(question, lease, leg, lines, whole=whole, blocks_within_s=within_s)
         else:
             replica, body, pull = lease.replica, question.body, lease.receipt.pull
             pull_within_s: float | None = None
@@ -242,7 +244,7 @@ class Attempts:
         try:
             failed = streams and not answer.whole and not _begins_well(question, answer)
             if failed or (answer.status == 200 and question.dialect.aborted(answer.head)):
-                raise EngineFailed(answer) if leg is None else BlocksFailed(answer)
+                raise EngineFailed(answer) if leg is None or leg.alone else BlocksFailed(answer)
         except NotStream:
             self._upstream.done(answer)
             raise
@@ -260,6 +262,8 @@ class Attempts:
             return
         in_two = lease.receipt.leg is not None and cause is failure
         self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
+        if isinstance(cause, (BlocksFailed, BlocksStalled)) and lease.receipt.leg is not None:
+            self._placer.pair_broke(lease.receipt.leg.replica, replica)
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)
         if isinstance(cause, EngineShed):
@@ -298,6 +302,16 @@ class Attempts:
             return Refusal(504, "timed_out", message, cause=cause)
         message = "The replica failed before it answered, and no other could; try again."
         return Refusal(502, "engine_failed", message, cause=cause)
+
+
+def _may_split_again(leg: PrefillLeg, failure: Failure, tried: Tried) -> bool:
+    """Whether a request that failed in two legs is to be placed in two again."""
+    if leg.handshake is Handshake.SGLANG:
+        return True
+    if isinstance(failure, (BlocksFailed, BlocksStalled)):
+        return False
+    shed = isinstance(failure, PrefillFailed) and isinstance(failure.cause, EngineShed)
+    return not shed and tried.splits < 2
 
 
 def _fault(lease: Placed, failure: Failure) -> tuple[str, Failure]:

@@ -57,6 +57,7 @@ from router.telemetry.record import RequestRecord
 
 AGAIN_S = 0.25  # before a stream that was broken on purpose is offered to other replicas again
 DIFFERS = "what was said was not said again"
+_REFUSED = Outcome(Ending.REFUSED_BY_ENGINE)
 EVENT_BYTES_MAX = PROMPT_BYTES_MAX + (1 << 20)  # the first event has the ids of the prompt
 
 
@@ -273,7 +274,10 @@ class Continuations:
                 raise
             if not isinstance(answer, Failure):
                 return lease, answer
-            self._placer.finish(lease, Outcome(answer.ending), self._clock())
+            refused = isinstance(answer, EngineFailed) and 400 <= answer.answer.status < 500
+            self._placer.finish(lease, _REFUSED if refused else Outcome(answer.ending), self._clock())
+            if refused:  # what we made of the request is at fault, and not the replica
+                return "failed"
             self._placer.failed(lease.replica, answer.kind)
             if not isinstance(answer, ConnectFailed | Stale | EngineShed):
                 return "failed"  # some GPU time may be spent

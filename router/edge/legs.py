@@ -4,17 +4,18 @@
     others     both legs at once: either engine waits for the other one, for up to minutes
 
 So no engine is left alone with its wait: a leg that fails takes the other one with it at once, by closing its
-connection, which has engines abort. The failure blames the replica of the leg that failed first, and the request may be
-tried again in both legs (attempts.py). Once the decode leg has begun, the prefill leg runs to its end, since SGLang
-breaks a room whose prefill is closed; at the decode leg's end it has `linger_s` left.
+connection, which has engines abort. Where both run at once, a stream has a limited time to begin behind its prefill,
+whose replica may be gone before the blocks have come. The failure blames the replica of the leg that failed first, and
+the request may be tried again (attempts.py). Once the decode leg has begun, the prefill leg runs to its end, since
+SGLang breaks a room whose prefill is closed; at the decode leg's end it has `linger_s` left.
 
 A prefill leg without blocks to fetch (a prompt shorter than a block, an engine without a connector, a refusal of what
 we made of the body) costs nothing more: the same replica computes alone. Only SGLang, whose engines take no request
 without a room and whose legs have one body, has its refusal passed on.
 
-A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s. The
-decoding engine frees them when it is sent the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py
-`request_finished`), so that is done.
+A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s, as
+would a decode leg sent on a connection that its engine has closed as idle. The decoding engine frees them when it is
+sent the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py `request_finished`), so that is done.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
-from router.http.failures import Failure, PrefillFailed, TimedOut
+from router.http.failures import BlocksStalled, Failure, PrefillFailed, Stale, TimedOut
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placed, Placer
 from router.reading.question import Question
@@ -96,14 +97,22 @@ class LegCaller:
         return len(self._behind)
 
     async def call(
-        self, question: Question, lease: Placed, leg: PrefillLeg, lines: Sequence[bytes], *, whole: bool
+        self,
+        question: Question,
+        lease: Placed,
+        leg: PrefillLeg,
+        lines: Sequence[bytes],
+        *,
+        whole: bool,
+        blocks_within_s: float | None = None,
     ) -> EngineAnswer:
-        """Return when the decode leg's answer has begun; with `whole`, when it is whole. Raises a Failure, which is
-        PrefillFailed where the prefilling replica is at fault."""
+        """Return when the decode leg's answer has begun; with `whole`, when it is whole. Where both legs run at once,
+        it has `blocks_within_s` from the end of the prefill leg; None: as long as any answer. Raises a Failure, which
+        is PrefillFailed where the prefilling replica is at fault."""
         split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole)
         if leg.handshake is Handshake.NIXL:
             return await self._in_turn(split)
-        return await self._together(split)
+        return await self._together(split, blocks_within_s)
 
     def _new_id(self, handshake: Handshake) -> str:
         if handshake is not Handshake.SGLANG:
@@ -132,6 +141,8 @@ class LegCaller:
             if not sent:
                 self._release(split, params)
             raise
+        if isinstance(answer, Stale):  # its engine closed the connection, and has not read the request
+            self._release(split, params)
         return _begun(answer)
 
     def _release(self, split: SplitRequest, params: bytes) -> None:
@@ -148,14 +159,14 @@ class LegCaller:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_S):  # the timeout closes the connection, which aborts the request
-                    came = await self._decode(split, body, split.lines)
+                    came = await self._decode(split, body, _renamed(split.lines))
                     self._done(came)
         finally:
             self._releases -= 1
 
     # -- both at once --------------------------------------------------------------------------------------------
 
-    async def _together(self, split: SplitRequest) -> EngineAnswer:
+    async def _together(self, split: SplitRequest, blocks_within_s: float | None) -> EngineAnswer:
         leg = split.leg
         body = decode_body(split.question.body, leg.handshake, split.id, leg.address, split.rank, b"")
         prefill = asyncio.create_task(self._prefill(split))
@@ -177,7 +188,9 @@ class LegCaller:
                 if alone:
                     self._abandon(decode)
                     return await self._alone(split, _renamed(split.lines))
-                await asyncio.wait((decode,))
+                await asyncio.wait((decode,), timeout=blocks_within_s)
+                if not decode.done():
+                    raise BlocksStalled("its answer has not begun, long after its prompt was prefilled")
             taken = True
             came = decode.result()
             if isinstance(came, TimedOut) and not prefill.done():

@@ -26,12 +26,15 @@ def destinations(receipt: Receipt, chosen: str, fallbacks_max: int) -> list[str]
     if not fallbacks_max:
         return listed
     rank, pull = chosen.partition(RANK_MARK)[2], receipt.pull
+    prefiller = endpoint_of(receipt.leg.replica) if receipt.leg is not None else ""
     for candidate in sorted(receipt.candidates, key=_price_ms):
         if candidate.id == chosen or candidate.id.partition(RANK_MARK)[2] != rank:
             continue
         if pull is not None and candidate.id == pull.source:
             continue  # whoever serves gets the order, and no replica pulls from itself
         endpoint = endpoint_of(candidate.id)
+        if endpoint and endpoint == prefiller:
+            continue  # likewise: no server prefills for itself
         if endpoint and endpoint not in listed:
             listed.append(endpoint)
         if len(listed) > fallbacks_max:

@@ -10,7 +10,8 @@
     silent, and now refuses connections       lost         all of it     yes                     yes
     silent, and its replica counts as stuck   stuck        all of it     yes                     yes
     silent, and it was to pull (pulls.stall_s) pull        all of it     yes, without a pull     no
-    500 of a decode leg, or as its first event blocks      all of it     yes, both legs          no: either leg's
+    500 of a decode leg, or as its first event blocks      all of it     yes, in one leg         no: either leg's
+    silent behind its prefill (pulls.stall_s)  blocks_stalled: as above                          no: either leg's
     any of these, of the prefill leg           prefill_... as above      as above, both legs     the prefilling one's
     502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
       of 500 and above as first event
@@ -140,6 +141,14 @@ class PullStalled(Failure):
     """The request was silent for longer than its pull may take: its replica may wait for a source without end."""
 
     kind = "pull"
+    ending = Ending.REFUSED_BY_ENGINE
+
+
+class BlocksStalled(Failure):
+    """The prefill leg of a request ended, and the decode leg was silent for longer than the blocks may take: its
+    replica may wait without end for another one that is gone."""
+
+    kind = "blocks_stalled"
     ending = Ending.REFUSED_BY_ENGINE
 
 

@@ -158,6 +158,10 @@ class LocalPlacer:
         """Have the Router take note of the end of a lease's prefill leg."""
         self._router.prefilled(lease, outcome, now_s)
 
+    def pair_broke(self, prefill: str, decode: str) -> None:
+        """Have two replicas warmed again before they take another request in two legs."""
+        self._router.pair_broke(prefill, decode, now_s=self._clock())
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica is ready that is not among these."""
         return any(member.id not in tried for member in self._router.usable())

@@ -156,4 +156,5 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         continue_streams=settings.upstream.continue_streams,
         continue_models=continued_models(settings.upstream.continue_models),
         splits=bool(settings.split.handshake),
+        continues=settings.split.handshake != "sglang",
     )

@@ -60,7 +60,8 @@ _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """What a Reader goes by (settings/schema.py). `repairs` and `append_only` hold for those who show no key."""
+    """What a Reader goes by (settings/schema.py). `repairs` and `append_only` hold for those who show no key.
+    `continues` is False where replicas take no request in one leg, which is all that a stream can be continued by."""
 
     offload_bytes_min: int
     json_depth_max: int = 256
@@ -75,6 +76,7 @@ class ReadingRules:
     continue_streams: str = "asked"
     continue_models: Mapping[str, str] = field(default_factory=dict)
     splits: bool = False
+    continues: bool = True
 
 
 class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -188,7 +190,9 @@ class Reader:
         if ask.stream and model is not None and how.relayed and how.dialect is not None:
             rules = self._rules
             mode = wished(request, tenant, model, rules.continue_models, rules.continue_streams)
-            if mode != OFF:
+            if mode != OFF and not rules.continues:
+                plan = (None, "split")
+            elif mode != OFF:
                 engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
                 plan = await how.run(planned, request.path, body, ask, engines, room, mode)
         return _Read(ask, chain, model, sighting, warning, body, repairs, ids, plan)

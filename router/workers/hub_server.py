@@ -202,6 +202,7 @@ class WorkerLink(asyncio.Protocol):
             messages.ResponseMade: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
             messages.AttemptFailed: lambda said: self._placer.failed(said.replica, said.kind),
             messages.SourceStalled: lambda said: self._placer.pull_stalled(said.source),
+            messages.PairBroke: lambda said: self._placer.pair_broke(said.prefill, said.decode),
             messages.Alive: lambda said: self._placer.alive(said.replica),
             messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
             messages.FigureCounts: self._counts,

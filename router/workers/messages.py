@@ -223,6 +223,13 @@ class Prefilled(Struct, tag=23, array_like=True, gc=False):
     now_s: float
 
 
+class PairBroke(Struct, tag=24, array_like=True, gc=False):
+    """A request that one replica prefilled failed at the one that was to decode it."""
+
+    prefill: Name
+    decode: Name
+
+
 FromWorker = (
     Hello
     | WantLease
@@ -242,6 +249,7 @@ FromWorker = (
     | TurnedAway
     | SourceStalled
     | Prefilled
+    | PairBroke
 )
 
 

@@ -252,6 +252,10 @@ class RemotePlacer:
         """The prefill leg of the lease ended. A hub that came anew knows of no such leg."""
         self._link.say(codec.prefilled_of(lease.id, outcome, now_s))
 
+    def pair_broke(self, prefill: str, decode: str) -> None:
+        """A request in two legs failed at its decoding replica, as where blocks do not come."""
+        self._link.say(messages.PairBroke(prefill, decode))
+
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready, by the hub's last view."""
         return self._view.others_ready(tried)

@@ -281,6 +281,19 @@ async def test_nobody_else(client: ClientSession) -> None:
     async with pair() as (one, two, app):
         script(one, two, Speaking(after=7), status(400))
         assert b"stream_broken" in await asked(client, app, CHAT, body_of(CHAT))
+        failures = sorted(member.breaker.failures for member in app.router.members)
+        assert failures == [0, 1]  # whoever refuses is not to blame
+
+
+async def test_servers_that_take_two_legs_alone_continue_nothing(client: ClientSession) -> None:
+    """A stream goes on in one leg, and SGLang's servers that prefill or decode take none: whoever asks is told, and
+    none of them is asked."""
+    async with pair(split__handshake="sglang") as (one, two, app):
+        script(one, two, Speaking(after=7))
+        async with client.post(app.url + CHAT, json=body_of(CHAT), headers=EXACT) as response:
+            assert response.headers["x-warmroute-not-continued"] == "split"
+            assert b"stream_broken" in await response.read()
+        assert len(one.seen) + len(two.seen) == 1
 
 
 async def test_budget(client: ClientSession) -> None:

@@ -54,7 +54,7 @@ BEFORE = [
 async def test_a_leg_that_fails_is_made_good_by_another_pair(handshake: Handshake, role: Role, moment: Moment) -> None:
     """Before the first byte: an error, a closed connection, and a process that dies. The other leg ends at once, the
     replica of the leg that failed is blamed, both legs are tried once more without it, and the client notices
-    nothing."""
+    nothing. Where the decoding engine says that it failed, one leg is tried, but for SGLang."""
     async with fleet(handshake, 2, 2, time_scale=1.0, upstream__retries_max=1) as it:
         at = 0 if role is Role.PREFILL else 1
 
@@ -70,8 +70,9 @@ async def test_a_leg_that_fails_is_made_good_by_another_pair(handshake: Handshak
             assert '"error"' not in body
             await it.idle()
             first, second = it.placer.placed[before:]  # and no third
+            alone = role is Role.DECODE and act is _fails and handshake is not Handshake.SGLANG
             assert all(first)
-            assert all(second)
+            assert all(second) is not alone
             assert first[at] != second[at]
             replica, kind = it.placer.failures[-1]
             assert replica == first[at]
@@ -159,3 +160,62 @@ async def _killed(it: Fleet, replica: str) -> None:
     """The replica's process dies, and with it whatever it was doing."""
     it.kills.append(asyncio.create_task(it.engines.kill(it.engines.urls.index(replica))))
     await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
+async def test_blocks_that_do_not_come_are_computed(handshake: Handshake) -> None:
+    """Each decode leg's engine says that it failed, as where its way to the other one is broken: the only pair is known
+    to be, and every client gets an answer in one leg, from the same replica where there is no other one."""
+    async with fleet(handshake) as it:
+
+        async def always(role: Role, _: Moment) -> None:
+            if role is Role.DECODE:
+                await _fails()
+
+        _arm(it, always)
+        for stream in (True, False):
+            before = len(it.placer.placed)
+            status, body = await ask(it.edge.url, stream=stream)
+            assert (status, '"error"' in body) == (200, False)
+            await it.idle()
+            assert it.placer.placed[before:] == [(it.prefill[0], it.decode[0]), ("", it.decode[0])]
+        assert it.placer.broken == [(it.prefill[0], it.decode[0])] * 2
+        assert it.placer.failures == [(it.decode[0], "decode_blocks")] * 2
+
+
+@pytest.mark.parametrize("handshake", [Handshake.MOONCAKE, Handshake.OFFLOADING])
+async def test_a_prefill_that_is_gone_behind_its_answer_is_not_waited_for(handshake: Handshake) -> None:
+    """The prefill leg has ended well, and its blocks do not come: a stream goes on in one leg when they should have
+    long been there, and not at the time in which any first byte must come."""
+    async with fleet(handshake, upstream__first_byte_timeout_s=600.0, pulls__stall_s=0.05) as it:
+
+        async def hangs() -> None:
+            await asyncio.Event().wait()
+
+        trip, done = _once(Role.DECODE, Moment.ARRIVED, hangs)
+        _arm(it, trip)
+        async with asyncio.timeout(60):
+            status, body = await ask(it.edge.url, stream=True)
+        assert (status, '"error"' in body, done) == (200, False, [Role.DECODE])
+        await it.idle()
+        assert it.placer.placed == [(it.prefill[0], it.decode[0]), ("", it.decode[0])]
+        assert it.placer.failures == [(it.decode[0], "decode_blocks_stalled")]
+        assert it.placer.broken == [(it.prefill[0], it.decode[0])]
+
+
+@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
+async def test_a_shedding_prefill_pool_sheds_nothing_that_decoders_take(handshake: Handshake) -> None:
+    """Every replica that prefills says 429: the request goes in one leg, and no client hears of
+    it."""
+    async with fleet(handshake, 2, 1) as it:
+
+        async def sheds(role: Role, moment: Moment) -> None:
+            if (role, moment) == (Role.PREFILL, Moment.ARRIVED):
+                raise LegRefused(429, "busy")
+
+        _arm(it, sheds)
+        status, _ = await ask(it.edge.url)
+        assert status == 200
+        await it.idle()
+        assert it.placer.placed == [(it.prefill[0], it.decode[0]), ("", it.decode[0])]
+        assert it.placer.failures == [(it.prefill[0], "prefill_shed")]

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from loadtest.engine.pairs import Moment
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending
-from tests.support.splitting import PROMPT, ask, fleet
+from tests.support.fakes import FakeEngine, error_event
+from tests.support.splitting import PROMPT, ask, fleet, splitting
 from tests.support.waiting import until
 
 
@@ -136,3 +138,40 @@ async def test_a_client_that_leaves_ends_both_legs(handshake: Handshake, role: R
         # What was computed by then, and not asked for, these keep for as long as their own rule says.
         parks = role is Role.DECODE and handshake in (Handshake.MOONCAKE, Handshake.OFFLOADING)
         assert parks or not any(len(link.legs) for link in it.engines.links)
+
+
+async def test_blocks_behind_a_connection_that_was_closed_are_freed() -> None:
+    """The engine closes a connection that was idle just when the decode leg is sent on it: it is told of the blocks
+    once more, besides the retry, since it may not have read of them."""
+    async with fleet(Handshake.NIXL) as it:
+        assert (await ask(it.edge.url))[0] == 200
+        arrived = 0
+
+        async def closes(of: Role, moment: Moment) -> None:
+            nonlocal arrived
+            if (of, moment) == (Role.DECODE, Moment.ARRIVED):
+                arrived += 1
+                if arrived == 1:
+                    raise asyncio.CancelledError  # the connection is closed without a word
+
+        for link in it.engines.links:
+            link.trip = closes
+        status, _ = await ask(it.edge.url, prompt=f"another {PROMPT}")
+        assert status == 200
+        await it.idle()
+        assert arrived == 3
+        assert not len(it.engines.links[0].legs)
+        assert it.placer.failures == [(it.decode[0], "decode_stale")]
+        assert it.engines.links[0].legs.expired == 0
+
+
+async def test_an_error_of_whoever_computes_alone_is_its_own() -> None:
+    """NIXL's prefill leg named no blocks, so the decoding engine had none to fetch: where its stream begins with an
+    error it is blamed, and no pair is."""
+    async with FakeEngine(owned_by="vllm") as prefill, FakeEngine(owned_by="vllm") as decode:
+        decode.script.append(error_event)
+        async with splitting(Handshake.NIXL, [prefill.url], [decode.url], upstream__retries_max=0) as (edge, placer, _):
+            await ask(edge.url, model="m", stream=True)
+            assert placer.placed == [(prefill.url, decode.url)]
+            assert placer.failures == [(decode.url, "decode_engine")]
+            assert placer.broken == []

@@ -173,7 +173,7 @@ async def test_no_tenant_sends_engines_elsewhere(
         "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "169.254.169.254", "remote_port": 80},
         "ec_transfer_params": {"remote_host": "169.254.169.254"},
         "bootstrap_host": "169.254.169.254", "bootstrap_port": 80, "bootstrap_room": 1, "bootstrap_pair_key": "x",
-        "session_params": {"id": "another's"},
+        "decode_tp_size": 8, "disagg_prefill_dp_rank": 3, "session_params": {"id": "another's"},
     }  # fmt: skip
     ring = Keyring(tmp_path, acme={}, few={"models": ["m"]})
     body = PATHS_OF_BODIES[path] | asked | {"vllm_xargs": {"kv_transfer_params": "169.254.169.254", "a": 1}}

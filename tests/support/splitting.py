@@ -49,6 +49,7 @@ class SplitPlacer:
         self.placed: list[tuple[str, str]] = []  # (prefilling replica or "", decoding replica) of each placement
         self.ended: list[tuple[str, Outcome]] = []  # (prefilling replica, how its leg ended)
         self.failures: list[tuple[str, str]] = []  # (replica, kind)
+        self.broken: list[tuple[str, str]] = []  # pairs (prefilling, decoding replica) that failed a request
         self.records: list[RequestRecord] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -81,6 +82,10 @@ class SplitPlacer:
         """An attempt failed."""
         self.failures.append((replica, kind))
         self._inner.failed(replica, kind)
+
+    def pair_broke(self, prefill: str, decode: str) -> None:
+        """The blocks of a request did not come from one replica to the other."""
+        self.broken.append((prefill, decode))
 
     def report(self, record: RequestRecord) -> None:
         """A request ended."""

@@ -71,3 +71,18 @@ async def test_a_worker_that_leaves_gives_both_legs_back(tmp_path: Path) -> None
         members = hub.router.fleet.members
         await until(lambda: not members[P].leases and not members[D].leases)
         assert not hub.router.fleet.legs.open
+
+
+async def test_a_worker_tells_of_a_pair_that_broke(tmp_path: Path) -> None:
+    """The hub lets it rest."""
+    path, hub = tmp_path / "hub", _hub()
+    members, legs = hub.router.fleet.members, hub.router.fleet.legs
+    for id_ in (P, D):
+        hub.router.prove_handshake(id_, Handshake.NIXL, "")
+    for pair in hub.router.pairs_to_warm(0.0):
+        hub.router.pair_warmed(*pair, ok=True, now_s=0.0)
+    assert legs.is_warm(members[P], members[D])
+    async with serving(hub, path), worker(path) as one:
+        await until(lambda: one.placing)
+        one.pair_broke(P, D)
+        await until(lambda: not legs.is_warm(members[P], members[D]))

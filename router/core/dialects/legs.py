@@ -88,8 +88,18 @@ class _Tool(msgspec.Struct):
     type: str = "function"
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
 class _Answer(msgspec.Struct):
+    """How the answer of a prefill leg ended, as Responses, Messages and the two others say it, and what it transfers.
+    Fields of the same names further within, as the status of a message, say something else."""
+
     kv_transfer_params: Raw = ABSENT
+    status: str | None = None
+    stop_reason: str | None = None
+    choices: list[_Choice] = []
 
 
 _decode_wishes = msgspec.json.Decoder(_Wishes).decode
@@ -97,10 +107,6 @@ _decode_sampling = msgspec.json.Decoder(_Sampling).decode
 _decode_tools = msgspec.json.Decoder(list[_Tool]).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _BATCH = re.compile(rb"\[\s*[\[\"{]")
-# How answers say that the model itself came to an end, and not the limit of one token.
-_STOPPED = re.compile(
-    rb'"finish_reason"\s*:\s*"stop"|"stop_reason"\s*:\s*"(?:end_turn|stop_sequence)"|"status"\s*:\s*"completed"'
-)
 
 
 def may_split(path: str, body: bytes, kinds: frozenset[str]) -> bool:
@@ -208,17 +214,24 @@ def _prefill_params(path: str, handshake: Handshake, id_: str) -> dict[str, obje
 
 def transferred(handshake: Handshake, answer: bytes) -> bytes | None:
     """What the decode leg needs of the prefill leg's whole answer: for NIXL the object that it repeats, as it is; b""
-    where it needs nothing. None where nothing can be fetched."""
-    if handshake is Handshake.MOONCAKE:
-        return None if _STOPPED.search(answer) else b""
-    if handshake is not Handshake.NIXL:
+    where it needs nothing. None where nothing can be fetched, or the answer cannot be read."""
+    if handshake is not Handshake.NIXL and handshake is not Handshake.MOONCAKE:
         return b""
     try:
-        params = _decode_answer(answer).kv_transfer_params
+        said = _decode_answer(answer)
     except UNREADABLE:
         return None
-    told = bytes(params)
+    if handshake is Handshake.MOONCAKE:
+        return None if _stopped(said) else b""
+    told = bytes(said.kv_transfer_params)
     return told if told.startswith(b"{") and told != b"{}" else None
+
+
+def _stopped(said: _Answer) -> bool:
+    """Whether the model itself came to an end, and not the limit of one token."""
+    if said.status == "completed" or said.stop_reason in ("end_turn", "stop_sequence"):
+        return True
+    return any(choice.finish_reason == "stop" for choice in said.choices)
 
 
 # -- the decode leg ----------------------------------------------------------------------------------------------------
@@ -249,13 +262,15 @@ def _decode_params(handshake: Handshake, id_: str, address: str) -> dict[str, ob
 
 
 def _bootstrap(room: str, address: str, rank: int | None) -> bytes:
+    """What both legs are told, and null for what a client may have said besides."""
     host, port = _host_port(address)
-    told = b'"bootstrap_host":%b,"bootstrap_port":%d,"bootstrap_room":%b' % (
+    return b'"bootstrap_host":%b,"bootstrap_port":%d,"bootstrap_room":%b,"disagg_prefill_dp_rank":%b,%b' % (
         msgspec.json.encode(host),
         port,
         room.encode(),
+        b"null" if rank is None else b"%d" % rank,
+        b'"bootstrap_pair_key":null,"decode_tp_size":null',
     )
-    return told if rank is None else told + b',"disagg_prefill_dp_rank":%d' % rank
 
 
 def _host_port(address: str) -> tuple[str, int]:

@@ -46,6 +46,7 @@ _TRANSFERRED = (
     "bootstrap_room",
     "bootstrap_pair_key",
     "decode_tp_size",
+    "disagg_prefill_dp_rank",
     "session_params",
 )
 _ARGUMENTS = "vllm_xargs"  # vLLM puts what it has next to `kv_transfer_params`, under any name
@@ -76,6 +77,7 @@ class Named(msgspec.Struct):
     bootstrap_room: Raw = ABSENT
     bootstrap_pair_key: Raw = ABSENT
     decode_tp_size: Raw = ABSENT
+    disagg_prefill_dp_rank: Raw = ABSENT
     session_params: Raw = ABSENT
     vllm_xargs: Raw = ABSENT
 

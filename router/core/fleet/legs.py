@@ -151,6 +151,26 @@ class Legs:
         else:
             self._failed(pair, now_s)
 
+    def broke(self, members: Mapping[str, Member], prefill: str, decode: str, now_s: float) -> None:
+        """The blocks of a request did not come over a pair that takes traffic: it rests, and is warmed anew. Where
+        requests are only taken in two legs, the last pair of a model goes on."""
+        pair = self._pairs.get((prefill, decode))
+        if pair is None or not pair.warm:
+            return  # it rests, or is warmed: of one break many requests tell
+        there = members.get(decode)
+        if there is None or self.takes_whole(there) or self._has_another(members, prefill, there):
+            self._failed(pair, now_s)
+
+    def _has_another(self, members: Mapping[str, Member], prefill: str, decode: Member) -> bool:
+        """Whether another pair takes what this one does."""
+        for first, second in self._pairs:
+            one, other = members.get(first), members.get(second)
+            if one is None or other is None or (first, second) == (prefill, decode.id):
+                continue
+            if other.speeds is decode.speeds and one.ready and other.ready and self.is_warm(one, other):
+                return True
+        return False
+
     def _failed(self, pair: _Pair, now_s: float) -> None:
         pair.warm, pair.warming_since_s = False, -inf
         pair.rest_s = min(PAIR_REST_MAX_S, max(PAIR_REST_S, 2 * pair.rest_s))

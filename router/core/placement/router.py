@@ -200,6 +200,11 @@ class Router:
         """A pair was warmed, and takes traffic from now on; or that failed, and the pair rests."""
         self.fleet.legs.warmed(prefill, decode, now_s, ok=ok)
 
+    def pair_broke(self, prefill: str, decode: str, *, now_s: float) -> None:
+        """A request in two legs failed at its decoding replica, as where blocks do not come: the pair rests, and gets
+        no traffic before it is warmed again."""
+        self.fleet.legs.broke(self.fleet.members, prefill, decode, now_s)
+
     def look(self, now_s: float) -> Iterator[list[str]]:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
         requests are to be tried elsewhere, a slice of the fleet at a time, so that other work can be done between."""

@@ -22,7 +22,7 @@ JSON_VALUES = st.recursive(
 OURS = (
     "stream", "stream_options", "return_token_ids", "max_tokens", "max_completion_tokens", "max_output_tokens",
     "min_tokens", "ignore_eos", "stop", "stop_sequences", "stop_token_ids", "kv_transfer_params", "bootstrap_host",
-    "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
+    "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size",
 )  # fmt: skip
 FIELDS = st.dictionaries(st.sampled_from(OURS) | st.text(max_size=12), JSON_VALUES, max_size=8)
 ADDRESSES = {
@@ -76,7 +76,7 @@ def test_a_prefill_leg_is_the_clients_request_but_for_our_fields(
 def test_a_decode_leg_differs_in_nothing_but_the_transfer(asked: dict[str, Any], handshake: Handshake) -> None:
     """Limits, streams and all else are the client's; of transfers only ours are heard."""
     told = _decode(handshake, asked, b'{"a": 1}')
-    rooms = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+    rooms = OURS[OURS.index("bootstrap_host") :]
     ours = rooms if handshake is Handshake.SGLANG else ("kv_transfer_params",)
     assert {name: value for name, value in told.items() if name not in ours} == {
         name: value for name, value in asked.items() if name not in ours
@@ -131,11 +131,23 @@ def test_what_sglang_is_told() -> None:
     """Both legs have one room; a rank is told to both, since the room's number may say another one."""
     body = b'{"text": "x", "bootstrap_room": 5}'
     room = {"bootstrap_host": "fd00::7", "bootstrap_port": 8998, "bootstrap_room": 2**63 - 1}
+    room |= {"bootstrap_pair_key": None, "decode_tp_size": None}
     id_ = str(2**63 - 1)
     prefill = json.loads(legs.prefill_body(GENERATE, body, Handshake.SGLANG, id_, "[fd00::7]:8998", 3))
     decode = json.loads(legs.decode_body(body, Handshake.SGLANG, id_, "[fd00::7]:8998", 3, b""))
     assert prefill == {"text": "x", "stream": False, **room, "disagg_prefill_dp_rank": 3}
     assert decode == {"text": "x", **room, "disagg_prefill_dp_rank": 3}
+
+
+def test_a_client_names_no_rank_and_no_key() -> None:
+    """Where the router names none: SGLang would wait for blocks of the rank that a client says, and keys are read
+    together with the room."""
+    body = b'{"text": "x", "disagg_prefill_dp_rank": 3, "bootstrap_pair_key": "k", "decode_tp_size": 8}'
+    prefill = json.loads(legs.prefill_body(GENERATE, body, Handshake.SGLANG, "7", "10.0.0.7:8998", None))
+    decode = json.loads(legs.decode_body(body, Handshake.SGLANG, "7", "10.0.0.7:8998", None, b""))
+    for name in ("disagg_prefill_dp_rank", "bootstrap_pair_key", "decode_tp_size"):
+        assert prefill[name] is None
+        assert decode[name] is None
 
 
 @pytest.mark.parametrize(
@@ -167,12 +179,28 @@ def test_a_prefill_without_blocks_is_known(params: bytes | None) -> None:
         b'{"choices":[{"finish_reason":"stop"}]}',
         b'{"stop_reason": "end_turn"}',
         b'{"status":"completed"}',
+        b'{"id":"x"',
     ],
 )
 def test_mooncakes_blocks_are_gone_when_the_model_stopped(answer: bytes) -> None:
-    """Mooncake frees what did not end by its length, and the decoding engine would wait for minutes."""
+    """Mooncake frees what did not end by its length, and the decoding engine would wait for minutes; so it is where the
+    answer cannot be read."""
     assert legs.transferred(Handshake.MOONCAKE, answer) is None
     assert legs.transferred(Handshake.OFFLOADING, answer) == b""
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"choices":[{"finish_reason":"length","stop_reason":null,"message":{"content":"finish_reason"}}]}',
+        b'{"stop_reason":"max_tokens","content":[{"type":"text","text":"a"}]}',
+        b'{"status":"incomplete","output":[{"type":"message","status":"completed","content":[]}]}',
+        b'{"status":"incomplete","output":[{"type":"reasoning","status":"completed"},{"stop_reason":"end_turn"}]}',
+    ],
+)
+def test_mooncakes_blocks_are_there_when_the_limit_was_reached(answer: bytes) -> None:
+    """As the answer itself says it: vLLM calls every message of a response completed."""
+    assert legs.transferred(Handshake.MOONCAKE, answer) == b""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending, Outcome, Reason, Usage
 from router.core.facts.replicas import Load
 from router.core.fleet import stuck
+from router.core.fleet.legs import PAIR_REST_S
 from router.core.fleet.models import NoReplica
 from router.core.learned.loads import LoadModel
 from router.core.observatory.explain import Explainer
@@ -258,3 +259,36 @@ def test_tokens_land_in_one_place_each() -> None:
     assert (other.replica, other.cached_tokens) == (leg.replica, miss.hit)
     assert miss.hit == again.receipt.predicted_cached_tokens > 0.9 * TOKENS
     assert miss.hit + sum(miss.misses.values()) == again.prompt_tokens
+
+
+def test_a_pair_that_broke_rests_until_it_is_warmed() -> None:
+    """A request whose blocks did not come over a warm pair tells of it: the pair takes no further ones, others do, and
+    it is warmed again when it has rested; many requests that tell of one break have it rest no longer than one."""
+    fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE})
+    router, members = fleet.router, fleet.router.fleet.members
+    for _ in range(20):
+        router.pair_broke("p", "d", now_s=fleet.now_s)
+    assert not router.fleet.legs.is_warm(members["p"], members["d"])
+    assert router.fleet.legs.is_warm(members["p"], members["e"])
+    assert router.pairs_to_warm(fleet.now_s + PAIR_REST_S - 0.1) == []
+    assert router.pairs_to_warm(fleet.now_s + PAIR_REST_S) == [("p", "d")]
+    router.pair_broke("p", "d", now_s=fleet.now_s)  # of a request from before
+    router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s + PAIR_REST_S)
+    assert router.fleet.legs.is_warm(members["p"], members["d"])
+    router.pair_broke("x", "d", now_s=fleet.now_s)
+
+
+def test_the_last_pair_of_sglangs_goes_on() -> None:
+    """Its servers take no request in one leg, so a pair that may be broken is better than none."""
+    fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}, pair=False)
+    fleet.pair(Handshake.SGLANG)
+    legs, members = fleet.router.fleet.legs, fleet.router.fleet.members
+    for name in "de":
+        fleet.router.pair_broke("p", name, now_s=fleet.now_s)
+    assert [legs.is_warm(members["p"], members[name]) for name in "de"] == [False, True]
+    fleet.router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s)
+    for _ in range(3):
+        fleet.router.observe_health("d", ok=False)
+    assert not members["d"].ready
+    fleet.router.pair_broke("p", "e", now_s=fleet.now_s)
+    assert legs.is_warm(members["p"], members["e"])
