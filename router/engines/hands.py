@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0  # longest time that a bootstrap server's page may take
 PAGE_BYTES_MAX = 1 << 20
+MISSES = 3  # looks in a row that find nobody before a replica that was there counts as gone
 PORTS = {Handshake.MOONCAKE: 8998, Handshake.SGLANG: 8998, Handshake.OFFLOADING: 5710}
 """Where engines are asked unless told otherwise: `VLLM_MOONCAKE_BOOTSTRAP_PORT`, `--disaggregation-bootstrap-port`,
 `VLLM_P2P_SIDE_CHANNEL_PORT`."""
@@ -102,10 +103,15 @@ class HandProber:
             return
         address = self.address(replica)
         before: str | None = None
+        missed = 0
         if not address:
             self._say(replica.id, self.handshake, "")
         while address:
             found = await self._look(replica, address)
+            missed = 0 if found else missed + 1
+            if before and 0 < missed < MISSES:
+                await asyncio.sleep(self._interval_s / MISSES)
+                continue
             if bool(found) is not (before and bool(before)):
                 fields = {"replica": replica.id, "address": address}
                 if found:

@@ -217,6 +217,25 @@ async def test_an_engine_that_is_to_be_asked_must_answer(handshake: Handshake) -
     await prober.close()
 
 
+async def test_a_look_that_finds_nobody_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that was there is gone when three looks in a row found nobody; one that never was is not waited for."""
+    said: list[Handshake | None] = []
+    prober = HandProber(lambda *told: said.append(told[1]), SplitSettings("sglang", probe_interval_s=0.01))
+    finds = iter(("", "a:1", "", "", "a:1", "", "", "", "a:1"))
+
+    async def look(_: Replica, address: str) -> str:
+        found = next(finds, None)
+        return found if found is not None else await asyncio.Event().wait() or address
+
+    monkeypatch.setattr(prober, "_look", look)
+    task = asyncio.create_task(prober.watch(Replica("http://a:1", role=Role.PREFILL)))
+    there = Handshake.SGLANG
+    await until(lambda: len(said) == 5)
+    assert said == [None, there, there, None, there]
+    task.cancel()
+    await prober.close()
+
+
 async def test_where_engines_are_asked() -> None:
     """The settings' entry for an engine goes before discovery's word, and that before the port for all; a p2p tier has
     a port for each rank, a bootstrap server one for all."""
