@@ -108,7 +108,7 @@ class Legs:
     def takes_whole(self, member: Member) -> bool:
         """Whether a replica takes requests in one leg. Servers of SGLang's that prefill or decode answer those with 400
         (0.5.23, srt/managers/scheduler.py: "Disaggregated request received without bootstrap room id")."""
-        hand = self.hands.get(member.id)
+        hand = self.hands.get(member.id) or self._silent.get(member.id)
         return hand is None or hand.handshake is not Handshake.SGLANG
 
     def whole(self, members: list[Member]) -> list[Member]:
