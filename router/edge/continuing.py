@@ -273,7 +273,11 @@ class Continuations:
                 raise
             if not isinstance(answer, Failure):
                 return lease, answer
-            self._placer.finish(lease, Outcome(answer.ending), self._clock())
+            refused = isinstance(answer, EngineFailed) and 400 <= answer.answer.status < 500
+            ending = Ending.REFUSED_BY_ENGINE if refused else answer.ending
+            self._placer.finish(lease, Outcome(ending), self._clock())
+            if refused:
+                return "failed"  # the body is ours
             self._placer.failed(lease.replica, answer.kind)
             if not isinstance(answer, ConnectFailed | Stale | EngineShed):
                 return "failed"  # some GPU time may be spent

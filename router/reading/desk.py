@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
+from router.core.facts.legs import Handshake
 from router.core.facts.misses import Template
 from router.loop import closed_on_error
 from router.placer import Placer
@@ -156,4 +157,5 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         continue_streams=settings.upstream.continue_streams,
         continue_models=continued_models(settings.upstream.continue_models),
         splits=bool(settings.split.handshake),
+        continues=settings.split.handshake != Handshake.SGLANG,
     )

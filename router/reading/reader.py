@@ -75,6 +75,7 @@ class ReadingRules:
     continue_streams: str = "asked"
     continue_models: Mapping[str, str] = field(default_factory=dict)
     splits: bool = False
+    continues: bool = True  # False: engines take no streams in one leg, and what was said has no second one
 
 
 class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -188,7 +189,9 @@ class Reader:
         if ask.stream and model is not None and how.relayed and how.dialect is not None:
             rules = self._rules
             mode = wished(request, tenant, model, rules.continue_models, rules.continue_streams)
-            if mode != OFF:
+            if mode != OFF and not rules.continues:
+                plan = (None, "engine")
+            elif mode != OFF:
                 engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
                 plan = await how.run(planned, request.path, body, ask, engines, room, mode)
         return _Read(ask, chain, model, sighting, warning, body, repairs, ids, plan)
