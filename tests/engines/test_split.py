@@ -19,7 +19,9 @@ from router.app import App
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.replicas import Replica
 from router.engines.hands import HandProber
+from router.engines.pairs import PairWarmer
 from router.settings.schema import SplitSettings
+from tests.core.placement.paired import PairedFleet
 from tests.gateway.asking import asking, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
@@ -183,6 +185,19 @@ async def test_a_pair_that_hands_nothing_over_takes_no_traffic(caplog: pytest.Lo
         assert _warm(app) == 0
 
 
+async def test_an_odd_address_fails_its_pair(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be asked cannot be warmed: the pair rests, and the log says why."""
+    pair = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE}, pair=False)
+    for name in "pd":
+        pair.router.prove_handshake(name, Handshake.SGLANG, "odd")
+    warmer = PairWarmer(pair.router, Handshake.SGLANG, {"p": "odd"}, api_key=str, clock=lambda: pair.now_s)
+    watching = asyncio.create_task(warmer.watch())
+    await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
+    watching.cancel()
+    await warmer.close()
+    assert pair.router.pairs_to_warm(pair.now_s + 5.0) == [("p", "d")]
+
+
 async def test_nothing_is_split_without_a_handshake() -> None:
     """Roles mean nothing then, and nobody looks for hands."""
     async with fakes.FakeEngine() as engine, fakes.running(engine) as app:
@@ -246,9 +261,12 @@ async def test_where_engines_are_asked() -> None:
     assert one.address(Replica("http://b:1", role=Role.DECODE)) == ""
     two = HandProber(lambda *_: None, SplitSettings("sglang", port=9000))
     assert two.address(Replica("http://[fd00::1]:1#dp2", role=Role.PREFILL)) == "[fd00::1]:9000"
+    same = HandProber(lambda *_: None, SplitSettings("sglang", ("HTTP://A:80/",), endpoints=("http://A=10.0.0.9:7",)))
+    assert same.named(Replica("http://a#dp1")).role is Role.PREFILL
+    assert same.address(Replica("http://a:80#dp1", role=Role.PREFILL)) == "10.0.0.9:7"
     three = HandProber(lambda *_: None, SplitSettings("nixl"))
     assert three.address(Replica("http://b:1")) == ""
-    for each in (one, two, three):
+    for each in (one, two, three, same):
         await each.close()
 
 
