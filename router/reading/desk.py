@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from router.core.facts.legs import Handshake
 from router.core.facts.misses import Template
 from router.loop import closed_on_error
 from router.placer import Placer
@@ -157,5 +156,5 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         continue_streams=settings.upstream.continue_streams,
         continue_models=continued_models(settings.upstream.continue_models),
         splits=bool(settings.split.handshake),
-        continues=settings.split.handshake != Handshake.SGLANG,
+        continues=settings.split.handshake != "sglang",
     )
