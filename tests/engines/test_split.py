@@ -238,9 +238,11 @@ async def test_a_look_that_finds_nobody_is_repeated(monkeypatch: pytest.MonkeyPa
     prober = HandProber(lambda *told: said.append(told[1]), SplitSettings("sglang", probe_interval_s=0.01))
     finds = iter(("", "a:1", "", "", "a:1", "", "", "", "a:1"))
 
-    async def look(_: Replica, address: str) -> str:
+    async def look(_: Replica, __: str) -> str:
         found = next(finds, None)
-        return found if found is not None else await asyncio.Event().wait() or address
+        if found is None:
+            await asyncio.Event().wait()
+        return found or ""
 
     monkeypatch.setattr(prober, "_look", look)
     task = asyncio.create_task(prober.watch(Replica("http://a:1", role=Role.PREFILL)))
