@@ -327,7 +327,9 @@ def engines_schema() -> Schema:
         models=many(engine_model()),
         images=closed(vllm=TEXT, sglang=TEXT),
         imagePullSecrets=pod()["imagePullSecrets"],
-        networkPolicy=closed(enabled=YES, gateways=many(OF_KUBERNETES), prometheus=many(OF_KUBERNETES)),
+        networkPolicy=closed(
+            enabled=YES, splitPorts=many(PORT), gateways=many(OF_KUBERNETES), prometheus=many(OF_KUBERNETES)
+        ),
         podDisruptionBudget=closed(enabled=YES),
         monitor=closed(enabled=YES, interval=objects()["monitor"]["properties"]["interval"], labels=OF_USER),
         keda=closed(prometheus={"type": "string", "pattern": "^https?://[^/]"}),

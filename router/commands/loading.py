@@ -213,7 +213,9 @@ _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0
 
 def _check_split(settings: Settings) -> list[str]:
     """Problems of prefill apart from decode."""
-    problems, policy = split_problems(settings.split), settings.routing.policy
+    policy = settings.routing.policy
+    others = settings.discovery.source != "static" or settings.admin.replicas_allowed
+    problems = split_problems(settings.split, () if others else settings.replicas)
     if settings.split.handshake and policy in POLICIES and not isinstance(POLICIES[policy](), Splitting):
         problems.append(f"'split.handshake': needs a policy that prices both legs, as warm does; it is '{policy}'")
     return problems

@@ -32,13 +32,14 @@ from router.core.facts.legs import Handshake, Role
 from router.core.facts.replicas import Replica
 from router.engines import fetch
 from router.engines.peers import listens
-from router.settings.pairs import peer_endpoints
+from router.settings.pairs import peer_endpoints, same_base
 from router.settings.schema import SplitSettings
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0  # longest time that a bootstrap server's page may take
 PAGE_BYTES_MAX = 1 << 20
+MISSES = 3  # looks in a row that find nobody before a replica that was there counts as gone
 PORTS = {Handshake.MOONCAKE: 8998, Handshake.SGLANG: 8998, Handshake.OFFLOADING: 5710}
 """Where engines are asked unless told otherwise: `VLLM_MOONCAKE_BOOTSTRAP_PORT`, `--disaggregation-bootstrap-port`,
 `VLLM_P2P_SIDE_CHANNEL_PORT`."""
@@ -63,9 +64,9 @@ class HandProber:
         self.handshake = Handshake(settings.handshake)
         self._port = settings.port or PORTS.get(self.handshake, 0)
         self._interval_s = settings.probe_interval_s
-        self._endpoints = peer_endpoints(settings.endpoints)
+        self._endpoints = {same_base(id_): where for id_, where in peer_endpoints(settings.endpoints).items()}
         named = ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode))
-        self._roles = {url.rstrip("/"): role for role, urls in named for url in urls}
+        self._roles = {same_base(url): role for role, urls in named for url in urls}
         self._session = fetch.session("", TIMEOUT_S, tls)
         self.addresses: dict[str, str] = {}  # addresses of proved replicas; "" for replicas that nobody asks
 
@@ -75,17 +76,17 @@ class HandProber:
 
     def named(self, replica: Replica) -> Replica:
         """The replica with the role that the settings give it, which goes before discovery's word."""
-        role = self._roles.get(replica.id) or self._roles.get(replica.url)
+        role = self._roles.get(same_base(replica.id)) or self._roles.get(same_base(replica.url))
         return replica if role is None else replace(replica, role=role)
 
     def address(self, replica: Replica) -> str:
         """`host:port` at which the replica is to be asked, by the settings or discovery; "" where nobody asks it."""
         if self.handshake is Handshake.NIXL or replica.role is Role.DECODE:
             return ""
-        if own := self._endpoints.get(replica.id):
+        if own := self._endpoints.get(same_base(replica.id)):
             return own
         peer = replica.peer if self.handshake is Handshake.OFFLOADING else ""
-        host, _, port = (self._endpoints.get(replica.url) or peer).rpartition(":")
+        host, _, port = (self._endpoints.get(same_base(replica.url)) or peer).rpartition(":")
         if not host:
             host, port = urlsplit(replica.url).hostname or "", str(self._port)
             host = f"[{host}]" if ":" in host else host
@@ -102,10 +103,15 @@ class HandProber:
             return
         address = self.address(replica)
         before: str | None = None
+        missed = 0
         if not address:
             self._say(replica.id, self.handshake, "")
         while address:
             found = await self._look(replica, address)
+            missed = 0 if found else missed + 1
+            if before and 0 < missed < MISSES:
+                await asyncio.sleep(self._interval_s / MISSES)
+                continue
             if bool(found) is not (before and bool(before)):
                 fields = {"replica": replica.id, "address": address}
                 if found:

@@ -82,7 +82,7 @@ class PairWarmer:
                 await self._hand_over(prefill, decode)
         except PairFailed as error:
             why = str(error)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             why = fetch.words(error)
         self._router.pair_warmed(prefill, decode, ok=not why, now_s=self._clock())
         fields = {"prefill": prefill, "decode": decode}

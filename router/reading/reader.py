@@ -76,7 +76,7 @@ class ReadingRules:
     continue_streams: str = "asked"
     continue_models: Mapping[str, str] = field(default_factory=dict)
     splits: bool = False
-    continues: bool = True
+    continues: bool = True  # False: engines take no streams in one leg, and what was said has no second one
 
 
 class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py

@@ -36,16 +36,30 @@ def url_problems(urls: Iterable[str], name: str = "replicas") -> list[str]:
     return problems
 
 
-def split_problems(split: SplitSettings) -> list[str]:
-    """Problems of the settings `split`."""
+def same_base(url: str) -> str:
+    """The one spelling of a replica's URL or id: host in small letters, no port that its scheme implies, no / behind
+    it."""
+    base, rank, number = url.partition("#")
+    return str(URL(base.rstrip("/"))) + rank + number
+
+
+def split_problems(split: SplitSettings, replicas: Iterable[str] = ()) -> list[str]:
+    """Problems of the settings `split`, where there are no other replicas than these; without any, nothing is said of
+    that."""
     problems = url_problems(split.prefill, "split.prefill") + url_problems(split.decode, "split.decode")
     problems += peer_problems(split.endpoints, "split.endpoints", 8998)
     named = [name for name in ("prefill", "decode", "port", "endpoints") if getattr(split, name)]
     if named and not split.handshake:
         problems.append(f"'split.{named[0]}': needs 'split.handshake', without which no request is split")
-    both = {url.rstrip("/") for url in split.prefill} & {url.rstrip("/") for url in split.decode}
-    for url in sorted(both):
+    if problems:
+        return problems
+    prefill, decode = {same_base(url) for url in split.prefill}, {same_base(url) for url in split.decode}
+    for url in sorted(prefill & decode):
         problems.append(f"'split.prefill', 'split.decode': '{url}' is in both; a replica in neither does both")
+    known = {same_base(url) for url in replicas}
+    for name, urls in (("prefill", prefill), ("decode", decode)):
+        for url in sorted(urls - known if known else ()):
+            problems.append(f"'split.{name}': '{url}' is none of 'replicas'")
     if split.handshake == "nixl" and (split.port or split.endpoints):
         problems.append("'split.port', 'split.endpoints': nixl needs none, since its answers say where to ask")
     return problems
@@ -75,13 +89,18 @@ def peer_endpoints(given: Iterable[str]) -> dict[str, str]:
 
 def peer_problems(endpoints: Iterable[str], name: str = "pulls.endpoints", port: int = 5710) -> list[str]:
     """Problems of a setting `name` of such pairs; `port` is one that its example has."""
-    example = f"http://10.0.0.1:8000=10.0.0.1:{port}"
-    return [
-        f"'{name}': '{given}' is not of the form {example}"
-        for given in endpoints
-        if not re.fullmatch(r"https?://\S+=([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", given)
-        or not 0 < int(given.rpartition(":")[2]) < 1 << 16
-    ]
+    example, told = f"http://10.0.0.1:8000=10.0.0.1:{port}", set[str]()
+    problems = list[str]()
+    for given in endpoints:
+        replica = given.rpartition("=")[0]
+        fine = re.fullmatch(r"https?://\S+=([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}", given) is not None
+        if not (fine and 0 < int(given.rpartition(":")[2]) < 1 << 16 and _base(replica.partition("#")[0])):
+            problems.append(f"'{name}': '{given}' is not of the form {example}")
+        elif same_base(replica) in told:
+            problems.append(f"'{name}': '{replica}' is given twice")
+        else:
+            told.add(same_base(replica))
+    return problems
 
 
 def event_topics(given: Iterable[str]) -> dict[str, str]:

@@ -167,6 +167,9 @@ class HubServer:
             list(ready.items()), unready, default, tokens, self._ids, engines, names, standing, contexts
         )
         said.hub = self._number
+        legs, prefillers = router.fleet.legs, router.fleet.prefillers
+        said.prefills = tuple(id_ for id_ in ready if id_ in prefillers)
+        said.halves = tuple(member.id for member in router.usable() if not legs.takes_whole(member))
         return messages.frame([said])
 
 

@@ -299,6 +299,8 @@ class ReplicaView(Struct, tag=2, array_like=True):
     standing: str = ""  # how many replicas are ready, and why the others are not
     contexts: dict[str, int] = {}  # model -> tokens of the longest context that a replica has for it
     hub: int = 0  # a number that another hub does not have
+    prefills: tuple[str, ...] = ()  # ready replicas that take whole requests only where no other one does
+    halves: tuple[str, ...] = ()  # ready replicas that take no whole requests
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):

@@ -100,9 +100,12 @@ class LastView:
         return any(replica not in tried for replica in self._ready)
 
     def by_ring(self, wanted: Wanted, exclude: frozenset[str], owner: str | None) -> Receipt:
-        """Place without the hub; `owner` is the one replica that can answer. Raises NoReplica."""
+        """Place without the hub, in one leg; `owner` is the one replica that can answer. Raises NoReplica."""
         serving = self._ready if wanted.model is None else self._serving.get(wanted.model, ())
         ids = [id_ for id_ in serving if id_ not in exclude and owner in (None, id_)]
+        if owner is None:
+            ids = [id_ for id_ in ids if id_ not in self._view.halves]
+            ids = [id_ for id_ in ids if id_ not in self._view.prefills] or ids
         if not ids:
             raise NoReplica
         servers = {Replica(id_).url for id_ in exclude}

@@ -22,6 +22,7 @@ from tests.support.speaking import Speaking, chunks_of, said_in, whole
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KILLS = int(os.environ.get("WARMROUTE_KILLS", "2"))  # 50 for a thousand random kills
 EXACT = {"x-warmroute-continue": "exact"}
+IN_HALVES = {"split__handshake": "sglang"}
 USAGE = {"stream_options": {"include_usage": True}}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
@@ -207,8 +208,8 @@ async def _final(official: anthropic.AsyncAnthropic, body: dict[str, Any], heade
 
 async def test_not_asked(client: ClientSession) -> None:
     """Without a wish nothing is asked of engines, and a stream that breaks ends in an error; so does it where the
-    settings forbid it, whatever the request wants."""
-    for settings, headers in (({}, {}), ({"upstream__continue_streams": "off"}, EXACT)):
+    settings forbid it, whatever the request wants, and where engines take no streams in one leg."""
+    for settings, headers in (({}, {}), ({"upstream__continue_streams": "off"}, EXACT), (IN_HALVES, EXACT)):
         async with pair(**settings) as (one, two, app):
             script(one, two, Speaking(after=7))
             async with client.post(app.url + CHAT, json=body_of(CHAT), headers=headers) as response:

@@ -11,8 +11,9 @@ from openai import AsyncOpenAI
 from loadtest.engine.pairs import Moment
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending
+from router.edge import legs
 from tests.support.fakes import FakeEngine, error_event
-from tests.support.splitting import PROMPT, ask, fleet, splitting
+from tests.support.splitting import PROMPT, ask, fleet, splitting, stop_clocks
 from tests.support.waiting import until
 
 
@@ -87,10 +88,12 @@ async def test_a_request_that_no_engine_takes_is_refused_once(handshake: Handsha
 
 
 @pytest.mark.inside
-async def test_a_client_that_leaves_between_the_legs_of_nixl_frees_the_blocks() -> None:
+async def test_a_client_that_leaves_between_the_legs_of_nixl_frees_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decode leg has no connection yet: its engine is sent the request all the same, and told that nobody wants
     it, so that the prefilling engine need not keep the blocks for its lease."""
+    monkeypatch.setattr(legs, "RELEASE_S", 60.0)
     async with fleet(Handshake.NIXL) as it:
+        stop_clocks(it.engines)
         upstream, connecting, go_on = it.edge.upstream, asyncio.Event(), asyncio.Event()
         connect = upstream._connect
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientSession, ClientTimeout
 
 from loadtest.engine.command import Engines, EngineSettings
 from loadtest.engine.peers import PeerLimits
@@ -19,14 +19,18 @@ from router.app import App
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.replicas import Replica
 from router.engines.hands import HandProber
+from router.engines.pairs import PairWarmer
 from router.settings.schema import SplitSettings
+from tests.core.placement.paired import PairedFleet
 from tests.gateway.asking import asking, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
+from tests.support.splitting import stop_clocks
 from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"
 LONG = "abcd" * 12_000
+STREAMS = 12
 
 
 @asynccontextmanager
@@ -43,6 +47,7 @@ async def _fleet(
         peers=PeerLimits(1e-3, 1e-6),
     )
     async with Engines(settings) as engines:
+        stop_clocks(engines)
         named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=False)]
         split = {
             "split__handshake": handshake.value,
@@ -70,6 +75,30 @@ async def _ask(url: str, prompt: str, tokens: int) -> dict[str, str]:
         return dict(response.headers)
 
 
+@asynccontextmanager
+async def _streams(engines: Engines, app: App) -> AsyncIterator[list[str]]:
+    """Many streams that decode for minutes; yields the replicas that prefill for them."""
+    begun: list[str] = []
+    tasks = [asyncio.create_task(_endless(app.url, n, begun)) for n in range(STREAMS)]
+    try:
+        await until(lambda: sum(member.decoding for member in app.router.members) >= STREAMS == len(begun))
+        for replica in engines.replicas:
+            replica.time_scale = 1.0
+        yield begun
+        assert not any(task.done() for task in tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _endless(url: str, number: int, begun: list[str]) -> None:
+    body = {"model": "sim", "prompt": f"{number} short", "max_tokens": 16_000, "stream": True}
+    async with ClientSession(timeout=ClientTimeout()) as client, client.post(url + COMPLETIONS, json=body) as response:
+        begun.append(response.headers.get("x-warmroute-prefill-replica", ""))
+        await response.read()
+
+
 @pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
 async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: pytest.LogCaptureFixture) -> None:
     """Where many streams decode, a long new prompt is prefilled by the replica that does nothing else, once its pairs
@@ -78,14 +107,12 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
     async with _fleet(handshake) as (engines, app):
         await until(lambda: _warm(app) == 2)
         assert sum(link.legs.fetched for link in engines.links) == 2
-        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 1_500)) for n in range(12)]
-        await until(lambda: sum(member.decoding for member in app.router.members) >= len(streams))
-        headers = await _ask(app.url, LONG, 3)
+        async with _streams(engines, app) as prefilled:
+            assert not any(prefilled)
+            headers = await _ask(app.url, LONG, 3)
         assert headers["x-warmroute-reason"] == "split"
         assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
         assert headers["x-warmroute-replica"] in engines.urls[1:]
-        for stream in streams:
-            assert "x-warmroute-prefill-replica" not in await stream
         await until(lambda: fakes.idle(app))
         assert not app.router.fleet.legs.open
         async with ClientSession() as client, client.get(app.admin_url + "/metrics") as response:
@@ -110,19 +137,16 @@ async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake
                 await asyncio.Event().wait()
 
         deaths: list[asyncio.Task[None]] = []
-        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 8_000)) for n in range(12)]
-        await until(lambda: sum(member.decoding for member in app.router.members) >= len(streams))
-        for link in engines.links:
-            link.trip = dies
-        headers = await _ask(app.url, LONG, 3)
+        async with _streams(engines, app):
+            for link in engines.links:
+                link.trip = dies
+            headers = await _ask(app.url, LONG, 3)
         assert headers["x-warmroute-reason"] == "retry"
         assert headers["x-warmroute-prefill-replica"] == engines.urls[1 - guilty[0]]
         (kind, replica), *more = app.hub.pages.decisions[-1].retries
         assert (kind.startswith("prefill_"), replica, more) == (True, engines.urls[guilty[0]], [])
         member = app.router.fleet.members[engines.urls[2]]
         assert member.breaker.failures == 0
-        for stream in streams:
-            stream.cancel()
         await asyncio.gather(*deaths)
         await until(lambda: fakes.idle(app))
         assert not app.router.fleet.legs.open
@@ -161,6 +185,19 @@ async def test_a_pair_that_hands_nothing_over_takes_no_traffic(caplog: pytest.Lo
         assert _warm(app) == 0
 
 
+async def test_an_odd_address_fails_its_pair(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be asked cannot be warmed: the pair rests, and the log says why."""
+    pair = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE}, pair=False)
+    for name in "pd":
+        pair.router.prove_handshake(name, Handshake.SGLANG, "odd")
+    warmer = PairWarmer(pair.router, Handshake.SGLANG, {"p": "odd"}, api_key=str, clock=lambda: pair.now_s)
+    watching = asyncio.create_task(warmer.watch())
+    await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
+    watching.cancel()
+    await warmer.close()
+    assert pair.router.pairs_to_warm(pair.now_s + 5.0) == [("p", "d")]
+
+
 async def test_nothing_is_split_without_a_handshake() -> None:
     """Roles mean nothing then, and nobody looks for hands."""
     async with fakes.FakeEngine() as engine, fakes.running(engine) as app:
@@ -195,6 +232,27 @@ async def test_an_engine_that_is_to_be_asked_must_answer(handshake: Handshake) -
     await prober.close()
 
 
+async def test_a_look_that_finds_nobody_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that was there is gone when three looks in a row found nobody; one that never was is not waited for."""
+    said: list[Handshake | None] = []
+    prober = HandProber(lambda *told: said.append(told[1]), SplitSettings("sglang", probe_interval_s=0.01))
+    finds = iter(("", "a:1", "", "", "a:1", "", "", "", "a:1"))
+
+    async def look(_: Replica, __: str) -> str:
+        found = next(finds, None)
+        if found is None:
+            await asyncio.Event().wait()
+        return found or ""
+
+    monkeypatch.setattr(prober, "_look", look)
+    task = asyncio.create_task(prober.watch(Replica("http://a:1", role=Role.PREFILL)))
+    there = Handshake.SGLANG
+    await until(lambda: len(said) == 5)
+    assert said == [None, there, there, None, there]
+    task.cancel()
+    await prober.close()
+
+
 async def test_where_engines_are_asked() -> None:
     """The settings' entry for an engine goes before discovery's word, and that before the port for all; a p2p tier has
     a port for each rank, a bootstrap server one for all."""
@@ -205,9 +263,12 @@ async def test_where_engines_are_asked() -> None:
     assert one.address(Replica("http://b:1", role=Role.DECODE)) == ""
     two = HandProber(lambda *_: None, SplitSettings("sglang", port=9000))
     assert two.address(Replica("http://[fd00::1]:1#dp2", role=Role.PREFILL)) == "[fd00::1]:9000"
+    same = HandProber(lambda *_: None, SplitSettings("sglang", ("HTTP://A:80/",), endpoints=("http://A=10.0.0.9:7",)))
+    assert same.named(Replica("http://a#dp1")).role is Role.PREFILL
+    assert same.address(Replica("http://a:80#dp1", role=Role.PREFILL)) == "10.0.0.9:7"
     three = HandProber(lambda *_: None, SplitSettings("nixl"))
     assert three.address(Replica("http://b:1")) == ""
-    for each in (one, two, three):
+    for each in (one, two, three, same):
         await each.close()
 
 
@@ -229,14 +290,11 @@ async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
         app,
     ):
         await until(lambda: _warm(app) == 1)
-        streams = [asyncio.create_task(_ask(app.url, f"{n} short", 1_500)) for n in range(12)]
-        await until(lambda: sum(member.decoding for member in app.router.members) >= len(streams))
         body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
-        async with asking(app) as it:
+        async with _streams(engines, app), asking(app) as it:
             told = await it.pick(body, path=COMPLETIONS, headers={"x-prefiller-host-port": "10.0.0.9:1"})
         assert set_headers(told)["x-prefiller-host-port"] == engines.urls[0].removeprefix("http://")
         assert not told.request_body.response.HasField("body_mutation")
-        await asyncio.gather(*streams)
         await until(lambda: fakes.idle(app))
         assert not app.router.fleet.legs.open
 

@@ -263,3 +263,54 @@ def test_a_model_may_be_prefilled_apart() -> None:
         peers = [rule for rule in rules if "ports" not in rule]
         assert len(peers) == (name != "other")
         assert ({"protocol": "TCP", "port": 8998} in rules[0]["ports"]) is (name != "other")
+
+
+def test_every_node_of_a_group_comes_for_what_was_prefilled() -> None:
+    """Workers of a group, which serve nobody, fetch blocks as their leader does; models without a role do not."""
+    group = {"engine": "vllm", "model": "org/big", "servedName": "org/big", "kind": "LeaderWorkerSet"}
+    models = [group | {"name": "p", "role": "prefill"}, group | {"name": "d", "role": "decode"}, MODELS[0]]
+    found = tools.template(*options(*models), "--set", "config.split.handshake=nixl")
+    assert tools.invalid([d for d in found if d["kind"] not in CUSTOM]) == []
+    (rule,) = [r for r in named(found, "NetworkPolicy", "p")["spec"]["ingress"] if _by_expressions(r)]
+    selector = rule["from"][0]["podSelector"]
+    (expression,) = selector["matchExpressions"]
+    pods = {name: made["metadata"]["labels"] for name, made in groups(found).items()}
+    pods["sim"] = named(found, "Deployment", "sim")["spec"]["template"]["metadata"]["labels"]
+    let_in = {
+        name
+        for name, labels in pods.items()
+        if selector["matchLabels"].items() <= labels.items() and labels[expression["key"]] in expression["values"]
+    }
+    assert let_in == set(pods) - {"sim"}
+    assert len(let_in) == 4
+
+
+def _by_expressions(rule: dict[str, Any]) -> bool:
+    return any("matchExpressions" in each.get("podSelector", {}) for each in rule["from"])
+
+
+@pytest.mark.parametrize(
+    ("split", "port"),
+    [({"handshake": "nixl"}, 0), ({"handshake": "mooncake"}, 8998), ({"handshake": "offloading", "port": 7000}, 7000)],
+)
+def test_routers_reach_whoever_is_asked_for_blocks(split: dict[str, Any], port: int) -> None:
+    """On the port of the handshake, or the one that is set, both out of their own pods and into the engines'."""
+    ports = [8998, 5710, *([port] if port == 7_000 else [])]
+    given = (f"networkPolicy.enginePorts={json.dumps([{'port': 8000}])}", f"config.split={json.dumps(split)}")
+    words = [word for each in (*given, f"engines.networkPolicy.splitPorts={ports}") for word in ("--set-json", each)]
+    found = tools.template(*options(MODELS[1] | {"role": "prefill"}), *words)
+    engines, *_ = named(found, "NetworkPolicy", "warmroute")["spec"]["egress"]
+    assert [each["port"] for each in engines["ports"]] == [8000, *([port] if port else [])]
+    routers, *_ = named(found, "NetworkPolicy", "llama")["spec"]["ingress"]
+    assert {each["port"] for each in routers["ports"]} >= set(ports)
+
+
+def test_roles_that_make_no_sense_are_refused() -> None:
+    """SGLang's servers of a role without their handshake would refuse every request, and a port that the engines'
+    policies keep closed would let nobody prefill."""
+    half = MODELS[2] | {"role": "decode"}
+    assert "config.split.handshake: sglang is needed for the role of 'qwen'" in refused(half)
+    words = ("--set", "config.split.handshake=sglang", "--set", "config.split.port=9000")
+    done = tools.helm("template", tools.RELEASE, tools.CHART, *options(half), *words)
+    assert done.returncode != 0
+    assert "engines.networkPolicy.splitPorts must name 9000" in " ".join(done.stderr.split())

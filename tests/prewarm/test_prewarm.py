@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from loadtest.engine.command import Engines
+from router.core.facts.legs import Handshake
 from router.core.facts.misses import Template
 from router.prewarm.sending import PromptSender
 from tests.prewarm.warmed import CHAT, HEAD, ask, asking, call, chat, jobs, page
@@ -194,6 +195,15 @@ async def test_bad_input(client: ClientSession, engine: FakeEngine, body: Any, s
     """400, and it says what is wrong; nothing is sent."""
     async with running(engine) as app:
         assert said in str(await call(client, app, body, 400))
+        assert not engine.seen
+
+
+async def test_a_server_that_takes_no_whole_prompts_is_sent_none(client: ClientSession, engine: FakeEngine) -> None:
+    """SGLang's servers that prefill or decode would refuse each."""
+    async with running(engine) as app:
+        app.router.prove_handshake(engine.url, Handshake.SGLANG, "")
+        (row,) = (await call(client, app, asking(chat("a"))))["replicas"]
+        assert (row["sent"], row["skipped"], row["errors"]) == (0, 1, ["it takes no whole requests"])
         assert not engine.seen
 
 

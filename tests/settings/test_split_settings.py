@@ -9,6 +9,8 @@ import pytest
 from router.commands.loading import load
 from router.settings.schema import SettingsError
 
+THERE = {"replicas": ["http://10.0.0.1:8000/"]}
+
 
 @pytest.mark.parametrize(
     ("given", "problem"),
@@ -21,6 +23,18 @@ from router.settings.schema import SettingsError
         (
             {"split.handshake": "sglang", "split.prefill": ["http://a:1/"], "split.decode": ["http://a:1"]},
             "'http://a:1' is in both",
+        ),
+        (
+            {"split.handshake": "sglang", "split.prefill": ["http://A:80"], "split.decode": ["http://a"]},
+            "'http://a' is in both",
+        ),
+        (
+            {"split.handshake": "nixl", "replicas": ["http://a:1"], "split.decode": ["http://b:1"]},
+            "'split.decode': 'http://b:1' is none of 'replicas'",
+        ),
+        (
+            {"split.handshake": "sglang", "split.endpoints": ["http://a:80=a:1", "http://A/=a:2"]},
+            "'split.endpoints': 'http://A/' is given twice",
         ),
         ({"split.handshake": "smoke"}, "'split.handshake'"),
         ({"split.handshake": "nixl", "routing.policy": "round_robin"}, "needs a policy that prices both legs"),
@@ -35,5 +49,18 @@ def test_splits_that_make_no_sense(given: dict[str, Any], problem: str) -> None:
 
 def test_short_addresses_are_replicas() -> None:
     """As in `replicas`."""
-    split = load(overrides={"split.handshake": "nixl", "split.prefill": ["10.0.0.1:8000"]}).split
+    split = load(overrides={"split.handshake": "nixl", "split.prefill": ["10.0.0.1:8000"], **THERE}).split
     assert split.prefill == ("http://10.0.0.1:8000",)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"discovery.source": "dns", "discovery.dns_name": "vllm.a.svc", "discovery.port": "8000"},
+        {"admin.replicas_allowed": ["http://10.0.0.0/8:8000"]},
+    ],
+)
+def test_replicas_that_are_found_may_be_named(found: dict[str, Any]) -> None:
+    """What discovery finds, or somebody adds, is in no list."""
+    given = {"split.handshake": "nixl", "split.prefill": ["http://b:1"], "replicas": ["http://a:1"], **found}
+    assert load(overrides=given).split.prefill == ("http://b:1",)

@@ -40,6 +40,21 @@ def test_the_ring_leaves_a_failed_server() -> None:
     assert known.by_ring(want(), frozenset({"http://a#dp0", "http://b"}), None).replica == "http://a#dp1"
 
 
+def test_the_ring_sends_whole_requests_to_whoever_takes_them() -> None:
+    """Without a hub nothing goes in two legs: replicas that only prefill are the last resort, those that take no whole
+    requests are none, and whoever alone can answer is asked in any case."""
+    known, a, b, c = LastView(), "http://a", "http://b", "http://c"
+    view = messages.ReplicaView([(id_, ("m",)) for id_ in (a, b, c)], (), "m", {}, ids=False)
+    view.prefills, view.halves = (a,), (b,)
+    known.take(view)
+    for number in range(20):
+        assert known.by_ring(want(str(number)), NOBODY, None).replica == c
+        assert known.by_ring(want(str(number)), frozenset({c}), None).replica == a
+    with pytest.raises(NoReplica):
+        known.by_ring(want(), frozenset({a, c}), None)
+    assert [known.by_ring(want(), NOBODY, owner).replica for owner in (a, b)] == [a, b]
+
+
 async def test_two_workers_place_as_one(path: Path) -> None:
     """What one worker has open counts when the hub places for the other: load spreads over both."""
     hub = StubHub("http://a", "http://b", policy="least_loaded")

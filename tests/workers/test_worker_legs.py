@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.facts.replicas import Replica, ServedModel
 from router.core.facts.requests import Ask, Prompt
+from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import Chain
 from tests.workers.stubs import StubHub, serving, until, worker
@@ -59,6 +62,18 @@ async def test_a_worker_tells_when_a_prefill_leg_has_ended(tmp_path: Path) -> No
         await until(lambda: not members[D].leases)
         assert members[P].breaker.failures == 0
         assert not hub.router.fleet.legs.open
+
+
+async def test_without_the_hub_nothing_goes_to_half_a_pair(tmp_path: Path) -> None:
+    """Neither server of SGLang's takes a whole request, and the worker knows it from the last view."""
+    path, hub = tmp_path / "hub", _hub()
+    async with worker(path) as one:
+        async with serving(hub, path):
+            await until(lambda: one.placing)
+            await one.place(_wanted(), NOBODY)
+        await until(lambda: not one.placing)
+        with pytest.raises(NoReplica):
+            await one.place(_wanted(), NOBODY)
 
 
 async def test_a_worker_that_leaves_gives_both_legs_back(tmp_path: Path) -> None:

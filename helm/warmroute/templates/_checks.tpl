@@ -40,6 +40,21 @@
   {{- else if not (has .Release.Namespace (include "warmroute.namespaces" . | fromJsonArray)) -}}
     {{- $p = append $p (printf "config.discovery.namespaces must name %s too, where engines.models run" .Release.Namespace) -}}
   {{- end -}}
+  {{- $handshake := dig "split" "handshake" "" .Values.config -}}
+  {{- $roles := false -}}
+  {{- range .Values.engines.models -}}
+    {{- if .role }}{{ $roles = true }}{{ end -}}
+    {{- if and (eq .engine "sglang") (has .role (list "prefill" "decode")) (ne $handshake "sglang") -}}
+      {{- $p = append $p (printf "config.split.handshake: sglang is needed for the role of '%s', whose servers take no requests otherwise" .name) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- with include "warmroute.splitPort" . -}}
+    {{- $open := list -}}
+    {{- range $.Values.engines.networkPolicy.splitPorts }}{{ $open = append $open (int .) }}{{ end -}}
+    {{- if and $roles $.Values.engines.networkPolicy.enabled (not (has (int .) $open)) -}}
+      {{- $p = append $p (printf "engines.networkPolicy.splitPorts must name %s, where routers look by config.split.port" .) -}}
+    {{- end -}}
+  {{- end -}}
 {{- end -}}
 {{- if and (ne $d.source "static") .Values.config.replicas .Values.networkPolicy.enabled (not $engines) (not .Values.networkPolicy.extraEgress) -}}
   {{- $p = append $p "networkPolicy.extraEgress is needed: config.replicas are none of what discovery finds, so nothing lets the routers reach them" -}}

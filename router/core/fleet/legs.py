@@ -54,6 +54,7 @@ class Legs:
 
     def __init__(self) -> None:
         self.hands: dict[str, _Hand] = {}
+        self._silent: dict[str, _Hand] = {}  # hands of replicas that shook them, and do not for now
         self.open: dict[int, Lease] = {}  # id of a decode leg's lease -> the lease of its prefill leg
         self._pairs: dict[tuple[str, str], _Pair] = {}  # (prefill, decode)
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
@@ -62,19 +63,28 @@ class Legs:
 
     def prove(self, replica: str, handshake: Handshake | None, address: str) -> None:
         """The replica shakes hands like this, and is asked for blocks at this address; None: it does not, as far as
-        known."""
+        known. Its pairs take no traffic then, and are as they were once it does so as before."""
         hand = self.hands.get(replica)
         if handshake is None:
-            self.hands.pop(replica, None)
-        elif hand is None or hand.handshake is not handshake or hand.address != address:
+            if hand is not None:
+                self._silent[replica] = self.hands.pop(replica)
+            return
+        hand = hand or self._silent.pop(replica, None)
+        if hand is None or hand.handshake is not handshake or hand.address != address:
             self._forget_pairs(replica)
-            self.hands[replica] = _Hand(handshake, address)
+            hand = _Hand(handshake, address)
+        self.hands[replica] = hand
 
     def forget(self, replica: str) -> None:
         """A replica left, or another engine is there."""
         self.hands.pop(replica, None)
+        self._silent.pop(replica, None)
         self._forget_pairs(replica)
         self.forget_times(replica)
+
+    def restarted(self, replica: str) -> None:
+        """The engine is another process, which knows nobody: its pairs are to be warmed again."""
+        self._forget_pairs(replica)
 
     def forget_times(self, replica: str) -> None:
         """A replica serves another model: what transfers took says nothing of those to come."""
@@ -98,7 +108,7 @@ class Legs:
     def takes_whole(self, member: Member) -> bool:
         """Whether a replica takes requests in one leg. Servers of SGLang's that prefill or decode answer those with 400
         (0.5.23, srt/managers/scheduler.py: "Disaggregated request received without bootstrap room id")."""
-        hand = self.hands.get(member.id)
+        hand = self.hands.get(member.id) or self._silent.get(member.id)
         return hand is None or hand.handshake is not Handshake.SGLANG
 
     def whole(self, members: list[Member]) -> list[Member]:
@@ -134,6 +144,8 @@ class Legs:
         found = list[tuple[str, str]]()
         for (first, second), pair in pairs.items():
             if pair.warm or pair.rest_until_s > now_s or first in busy or second in busy:
+                continue
+            if first in self._silent or second in self._silent:
                 continue
             if members[first].ready and members[second].ready:
                 pair.warming_since_s = now_s
@@ -199,6 +211,11 @@ class Legs:
                 name = prefill.id, decode.id
                 pairs[name] = self._pairs.get(name) or _Pair()
                 partners += 1
+        for name, pair in self._pairs.items() if self._silent else ():
+            if len(pairs) == PAIRS_MAX:
+                break
+            if name[0] in self._silent or name[1] in self._silent:
+                pairs[name] = pair
         return pairs
 
     # -- transfers -----------------------------------------------------------------------------------------------

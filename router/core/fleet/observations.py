@@ -101,6 +101,7 @@ class Observations:
         if id_ in self.fleet.members:
             self._cleared(id_)
             self._suspect(id_)
+            self.fleet.legs.restarted(id_)
 
     def check(self, now_s: float) -> None:
         """Compare what events say with what engines count, and see how much of the fleet's work is ours; to be called

@@ -17,10 +17,13 @@ REVISION = "disaggregatedset.x-k8s.io/revision"  # label of a rollout, both of w
 ROLES = {
     "prefill": Role.PREFILL,
     "decode": Role.DECODE,
+    "encode-prefill": Role.PREFILL,
     "prefill-decode": Role.BOTH,
+    "encode-prefill-decode": Role.BOTH,
     "both": Role.BOTH,
 }
-"""Values of these labels (llm-d-router, pkg/epp/framework/plugins); any other one is none that takes legs."""
+"""Values of these labels (llm-d-router, pkg/epp/framework/plugins/scheduling/filter/bylabel/roles.go); any other one
+says nothing of legs, so that the pod does both."""
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 
 
@@ -60,7 +63,7 @@ def role_of(labels: Mapping[str, str]) -> Role:
 def stack_of(labels: Mapping[str, str], *, split: bool = False) -> Stack | None:
     """The first stack that has all of its labels among these; None where no stack is known. Pods that prefill for other
     engines only are none unless requests are `split`."""
-    if not split and labels.get(ROLE) == "prefill":
+    if not split and ROLES.get(labels.get(ROLE, "")) is Role.PREFILL:
         return None
     return next((stack for stack in STACKS if _has(labels, stack.labels)), None)
 

@@ -32,6 +32,7 @@ class _Truth:
     model: str = "m"
     block_tokens: int = 16
     handshake: Handshake | None = Handshake.NIXL
+    last: Handshake | None = Handshake.NIXL  # how it shook hands when it last did
     there: bool = True
 
 
@@ -128,7 +129,7 @@ class History:
             [Replica(each, role=ROLES[each], revision=self.truth[each].revision) for each in there]
         )
         if not truth.there:
-            truth.handshake = None
+            truth.handshake = truth.last = None
             self._cold(name)
         elif name not in self.fleet.router.fleet.legs.hands:
             self._observe(name)
@@ -152,10 +153,10 @@ class History:
         name = self.rng.choice(NAMES)
         truth = self.truth[name]
         if truth.there:
-            before = truth.handshake
             truth.handshake = self.rng.choice((None, Handshake.NIXL, Handshake.NIXL, Handshake.SGLANG))
             self.fleet.router.prove_handshake(name, truth.handshake, f"{name}:8998")
-            if truth.handshake is not None and truth.handshake is not before:
+            if truth.handshake is not None and truth.handshake is not truth.last:
+                truth.last = truth.handshake
                 self._cold(name)
 
     def _cold(self, name: str) -> None:
@@ -214,6 +215,38 @@ def test_pairs_are_warmed_once_and_rest_after_a_failure() -> None:
     router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s + 10.0)
     assert fleet.place(2).receipt.leg is not None
     assert router.pairs_to_warm(fleet.now_s + 500.0) == []
+
+
+def test_a_replica_that_is_back_has_its_pairs() -> None:
+    """Nobody answered where it is asked for blocks, once: its pairs take no traffic and are not warmed meanwhile, and
+    are warm when it answers as before. Another address, a replica that left, and an engine that is another process are
+    strangers."""
+    fleet = PairedFleet({"p": Role.PREFILL, "d": Role.DECODE})
+    fleet.streams("d")
+    router, where = fleet.router, "p:8998"
+    assert fleet.place(1).receipt.leg is not None
+    router.prove_handshake("p", None, "")
+    assert router.pairs_to_warm(fleet.now_s) == []
+    assert fleet.place(2).receipt.leg is None
+    router.prove_handshake("p", Handshake.NIXL, where)
+    assert router.pairs_to_warm(fleet.now_s) == []
+    assert fleet.place(3).receipt.leg is not None
+
+    def moves() -> None:
+        router.prove_handshake("p", None, "")
+        router.prove_handshake("p", Handshake.NIXL, where + "0")
+
+    def leaves() -> None:
+        fleet.discover("d")
+        fleet.discover("p", "d")
+        router.observe_load("p", Load(kv_tokens_max=2_000_000, block_tokens=16))
+        router.prove_handshake("p", Handshake.NIXL, where)
+
+    for happens in (moves, leaves, lambda: router.forget("p")):
+        happens()
+        assert router.pairs_to_warm(fleet.now_s) == [("p", "d")]
+        router.pair_warmed("p", "d", ok=True, now_s=fleet.now_s)
+        assert router.pairs_to_warm(fleet.now_s) == []
 
 
 def test_a_large_fleet_has_a_limited_number_of_pairs() -> None:

@@ -167,6 +167,8 @@ async def test_pods_that_prefill_are_found_where_requests_are_split(api: ApiServ
         "b": labels | {"llm-d.ai/role": "prefill-decode"},
         "mine": labels | {"llm-d.ai/role": "decode", "warmroute.io/role": "prefill"},
         "odd": labels | {"llm-d.ai/role": "encode"},
+        "sees": labels | {"llm-d.ai/role": "encode-prefill"},
+        "all": labels | {"llm-d.ai/role": "encode-prefill-decode"},
     }
     for number, (name, each) in enumerate(roles.items()):
         api.store.create(made(name, number, each))
@@ -179,7 +181,9 @@ async def test_pods_that_prefill_are_found_where_requests_are_split(api: ApiServ
             "b": (Role.BOTH, ""),
             "mine": (Role.PREFILL, ""),
             "odd": (Role.BOTH, ""),
+            "sees": (Role.PREFILL, ""),
+            "all": (Role.BOTH, ""),
         }
     async with Followed(api, tmp_path, selector="") as view:
-        await view.until_names("d", "b", "mine", "odd")
+        await view.until_names("d", "b", "mine", "odd", "all")
         assert {(each.role, each.revision) for each in view.sets[-1]} == {(Role.BOTH, "")}

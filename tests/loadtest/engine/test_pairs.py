@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientError, ClientSession
 
 from loadtest.engine.command import Engines, EngineSettings
+from loadtest.engine.legs import LEASE_S
 from loadtest.engine.peers import PeerLimits
 from router.core.dialects.legs import decode_body, prefill_body, transferred
 from router.core.facts.legs import Handshake
@@ -19,12 +20,12 @@ ASKED = {"model": "sim", "prompt": "abcd" * 400, "max_tokens": 3}
 BODY = json.dumps(ASKED).encode()
 
 
-def _engines(handshake: Handshake, time_scale: float = 20.0) -> Engines:
+def _engines(handshake: Handshake) -> Engines:
     return Engines(
         EngineSettings(
             replicas=2,
             port=0,
-            time_scale=time_scale,
+            time_scale=20.0,
             handshake=handshake,
             prefills=1,
             peers=PeerLimits(1e-3, 1e-6),
@@ -73,7 +74,10 @@ async def test_what_one_computes_the_other_does_not(handshake: Handshake, first:
 
 async def test_nixls_blocks_are_fetched_once() -> None:
     """The object of the answer names them; a second decode leg with it fails, and so does one whose lease is over."""
-    async with _engines(Handshake.NIXL, 200.0) as engines:
+    now_s = 1e6
+    async with _engines(Handshake.NIXL) as engines:
+        for link in engines.links:
+            link.clock, link.legs.limits = lambda: now_s, PeerLimits(0.0, 0.0)
         prefill = prefill_body(COMPLETIONS, BODY, Handshake.NIXL, "", "", None)
         status, answer = await _post(engines.urls[0], prefill)
         params = transferred(Handshake.NIXL, answer)
@@ -84,7 +88,7 @@ async def test_nixls_blocks_are_fetched_once() -> None:
         _, answer = await _post(engines.urls[0], prefill)
         late = transferred(Handshake.NIXL, answer)
         assert late is not None
-        await asyncio.sleep(0.3)  # sixty simulated seconds
+        now_s += LEASE_S[Handshake.NIXL]
         assert (await _post(engines.urls[1], decode_body(BODY, Handshake.NIXL, "", "", None, late)))[0] == 500
 
 

@@ -24,6 +24,13 @@ app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
 {{- with .pulls }}{{ default 5710 .port | int }}{{ end -}}
 {{- end -}}
 
+{{/* Names of the models that have a role: a JSON list. */}}
+{{- define "engines.withRole" -}}
+{{- $names := list -}}
+{{- range .Values.models }}{{ if .role }}{{ $names = append $names .name }}{{ end }}{{ end -}}
+{{- $names | toJson -}}
+{{- end -}}
+
 {{/* Seconds that a pod needs to end well: 10 s of preStop pause, the longest answer, and 20 s to end. */}}
 {{- define "engines.grace" -}}
 {{- add 30 (int (default 270 .shutdownSeconds)) -}}
