@@ -56,13 +56,13 @@ def only_prefill(
     now_s: float,
 ) -> list[Member]:
     """Members that take a request's prefill leg and no whole requests, and of which nothing says that they had better
-    not."""
+    not. One whose breaker was open long enough is among them while it has no trial."""
     found = list[Member]()
     for id_, m in fleet.prefillers.items():
         if id_ in exclude or id_ in full or not (m.ready and fleet.legs.may_prefill(m)):
             continue
         if (model is not None and model not in m.models) or (among is not None and not is_among(id_, among)):
             continue
-        if not m.breaker.backoff_s and m.rest_until_s <= now_s:
+        if m.breaker.allows(now_s) and m.rest_until_s <= now_s:
             found.append(m)
     return found
