@@ -364,9 +364,11 @@ class Member:
             self.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
         if lease.role == PREFILL:  # means are of clients' requests
             return uncached, cached
+        leg = lease.receipt.leg
+        prefill_ms = lease.prefill_ms if leg is None else leg.uncached_ms
         if outcome.unseen:  # lengths and rates are those of answers that were seen
             speeds.passed((now_s - lease.placed_s) * 1e3)
-            speeds.asked(lease.prompt_tokens, lease.prefill_ms)
+            speeds.asked(lease.prompt_tokens, prefill_ms)
             return uncached, cached
         tokens = usage.completion_tokens if usage is not None else outcome.events
         speeds.ended((now_s - lease.placed_s) * 1e3, tokens, uncached)
@@ -374,8 +376,7 @@ class Member:
             speeds.decoded((now_s - lease.first_token_s) * 1e3)
             if lease.streams and lease.stretch is not None and tokens >= ANSWER_TOKENS_MIN:
                 self._learn_steps(lease.stretch, tokens - 1, now_s)
-        leg = lease.receipt.leg
-        speeds.asked(lease.prompt_tokens, lease.prefill_ms if leg is None else leg.uncached_ms)
+        speeds.asked(lease.prompt_tokens, prefill_ms)
         return uncached, cached
 
     def _learn_steps(self, stretch: Stretch, tokens: int, now_s: float) -> None:
