@@ -47,14 +47,14 @@ class Splitter:
         if not decode:
             return None
         prefill = [each for each in candidates if legs.may_prefill(members[each.id])]
+        must = not legs.takes_whole(members[chosen.id])
         if self._fleet.prefillers:
             known = {each.id for each in prefill}
-            more = only_prefill(self._fleet, wanted.model, exclude, among, full, now_s)
+            more = only_prefill(self._fleet, wanted.model, exclude, among, full, now_s, must=must)
             if match.size.prompt_tokens > self._fleet.context_tokens_min:
                 more = with_context(more, wanted, match.size.prompt_tokens)
             prefill += self._candidates([m for m in more if m.id not in known], match, now_s)
         self.prefill = prefill
-        must = not legs.takes_whole(members[chosen.id])
         split = self._policy.split(market, chosen, prefill, decode, self, must=must) if prefill else None
         if (
             split is not None

@@ -69,11 +69,15 @@ class PairedFleet:
 
     def place(self, seed: int = 0, tokens: int = TOKENS, *, may_split: bool = True, **how: Any) -> Lease:
         """Route a streaming request now."""
-        prompt = Prompt(text=b"", first_user_end=0, skipped_bytes=4 * tokens)
-        ask = Ask("m", prompt, stream=bool(how.pop("stream", True)))
-        wanted = Wanted(ask, "m", chain_of(seed, tokens), f"key {seed}", may_split=may_split)
+        wanted = self.wanted(seed, tokens, stream=bool(how.pop("stream", True)), may_split=may_split)
         wanted.unseen = bool(how.pop("unseen", False))
         return self.router.route(wanted, self.now_s, **how)
+
+    def wanted(self, seed: int = 0, tokens: int = TOKENS, *, stream: bool = True, may_split: bool = True) -> Wanted:
+        """A request."""
+        prompt = Prompt(text=b"", first_user_end=0, skipped_bytes=4 * tokens)
+        ask = Ask("m", prompt, stream=stream)
+        return Wanted(ask, "m", chain_of(seed, tokens), f"key {seed}", may_split=may_split)
 
     def streams(self, *names: str, count: int = 4) -> list[Lease]:
         """Short prompts whose answers go on at these replicas."""
