@@ -60,7 +60,7 @@ class TwoLegs:
             if there is not None and prefill.id in there.leases:
                 there.passed_on(prefill, now_s)
                 if watch is not None:
-                    watch.first_token(prefill, now_s)
+                    watch.recounted(prefill.replica, prefill.stall_ms)
         # Where a prefill went on there, or room was waited for, the transfer was not all that took time.
         alone = not member.queue.computing and member.long_s < lease.turn_s and lease.id not in member.roomless
         if leg is not None and lease.turn_s and alone:
@@ -68,7 +68,7 @@ class TwoLegs:
             self._fleet.legs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms)
         member.arrived(lease, now_s)
         if watch is not None:
-            watch.first_token(lease, now_s)
+            watch.recounted(lease.replica)  # others time prefills by first tokens, and this was none
         if lease.streams:
             member.speeds.first_tokens_split.observe(lease.expected_ms, (now_s - lease.placed_s) * 1e3)
         if member.breaker.backoff_s:
