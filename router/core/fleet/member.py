@@ -265,12 +265,29 @@ class Member:
         if lease.mark is None:
             self._decodes(lease, now_s)
 
+    def computes(self, lease: Lease, cached_tokens: int, now_s: float) -> None:
+        """Nothing comes of the prefill elsewhere: this member computes the prompt of a decode leg itself, and holds so
+        many of its tokens. It waits for that from now on, as any prompt does. One that decodes already does not."""
+        if lease.mark is not None or lease.first_token_s is not None:
+            return
+        model = self.prefill_model
+        lease.cached_tokens, lease.turn_s = cached_tokens, now_s
+        lease.prefill_ms = model.ms(lease.prompt_tokens - cached_tokens, cached_tokens)
+        lease.stall_ms = max(0.0, lease.prefill_ms - model.floor_ms)
+        self.queue.join(lease, now_s)
+
     def arrived(self, lease: Lease, now_s: float) -> None:
-        """The first token of a decode leg was seen: no prefill of this member's is over."""
+        """The first token of a decode leg was seen: no prefill of this member's is over, unless it computed the prompt
+        itself. How long that took is not learned from: an attempt elsewhere came before it."""
         lease.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         self.coming -= 1
         self.roomless.discard(lease.id)
+        if self.queue.holds(lease):
+            self.queue.leave(lease, now_s)
+            self.first_token_s, self._batch = now_s, None
+            if lease.uncached_tokens >= LEARN_TOKENS_MIN:
+                self.long_s = now_s
         self.decodes(lease, now_s)
 
     def _join(self, lease: Lease, since_s: float, now_s: float) -> PrefillBatch:
@@ -333,7 +350,7 @@ class Member:
         if self.leases.pop(lease.id, None) is None:
             return False
         self.roomless.discard(lease.id)
-        if lease.role != DECODE or lease.mark is not None:
+        if lease.role != DECODE or lease.mark is not None or self.queue.holds(lease):
             self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
         if lease.first_token_s is None and lease.role == DECODE:
             self.coming -= 1
@@ -433,7 +450,7 @@ class Member:
         count = 0
         for lease in self.leases.values():
             leg = lease.receipt.leg
-            if leg is not None and lease.role == DECODE and lease.mark is None:
+            if leg is not None and lease.role == DECODE and lease.mark is None and not leg.alone:
                 count += lease.turn_s > 0 or leg.handshake is not Handshake.NIXL
         return count
 

@@ -79,3 +79,28 @@ def test_the_work_of_a_request_is_that_of_its_prefill_leg(unseen: bool) -> None:
         fleet.router.first_token(lease, fleet.now_s)
     fleet.router.finish(lease, Outcome(Ending.OK, unseen=unseen), fleet.now_s)
     assert speeds.mean_work_ms == pytest.approx(before)
+
+
+@pytest.mark.parametrize("ends", ["answer", "client leaves"])
+def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> None:
+    """Once nothing comes of its prefill leg, its prefill is pending at the decoding replica, and keeps the streams
+    there waiting, until the first token or the end; nothing is learned of transfers or speeds from it."""
+    fleet = PairedFleet(ONE_EACH)
+    fleet.streams("d")
+    member, legs = fleet.router.fleet.members["d"], fleet.router.fleet.legs
+    before = member.decoding, legs.model("p", "d", member.speeds.loads), member.fit.observations
+    lease, leg = fleet.split()
+    fleet.now_s += 3.0
+    leg.alone = True
+    fleet.prefilled(lease, ending=Ending.REFUSED_BY_ENGINE)
+    whole_ms = member.prefill_model.ms(lease.prompt_tokens, 0)
+    assert member.pending_ms(fleet.now_s) == pytest.approx(whole_ms)
+    fleet.now_s += whole_ms / 2e3
+    assert member.pending_ms(fleet.now_s) == pytest.approx(whole_ms / 2)
+    assert (member.decoding, member.queue.computing) == (before[0], 1)
+    if ends == "answer":
+        fleet.router.first_token(lease, fleet.now_s)
+        assert (member.pending_ms(fleet.now_s), member.decoding, member.coming) == (0.0, before[0] + 1, 0)
+    fleet.finish(lease, Ending.OK if ends == "answer" else Ending.CLIENT_LEFT)
+    assert (member.decoding, member.queue.waiting(), member.queue.computing) == (before[0], 0, 0)
+    assert (legs.model("p", "d", member.speeds.loads), member.fit.observations) == before[1:]
