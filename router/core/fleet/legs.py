@@ -55,6 +55,9 @@ class Legs:
     def __init__(self) -> None:
         self.hands: dict[str, _Hand] = {}
         self.open: dict[int, Lease] = {}  # id of a decode leg's lease -> the lease of its prefill leg
+        # Id of a prefill leg's lease -> replica of its decode leg, where both begin at once: a prefilling engine waits
+        # for the decoding one to take the blocks.
+        self.decoders: dict[int, str] = {}
         self._pairs: dict[tuple[str, str], _Pair] = {}  # (prefill, decode)
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
 

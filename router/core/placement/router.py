@@ -340,6 +340,8 @@ class Router:
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
         late = late and stuck.is_late(member, lease, now_s, self._stuck_after_s)
+        if late and self.fleet.legs.decoders:
+            late = not stuck.is_held(self.fleet, lease, now_s, self._stuck_after_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
         if left:

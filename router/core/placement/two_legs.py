@@ -55,6 +55,7 @@ class TwoLegs:
             if member is not None and lease.id in member.leases:
                 member.computes(lease, _held_tokens(lease.receipt), now_s)
         self._finish(prefill, outcome, now_s)
+        self._fleet.legs.decoders.pop(prefill.id, None)
 
     def first_token(self, member: Member, lease: Lease, watch: LeaseWatch | None, now_s: float) -> None:
         """The first body event of a decode leg's stream arrived from this member."""
@@ -85,6 +86,7 @@ class TwoLegs:
         if prefill is not None:
             done = outcome.ending is Ending.OK and prefill.first_token_s is None
             self._finish(prefill, _UNSEEN if done else _LEFT, now_s)
+            self._fleet.legs.decoders.pop(prefill.id, None)
         usage = outcome.usage
         if usage is None:
             return outcome

@@ -124,7 +124,8 @@ class PairedFleet:
     def idle(self) -> bool:
         """Whether nothing is left of any lease: no lease, no work that waits, no stream, no room in a KV pool."""
         members = self.router.fleet.members.values()
-        return not self.router.fleet.legs.open and not any(
+        legs = self.router.fleet.legs
+        return not (legs.open or legs.decoders) and not any(
             m.leases
             or m.queue.waiting()
             or m.queue.computing
@@ -134,6 +135,7 @@ class PairedFleet:
             or m.live.own_tokens
             or m.live.unshared_blocks
             or m.roomless
+            or m.coming
             or m.pending_ms(self.now_s)
             for m in members
         )
