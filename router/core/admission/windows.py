@@ -299,16 +299,19 @@ class Admission:
             window = self._windows[member.id] = _Window(member, Load(), now_s, self._limits.in_flight_max)
         if window.load is not load:  # a probe that brought nothing leaves the load as it is
             window.load, window.at_s = load, now_s
-            self._learn(window, member.in_flight_probed, load.waiting)
+            self._learn(window, member.in_flight_probed, load.waiting, member.coming_probed)
         elif now_s - window.at_s > self._stale_s:
             window.size, window.binds = self._limits.in_flight_max, False
 
-    def _learn(self, window: _Window, in_flight: int, waiting: int | None) -> None:
-        """Take one probe."""
+    def _learn(self, window: _Window, in_flight: int, waiting: int | None, coming: int) -> None:
+        """Take one probe. Of those that wait in the engine so many may be decode legs whose blocks are on their way:
+        no place keeps them waiting."""
         most, waiting_max, before = self._limits.in_flight_max, self._limits.waiting_max, window.size
         if waiting is None or not 0 <= waiting <= WAITING_ABSURD:
             window.size, window.binds = most, False
             return
+        if coming:
+            waiting = max(0, waiting - coming)
         most = min(most, in_flight + BURST_MAX)
         size = in_flight - waiting + waiting_max
         if waiting > waiting_max:

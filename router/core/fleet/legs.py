@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from math import inf
 
 from router.core.facts.legs import Handshake, Role
+from router.core.facts.replicas import Replica
 from router.core.facts.tiers import LEG
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
@@ -56,7 +57,13 @@ class Legs:
         self.hands: dict[str, _Hand] = {}
         self._silent: dict[str, _Hand] = {}  # hands of replicas that shook them, and do not for now
         self.open: dict[int, Lease] = {}  # id of a decode leg's lease -> the lease of its prefill leg
+        # Id of a prefill leg's lease -> replica of its decode leg, where both begin at once: a prefilling engine waits
+        # for the decoding one to take the blocks.
+        self.decoders: dict[int, str] = {}
         self._pairs: dict[tuple[str, str], _Pair] = {}  # (prefill, decode)
+        # What decides which pairs there are, as it was when they were found: (id, handshake, replica as told, which
+        # models, block size in tokens).
+        self._made_of: list[tuple[str, Handshake, Replica, int, int]] = []
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
 
     # -- what is told of replicas --------------------------------------------------------------------------------
@@ -94,6 +101,7 @@ class Legs:
     def _forget_pairs(self, replica: str) -> None:
         for pair in [pair for pair in self._pairs if replica in pair]:
             del self._pairs[pair]
+            self._made_of = []
 
     # -- pairs ---------------------------------------------------------------------------------------------------
 
@@ -134,7 +142,14 @@ class Legs:
     def to_warm(self, members: Mapping[str, Member], now_s: float) -> list[tuple[str, str]]:
         """Pairs (prefill, decode) to be warmed now, each replica in one of them at most; `warmed` is to be called for
         each."""
-        pairs = self._pairs = self._paired(members)
+        made_of = [
+            (m.id, hand.handshake, m.replica, id(m.speeds), m.load.block_tokens or 0)
+            for id_, hand in self.hands.items()
+            if (m := members.get(id_)) is not None
+        ]
+        if made_of != self._made_of:
+            self._made_of, self._pairs = made_of, self._paired(members)
+        pairs = self._pairs
         busy = set[str]()
         for (first, second), pair in pairs.items():
             if now_s - pair.warming_since_s >= WARMING_MAX_S and pair.warming_since_s > -inf:

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
+from router.core.facts.legs import Handshake
 from router.core.facts.peers import NOTHING, PeerSums
 from router.core.facts.placements import Grade, Outcome
 from router.core.facts.replicas import Load, Replica, ServedModel
@@ -71,6 +72,9 @@ class Member:
     faded: int = 0  # how often these counts have faded
     foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
+    coming: int = 0  # open decode legs without a first token
+    coming_peak: int = 0  # most of them at once since the last probe
+    coming_probed: int = 0  # decode legs that waited in the engine for their blocks when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
     long_s: float = -inf  # time of the last first token of a long prefill
@@ -202,6 +206,9 @@ class Member:
         before it."""
         if lease.role != DECODE:
             self.queue.join(lease, now_s)
+        else:
+            self.coming += 1
+            self.coming_peak = max(self.coming_peak, self.coming)
         self.leases[lease.id] = lease
         if kv_wait_ms:
             self.roomless.add(lease.id)
@@ -258,11 +265,29 @@ class Member:
         if lease.mark is None:
             self._decodes(lease, now_s)
 
+    def computes(self, lease: Lease, cached_tokens: int, now_s: float) -> None:
+        """Nothing comes of the prefill elsewhere: this member computes the prompt of a decode leg itself, and holds so
+        many of its tokens. It waits for that from now on, as any prompt does. One that decodes already does not."""
+        if lease.mark is not None or lease.first_token_s is not None:
+            return
+        model = self.prefill_model
+        lease.cached_tokens, lease.turn_s = cached_tokens, now_s
+        lease.prefill_ms = model.ms(lease.prompt_tokens - cached_tokens, cached_tokens)
+        lease.stall_ms = max(0.0, lease.prefill_ms - model.floor_ms)
+        self.queue.join(lease, now_s)
+
     def arrived(self, lease: Lease, now_s: float) -> None:
-        """The first token of a decode leg was seen: no prefill of this member's is over."""
+        """The first token of a decode leg was seen: no prefill of this member's is over, unless it computed the prompt
+        itself. How long that took is not learned from: an attempt elsewhere came before it."""
         lease.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
+        self.coming -= 1
         self.roomless.discard(lease.id)
+        if self.queue.holds(lease):
+            self.queue.leave(lease, now_s)
+            self.first_token_s, self._batch = now_s, None
+            if lease.uncached_tokens >= LEARN_TOKENS_MIN:
+                self.long_s = now_s
         self.decodes(lease, now_s)
 
     def _join(self, lease: Lease, since_s: float, now_s: float) -> PrefillBatch:
@@ -325,8 +350,10 @@ class Member:
         if self.leases.pop(lease.id, None) is None:
             return False
         self.roomless.discard(lease.id)
-        if lease.role != DECODE or lease.mark is not None:
+        if lease.role != DECODE or lease.mark is not None or self.queue.holds(lease):
             self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
+        if lease.first_token_s is None and lease.role == DECODE:
+            self.coming -= 1
         self.context_tokens -= lease.prompt_tokens
         if lease.mark is not None:
             lease.stretch = self.clock.leave(lease.prompt_tokens, lease.mark, now_s, answer_tokens)
@@ -364,9 +391,11 @@ class Member:
             self.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
         if lease.role == PREFILL:  # means are of clients' requests
             return uncached, cached
+        leg = lease.receipt.leg
+        prefill_ms = lease.prefill_ms if leg is None else leg.uncached_ms
         if outcome.unseen:  # lengths and rates are those of answers that were seen
             speeds.passed((now_s - lease.placed_s) * 1e3)
-            speeds.asked(lease.prompt_tokens, lease.prefill_ms)
+            speeds.asked(lease.prompt_tokens, prefill_ms)
             return uncached, cached
         tokens = usage.completion_tokens if usage is not None else outcome.events
         speeds.ended((now_s - lease.placed_s) * 1e3, tokens, uncached)
@@ -374,8 +403,7 @@ class Member:
             speeds.decoded((now_s - lease.first_token_s) * 1e3)
             if lease.streams and lease.stretch is not None and tokens >= ANSWER_TOKENS_MIN:
                 self._learn_steps(lease.stretch, tokens - 1, now_s)
-        leg = lease.receipt.leg
-        speeds.asked(lease.prompt_tokens, lease.prefill_ms if leg is None else leg.uncached_ms)
+        speeds.asked(lease.prompt_tokens, prefill_ms)
         return uncached, cached
 
     def _learn_steps(self, stretch: Stretch, tokens: int, now_s: float) -> None:
@@ -395,12 +423,15 @@ class Member:
         life, which /health is not: it may be green before a dead engine."""
         before, self.load = self.load, load
         self.in_flight_probed = self.open_leases
+        self.coming_probed = self._awaiting_blocks() if self.coming else 0
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting is
-        # somebody else's. The mean of several probes counts: between two of them nothing is heard of others.
-        known = self.queue.restart_peak() + self.others.restart_peak()
+        # somebody else's. The mean of several probes counts: between two of them nothing is heard of others. Engines
+        # count as waiting, too, whose blocks are on their way (vLLM: WAITING_FOR_REMOTE_KVS).
+        known = self.queue.restart_peak() + self.others.restart_peak() + self.coming_peak
+        self.coming_peak = self.coming
         self._foreign.append(max(0, (load.waiting or 0) - known))
         self.foreign_waiting = sum(self._foreign) / len(self._foreign)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
@@ -412,6 +443,16 @@ class Member:
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
             self.steps.fade(self.speeds.steps.model, STEP_PRIOR_WEIGHT, now_s)
+
+    def _awaiting_blocks(self) -> int:
+        """Decode legs that wait in the engine for their blocks, as far as that was seen. With NIXL the engine is asked
+        once they are computed."""
+        count = 0
+        for lease in self.leases.values():
+            leg = lease.receipt.leg
+            if leg is not None and lease.role == DECODE and lease.mark is None and not leg.alone:
+                count += lease.turn_s > 0 or leg.handshake is not Handshake.NIXL
+        return count
 
     def state(self, now_s: float) -> State:
         """What it is sent, as far as requests have a say in it."""

@@ -51,6 +51,10 @@ class PrefillQueue:
         """Leases in the queue, the head included."""
         return len(self._waiting)
 
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease waits here."""
+        return lease.id in self._waiting
+
     def join(self, lease: Lease, now_s: float) -> None:
         """A lease was placed; `lease.queued` says afterwards whether it waits behind another one."""
         if self.head is not None:

@@ -8,6 +8,9 @@ dead that prefills 200,000 tokens would waste exactly the dearest work:
                                 own and the fleet's model,
                                 FULL x modelled prefill of all of it (what was believed cached may be gone)
 
+Where both legs of a request begin at once, its prefill leg waits for the decoding replica to take the blocks: it is not
+late while that one shows no life though answers are under way there.
+
 A request whose client left in time may have been worked on all the same: its modelled prefill comes on top.
 
 Signs of life are first tokens, pieces of streams, answers that ended well and engine counters that move; /health is
@@ -149,6 +152,8 @@ def judge(fleet: Fleet, member: Member, now_s: float, stuck_after_s: float, peer
     if not quiet(member, now_s, stuck_after_s) or not peers.any(member):
         return None  # there is no elsewhere without peers
     late = list(_late(member, now_s, stuck_after_s / 2))
+    if fleet.legs.decoders:
+        late = [each for each in late if not is_held(fleet, each.lease, now_s, stuck_after_s)]
     left = member.left_late
     if not late:
         return Verdict(f"{left} clients left without an answer", now_s, False) if left >= STUCK_LEASES else None
@@ -173,6 +178,13 @@ def is_late(member: Member, lease: Lease, now_s: float, stuck_after_s: float) ->
     if now_s - max(lease.placed_s, member.alive_s) <= stuck_after_s / 2:
         return False
     return any(each.lease is lease for each in _late(member, now_s, stuck_after_s / 2))
+
+
+def is_held(fleet: Fleet, lease: Lease, now_s: float, stuck_after_s: float) -> bool:
+    """Whether this is a prefill leg whose decoding replica has answers under way and shows no life: what holds the leg
+    up may be that."""
+    decoder = fleet.members.get(fleet.legs.decoders.get(lease.id, ""))
+    return decoder is not None and decoder.decoding > 0 and now_s - decoder.alive_s > stuck_after_s / 2
 
 
 def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:

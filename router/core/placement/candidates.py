@@ -296,13 +296,18 @@ def reload_ms(member: Member, tokens: float) -> float:
     return model.per_token_ms * tokens + model.floor_ms * tokens / max(1.0, member.speeds.mean_prompt_tokens)
 
 
-def long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
-    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
+def with_context(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
+    """Members whose context is long enough for the prompt; all of them where the request names no model."""
     model = wanted.model
     if model is None:
         return members
     needed = prompt_tokens * (1.0 if wanted.tokens else ESTIMATE_SLACK)
-    return [m for m in members if m.context_tokens_max(model) >= needed] or members
+    return [m for m in members if m.context_tokens_max(model) >= needed]
+
+
+def long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
+    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
+    return with_context(members, wanted, prompt_tokens) or members
 
 
 def _grade(said: StoredPrefix) -> Grade:

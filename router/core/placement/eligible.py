@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from router.core.facts.placements import Shed
 from router.core.facts.replicas import Replica, is_among
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
@@ -32,10 +33,10 @@ def who_may(
         members = [m for m in members if is_among(m.id, only)]
     if exclude:
         members = [m for m in members if m.id not in exclude]
+    if fleet.prefillers and not isinstance(only, str):
+        members = _whole(fleet, members, now_s)
     if fleet.guarded:
         members = fitness.allowed(members, now_s, retry=bool(exclude))
-    if not isinstance(only, str):
-        members = fleet.whole(members)
     if exclude:  # a second failure would be the client's: avoid members that have just failed, if there are others
         members = [m for m in members if not m.breaker.failures] or members
         servers = {Replica(id_).url for id_ in exclude}  # ranks of one server mostly fail together
@@ -47,6 +48,18 @@ def who_may(
     return members
 
 
+def _whole(fleet: Fleet, members: list[Member], now_s: float) -> list[Member]:
+    """Those of these members that take whole requests. Where none of them is fit, those that only prefill and are."""
+    whole = fleet.whole(members)
+    if not fleet.guarded or any(_is_fit(m, now_s) for m in whole):
+        return whole
+    return [m for m in members if fleet.legs.takes_whole(m) and _is_fit(m, now_s)] or whole
+
+
+def _is_fit(member: Member, now_s: float) -> bool:
+    return member.breaker.allows(now_s) and member.rest_until_s <= now_s
+
+
 def only_prefill(
     fleet: Fleet,
     model: str | None,
@@ -54,15 +67,38 @@ def only_prefill(
     among: frozenset[str] | None,
     full: Collection[str],
     now_s: float,
+    *,
+    must: bool,
 ) -> list[Member]:
     """Members that take a request's prefill leg and no whole requests, and of which nothing says that they had better
-    not."""
+    not. One whose breaker was open long enough is among them while it has no trial. Where there `must` be two legs, and
+    no such member is left, those with open breakers are (as Fitness.allowed has it), but for a retry."""
+    there = _prefillers(fleet, model, exclude, among)
+    awake = [m for m in there if m.rest_until_s <= now_s]
+    found = [m for m in awake if m.breaker.allows(now_s)]
+    if must and not found and not exclude:
+        found = awake
+    return [m for m in found if m.id not in full] or found
+
+
+def refusal(
+    fleet: Fleet, model: str | None, exclude: frozenset[str], among: frozenset[str] | None, now_s: float
+) -> NoReplica | Shed:
+    """Why there are no two replicas for a request that needs two: all that could prefill it asked for a rest, or there
+    are none."""
+    there = _prefillers(fleet, model, exclude, among)
+    if not there or any(m.rest_until_s <= now_s for m in there):
+        return NoReplica()
+    after_s = min([m.rest_until_s for m in there]) - now_s
+    return Shed("overloaded", "Every replica that could prefill asked to be left alone for now.", after_s)
+
+
+def _prefillers(fleet: Fleet, model: str | None, exclude: frozenset[str], among: frozenset[str] | None) -> list[Member]:
+    """Ready members that take a request's prefill leg and no whole requests."""
     found = list[Member]()
     for id_, m in fleet.prefillers.items():
-        if id_ in exclude or id_ in full or not (m.ready and fleet.legs.may_prefill(m)):
+        if id_ in exclude or not (m.ready and fleet.legs.may_prefill(m)):
             continue
-        if (model is not None and model not in m.models) or (among is not None and not is_among(id_, among)):
-            continue
-        if not m.breaker.backoff_s and m.rest_until_s <= now_s:
+        if (model is None or model in m.models) and (among is None or is_among(id_, among)):
             found.append(m)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import Knowledge
-from router.core.facts.legs import PrefillLeg
+from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Candidate, Receipt
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
@@ -98,6 +98,8 @@ class Opener:
         prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0
         prefill.expected_ms = expected_ms(chosen)
         leg.lease, self._fleet.legs.open[lease.id] = prefill.id, prefill
+        if leg.handshake is not Handshake.NIXL:
+            self._fleet.legs.decoders[prefill.id] = lease.replica
         if chosen.tier_tokens:
             self._load(prefill, member, chosen)
         member.open(prefill, now_s, chosen.kv_wait_ms)

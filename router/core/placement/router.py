@@ -37,7 +37,6 @@ from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.lease import DECODE, Lease
 from router.core.fleet.member import Member
-from router.core.fleet.models import NoReplica
 from router.core.fleet.observations import Observations
 from router.core.learned.answers import AnswerMemory
 from router.core.learned.loads import LoadModel
@@ -47,7 +46,7 @@ from router.core.placement.candidates import FEW, Pricer, long_enough
 from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
 from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
-from router.core.placement.eligible import who_may
+from router.core.placement.eligible import refusal, who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.opening import Opener
@@ -246,10 +245,6 @@ class Router:
         choice = self.policy.choose(market, able)
         if may_hold_back and choice.hold_back:
             raise HeldBack
-        if match.home:
-            self.models.tokens(wanted.model or "").count_credit()
-        if match.credit is not None:
-            self._credits.take(match.credit, now_s)
         chosen = candidates[0]
         for chosen in candidates:
             if chosen.id == choice.id:
@@ -260,7 +255,17 @@ class Router:
             if split is not None:
                 chosen = split.decode
             elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
-                raise NoReplica
+                if not any(self.fleet.legs.takes_whole(member) for member in members):
+                    raise refusal(self.fleet, wanted.model, exclude, only, now_s)
+                wanted.may_split = False
+                try:
+                    return self.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=may_hold_back)
+                finally:
+                    wanted.may_split = True
+        if match.home:
+            self.models.tokens(wanted.model or "").count_credit()
+        if match.credit is not None:
+            self._credits.take(match.credit, now_s)
         receipt, holder = self._receipt(match, members, candidates, chosen, choice, exclude, full, split)
         receipt.weighed = market.replicas
         if chosen.tier_tokens and split is None:
@@ -340,6 +345,8 @@ class Router:
         ok, left = outcome.ending is _OK, outcome.ending is _LEFT
         late = left and lease.placed_s >= member.breaker.until_s
         late = late and stuck.is_late(member, lease, now_s, self._stuck_after_s)
+        if late and self.fleet.legs.decoders:
+            late = not stuck.is_held(self.fleet, lease, now_s, self._stuck_after_s)
         if not member.close(lease, now_s, member.speeds.mean_answer_tokens):
             return
         if left:

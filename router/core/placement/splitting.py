@@ -13,7 +13,7 @@ from router.core.facts.legs import PrefillLeg
 from router.core.facts.placements import Candidate, Market, Split
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
-from router.core.placement.candidates import FEW, Pricer
+from router.core.placement.candidates import FEW, Pricer, with_context
 from router.core.placement.eligible import only_prefill
 from router.core.placement.match import PromptMatch
 from router.core.placement.policies import Splitting
@@ -47,12 +47,14 @@ class Splitter:
         if not decode:
             return None
         prefill = [each for each in candidates if legs.may_prefill(members[each.id])]
+        must = not legs.takes_whole(members[chosen.id])
         if self._fleet.prefillers:
             known = {each.id for each in prefill}
-            more = only_prefill(self._fleet, wanted.model, exclude, among, full, now_s)
+            more = only_prefill(self._fleet, wanted.model, exclude, among, full, now_s, must=must)
+            if match.size.prompt_tokens > self._fleet.context_tokens_min:
+                more = with_context(more, wanted, match.size.prompt_tokens)
             prefill += self._candidates([m for m in more if m.id not in known], match, now_s)
         self.prefill = prefill
-        must = not legs.takes_whole(members[chosen.id])
         split = self._policy.split(market, chosen, prefill, decode, self, must=must) if prefill else None
         if (
             split is not None

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from router.core.facts.placements import Ending, Outcome, Receipt
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.lease import DECODE, Lease
+from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.placement.watch import LeaseWatch
 
@@ -50,7 +50,12 @@ class TwoLegs:
             member = self._fleet.members.get(lease.replica)
             if not lease.streams and member is not None and lease.id in member.leases:
                 member.decodes(lease, now_s)
+        elif (leg := lease.receipt.leg) is not None and leg.alone:
+            member = self._fleet.members.get(lease.replica)
+            if member is not None and lease.id in member.leases:
+                member.computes(lease, _held_tokens(lease.receipt), now_s)
         self._finish(prefill, outcome, now_s)
+        self._fleet.legs.decoders.pop(prefill.id, None)
 
     def first_token(self, member: Member, lease: Lease, watch: LeaseWatch | None, now_s: float) -> None:
         """The first body event of a decode leg's stream arrived from this member."""
@@ -60,15 +65,15 @@ class TwoLegs:
             if there is not None and prefill.id in there.leases:
                 there.passed_on(prefill, now_s)
                 if watch is not None:
-                    watch.first_token(prefill, now_s)
+                    watch.recounted(prefill.replica, prefill.stall_ms)
         # Where a prefill went on there, or room was waited for, the transfer was not all that took time.
         alone = not member.queue.computing and member.long_s < lease.turn_s and lease.id not in member.roomless
-        if leg is not None and lease.turn_s and alone:
+        if leg is not None and lease.turn_s and alone and not leg.alone:
             took_ms, tokens = (now_s - lease.turn_s) * 1e3, _lacking_tokens(lease.receipt)
             self._fleet.legs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms)
         member.arrived(lease, now_s)
         if watch is not None:
-            watch.first_token(lease, now_s)
+            watch.recounted(lease.replica)  # others time prefills by first tokens, and this was none
         if lease.streams:
             member.speeds.first_tokens_split.observe(lease.expected_ms, (now_s - lease.placed_s) * 1e3)
         if member.breaker.backoff_s:
@@ -81,6 +86,7 @@ class TwoLegs:
         if prefill is not None:
             done = outcome.ending is Ending.OK and prefill.first_token_s is None
             self._finish(prefill, _UNSEEN if done else _LEFT, now_s)
+            self._fleet.legs.decoders.pop(prefill.id, None)
         usage = outcome.usage
         if usage is None:
             return outcome
@@ -88,7 +94,13 @@ class TwoLegs:
 
     def computed(self, lease: Lease) -> bool:
         """Whether the prompt of a decode leg's lease was computed elsewhere, whatever became of the answer."""
-        return lease.role == DECODE and lease.turn_s > 0
+        leg = lease.receipt.leg
+        return leg is not None and lease.turn_s > 0 and not leg.alone
+
+
+def _held_tokens(receipt: Receipt) -> int:
+    """Tokens of the prompt that the decoding replica was believed to hold."""
+    return receipt.prompt_tokens - _lacking_tokens(receipt)
 
 
 def _lacking_tokens(receipt: Receipt) -> int:

@@ -18,6 +18,10 @@ class LeaseWatch(Protocol):
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The prefill of a lease is over."""
 
+    def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
+        """What waits at a replica is less than was told. A prefill that interrupted its streams for so long is over,
+        and when it was is not known."""
+
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
         """A lease is back; of a computed one the answer takes so many blocks behind the prompt."""
 

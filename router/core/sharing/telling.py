@@ -88,9 +88,9 @@ class Teller:
         self._change(lease.replica)
         self.news.ended(lease, outcome, answer_blocks, computed=computed)
 
-    def recounted(self, replica: str) -> None:
-        """Less waits at a replica than was told."""
-        self._change(replica)
+    def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
+        """Less waits at a replica than was told; a prefill that took so long of its streams' time is over."""
+        self._change(replica).stall_ms += stall_ms
 
     def gone(self, lease: Lease) -> None:
         """A lease is back from a replica that has left."""
@@ -218,7 +218,7 @@ class Teller:
             int(head.prefill_ms) if head is not None else 0,
             int(head.queued_s * 1e3) if head is not None else 0,
             len(member.leases),
-            queue.waiting(),
+            len(member.leases) - member.decoding,
             member.context_tokens,
             int(member.clock.context_tokens),
             counted.sent_tokens,

@@ -69,11 +69,15 @@ class PairedFleet:
 
     def place(self, seed: int = 0, tokens: int = TOKENS, *, may_split: bool = True, **how: Any) -> Lease:
         """Route a streaming request now."""
-        prompt = Prompt(text=b"", first_user_end=0, skipped_bytes=4 * tokens)
-        ask = Ask("m", prompt, stream=bool(how.pop("stream", True)))
-        wanted = Wanted(ask, "m", chain_of(seed, tokens), f"key {seed}", may_split=may_split)
+        wanted = self.wanted(seed, tokens, stream=bool(how.pop("stream", True)), may_split=may_split)
         wanted.unseen = bool(how.pop("unseen", False))
         return self.router.route(wanted, self.now_s, **how)
+
+    def wanted(self, seed: int = 0, tokens: int = TOKENS, *, stream: bool = True, may_split: bool = True) -> Wanted:
+        """A request."""
+        prompt = Prompt(text=b"", first_user_end=0, skipped_bytes=4 * tokens)
+        ask = Ask("m", prompt, stream=stream)
+        return Wanted(ask, "m", chain_of(seed, tokens), f"key {seed}", may_split=may_split)
 
     def streams(self, *names: str, count: int = 4) -> list[Lease]:
         """Short prompts whose answers go on at these replicas."""
@@ -120,7 +124,8 @@ class PairedFleet:
     def idle(self) -> bool:
         """Whether nothing is left of any lease: no lease, no work that waits, no stream, no room in a KV pool."""
         members = self.router.fleet.members.values()
-        return not self.router.fleet.legs.open and not any(
+        legs = self.router.fleet.legs
+        return not (legs.open or legs.decoders) and not any(
             m.leases
             or m.queue.waiting()
             or m.queue.computing
@@ -130,6 +135,7 @@ class PairedFleet:
             or m.live.own_tokens
             or m.live.unshared_blocks
             or m.roomless
+            or m.coming
             or m.pending_ms(self.now_s)
             for m in members
         )

@@ -166,7 +166,8 @@ def test_the_prefill_replica_is_blamed_for_its_leg() -> None:
         leg = lease.receipt.leg
         if leg is None or leg.replica == "q":
             fleet.finish(lease, Ending.CLIENT_LEFT)
-            fleet.router.fleet.members["q"].breaker.backoff_s = 60.0
+            breaker = fleet.router.fleet.members["q"].breaker
+            breaker.backoff_s, breaker.until_s = 60.0, fleet.now_s + 60.0
             continue
         fleet.prefilled(lease, ending=Ending.FAILED)
         fleet.finish(lease, Ending.CLIENT_LEFT)

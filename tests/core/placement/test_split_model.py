@@ -16,6 +16,7 @@ from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from tests.core.placement.paired import PairedFleet
+from tests.core.work import interpreted, steps
 
 RUNS = int(os.environ.get("WARMROUTE_SPLIT_RUNS", "300"))
 ROLES = {"p": Role.PREFILL, "q#dp0": Role.PREFILL, "b": Role.BOTH, "d": Role.DECODE, "q#dp1": Role.DECODE}
@@ -255,6 +256,22 @@ def test_a_large_fleet_has_a_limited_number_of_pairs() -> None:
     warmed = fleet.pair()
     assert len(warmed) == len(set(warmed)) == 200 * (4_096 // 200)
     assert len({prefill for prefill, _ in warmed}) == len({decode for _, decode in warmed}) == 200
+
+
+@interpreted
+def test_pairs_are_found_once() -> None:
+    """Where nothing has changed to find those to be warmed takes a fraction of the work; a pair is new again once one
+    of its replicas changed and changed back."""
+    fleet = PairedFleet(dict.fromkeys([f"r{n}" for n in range(40)], Role.BOTH), pair=False)
+    for name in fleet.roles:
+        fleet.router.prove_handshake(name, Handshake.NIXL, f"{name}:8998")
+    first, later = (steps(lambda: fleet.router.pairs_to_warm(fleet.now_s)) for _ in range(2))
+    assert later < first / 3
+    fleet.pair()
+    for block_tokens in (32, 16):
+        fleet.router.observe_load("r0", Load(kv_tokens_max=2_000_000, block_tokens=block_tokens))
+        found = fleet.router.pairs_to_warm(fleet.now_s)
+    assert {name for pair in found for name in pair} >= {"r0"}
 
 
 def test_without_handshakes_nothing_is_different() -> None:

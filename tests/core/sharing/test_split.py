@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.core.facts.placements import Ending
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.sharing import Sharing
 from tests.core.placement.paired import PairedFleet
 
 
-def test_both_legs_are_told() -> None:
-    """What another router prefills at one replica waits there, its decode leg is open at the other one and waits for
-    nothing, both are believed to hold the prompt, and nothing is left when it has ended."""
+@pytest.mark.parametrize("seen", [True, False])
+def test_both_legs_are_told(seen: bool) -> None:
+    """What another router prefills at one replica waits there, its decode leg is open at the other one and has no
+    prefill to wait for there, both are believed to hold the prompt, and nothing is left when it has ended. Of prefills
+    others hear when they are over only where that was `seen`, and of none at the decode leg's replica."""
     fleets = PairedFleet(), PairedFleet()
     ours, theirs = (
         Sharing(fleet.router, name, 1, SharingLimits(), lambda: None)
@@ -33,10 +37,16 @@ def test_both_legs_are_told() -> None:
     first, second = members[leg.replica], members[lease.replica]
     assert (first.others.open, first.others.waiting) == (1, 1)
     assert first.others.waiting_ms == int(leg.uncached_ms)
-    assert (second.others.open, second.others.waiting, second.others.waiting_ms) == (5, 0, 0)
+    assert (second.others.open, second.others.waiting, second.others.waiting_ms) == (5, 1, 0)
     assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.keys)
-    fleet.prefilled(lease)
+    computed = first.others.computed_tokens, second.others.computed_tokens
+    if seen:
+        fleet.prefilled(lease)
     fleet.router.first_token(lease, fleet.now_s)
+    tell()
+    assert second.others.computed_tokens == computed[1]
+    assert first.others.computed_tokens - computed[0] == (lease.prompt_tokens if seen else 0)
+    assert (first.others.waiting, second.others.waiting, second.others.decoding) == (0, 0, 5)
     fleet.finish(lease)
     for each in streams:
         fleet.finish(each, Ending.OK)

@@ -144,17 +144,10 @@ class Warm:
         # All that two legs can save: a request most of which is cached is decided by this alone.
         if not answers or not prefill or (whole_ms - min(answers)[0] <= tie_ms and not must):
             return None
-        best: Split | None = None
-        for first_ms, first in self._first_legs(market, prefill, weights):
-            for second_ms, n in nsmallest(LEGS, answers):
-                transfer_ms = pairs.transfer_ms(first, decode[n])
-                if transfer_ms is None:
-                    continue
-                there_ms = wait_ms(first) + first.uncached_ms + transfer_ms
-                late_ms = wait_ms(decode[n]) - there_ms  # time that the decode leg waits beyond its prefill leg
-                price_ms = first_ms + second_ms + transfer_ms + (late_ms if late_ms > 0 else 0.0)
-                if best is None or price_ms < best.price_ms - tie_ms:
-                    best = Split(first, decode[n], transfer_ms, price_ms)
+        best = _best(self._first_legs(market, prefill, weights), nsmallest(LEGS, answers), decode, pairs, tie_ms)
+        if best is None and must:  # none of these few are a pair
+            firsts = sorted([(prefill_price(c, weights), n) for n, c in enumerate(prefill)])
+            best = _best([(ms, prefill[n]) for ms, n in firsts], sorted(answers), decode, pairs, tie_ms)
         return best if best is not None and (must or best.price_ms < whole_ms - tie_ms) else None
 
     def _first_legs(
@@ -247,6 +240,29 @@ class Warm:
 def _decoding_ms(candidate: Candidate, weights: Weights) -> float:
     """What decoding, its own and others', makes out in the price."""
     return weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
+
+
+def _best(
+    firsts: Sequence[tuple[float, Candidate]],
+    seconds: Sequence[tuple[float, int]],
+    decode: Sequence[Candidate],
+    pairs: Pairs,
+    tie_ms: float,
+) -> Split | None:
+    """The cheapest pair of these prefill legs and decode legs (positions in `decode`), with their prices; of those that
+    cannot be told apart the first; None where none are a pair."""
+    best: Split | None = None
+    for first_ms, first in firsts:
+        for second_ms, n in seconds:
+            transfer_ms = pairs.transfer_ms(first, decode[n])
+            if transfer_ms is None:
+                continue
+            there_ms = wait_ms(first) + first.uncached_ms + transfer_ms
+            late_ms = wait_ms(decode[n]) - there_ms  # time that the decode leg waits beyond its prefill leg
+            price_ms = first_ms + second_ms + transfer_ms + (late_ms if late_ms > 0 else 0.0)
+            if best is None or price_ms < best.price_ms - tie_ms:
+                best = Split(first, decode[n], transfer_ms, price_ms)
+    return best
 
 
 def _evened_ms(cheapest: Candidate, weights: Weights) -> float:

@@ -1,0 +1,54 @@
+"""Which of two replicas is blamed for a request in two legs of which nothing comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.core.facts.legs import Handshake
+from router.core.facts.placements import Ending
+from router.core.fleet.breaker import Cause
+from tests.core.placement.paired import PairedFleet
+
+
+def silent(handshake: Handshake, *hung: str) -> tuple[PairedFleet, dict[str, Cause]]:
+    """A fleet of which all show life but the `hung` ones, two minutes after four requests went in two legs beside
+    streams; and whose breakers are open, with the cause."""
+    fleet = PairedFleet(pair=False)
+    fleet.pair(handshake)
+    fleet.streams("d", "e")
+    fleet.router.fleet.members["d"].speeds.prefill.observations = 100
+    for seed in range(4):
+        fleet.split(seed)
+    for _ in range(120):
+        fleet.now_s += 1.0
+        for name in set("pqde") - set(hung):
+            fleet.router.alive(name, fleet.now_s)
+            fleet.router.fleet.members[name].on_time_s = fleet.now_s
+        for _ in fleet.router.look(fleet.now_s):
+            pass
+    members = fleet.router.fleet.members
+    return fleet, {name: members[name].breaker.cause for name in "pqde" if members[name].breaker.backoff_s}
+
+
+@pytest.mark.parametrize("handshake", [Handshake.MOONCAKE, Handshake.SGLANG])
+def test_hung_decoders_are_not_their_prefill_replicas_fault(handshake: Handshake) -> None:
+    """Their prefill legs wait for them, and so do those of clients that leave: the prefill replicas stay in."""
+    fleet, blamed = silent(handshake, "p", "q", "d", "e")
+    assert blamed == {}
+    for id_, prefill in list(fleet.router.fleet.legs.open.items()):
+        lease = next(m.leases[id_] for m in fleet.router.fleet.members.values() if id_ in m.leases)
+        fleet.finish(lease, Ending.CLIENT_LEFT)
+        assert fleet.router.fleet.members[prefill.replica].left_late == 0
+    assert not fleet.router.fleet.legs.decoders
+
+
+@pytest.mark.parametrize("handshake", list(Handshake))
+def test_a_hung_prefill_replica_is_found(handshake: Handshake) -> None:
+    """Its legs are late where the replicas that are to decode show life."""
+    _, blamed = silent(handshake, "p", "q")
+    assert blamed == {"p": Cause.STUCK, "q": Cause.STUCK}
+
+
+def test_a_prefill_leg_of_its_own_is_late_whatever_becomes_of_the_decoder() -> None:
+    """With NIXL the prefill leg waits for nobody."""
+    assert set(silent(Handshake.NIXL, "p", "q", "d", "e")[1]) == {"p", "q"}
