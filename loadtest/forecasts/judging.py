@@ -120,7 +120,7 @@ def _as_it_is(learnt: Recording) -> Forecast:
             break
         now_s = answer.asked_s
         memory.observe(answer.keys, now_s)
-        memory.odds(now_s)  # as the price does, so that what is longer ago fades
+        memory.odds(now_s)  # asking lets older observations fade; the price asks for every request
     curve = of_odds(memory.odds(now_s + 1.0))
     return lambda answer, idle_s, more_s: curve.within(answer.ended_s - answer.asked_s + idle_s, more_s)
 

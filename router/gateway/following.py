@@ -219,7 +219,7 @@ class Following:
         """No first piece came in time, which says nothing of a gateway that has shown no answer yet."""
         self._stall = None
         if self._pieces or self._parts.answers_come:
-            self._parts.asked = 0  # it is the engine that is silent, not the gateway
+            self._parts.asked = 0  # unanswered asks in a row: the gateway shows answers, and this engine sent none
             self._parts.placer.pull_stalled(source)
 
     # -- the end -------------------------------------------------------------------------------------------------

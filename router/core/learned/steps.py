@@ -177,7 +177,7 @@ class Stretch(Struct, gc=False):
     ms: float
     streams: float
     context_tokens: float
-    prefill_tokens: float  # of others' prompts, as tokens of the model's pace (prefill.py)
+    prefill_tokens: float  # prefill of other prompts there meanwhile, in tokens that take PrefillModel.pace_ms each
 
     def step_ms(self, tokens: int, pace_ms: float) -> float:
         """Time of a step, where that many tokens came in this time, and prefill takes `pace_ms` a token."""

@@ -19,8 +19,8 @@ from router.core.fleet.member import Member
 from router.core.placement.match import PromptMatch
 from router.core.prompts.blocks import BLOCK_BYTES
 
-SPREAD = 0.15  # of what will be used around what is used now, as a part of the pool
-ROOMY = 0.3  # with a smaller part of the pool in use, none will lack
+SPREAD = 0.15  # how far the use of a pool to come may be from its use now, as a part of the pool
+ROOMY = 0.3  # part of a pool: where less of it is in use, no shortage is expected
 SURE = 20.0  # spreads above the whole pool from which on the expected shortage is the one there is
 
 
