@@ -96,6 +96,10 @@ class NotedWatch:
         """The prefill of a lease is over."""
         self._noting(partial(self._watch.first_token, lease, now_s))
 
+    def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
+        """What waits at a replica is less than was told."""
+        self._noting(partial(self._watch.recounted, replica, stall_ms))
+
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
         """A lease is back."""
         self._noting(partial(self._watch.ended, lease, outcome, answer_blocks, computed=computed))

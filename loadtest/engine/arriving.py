@@ -55,7 +55,7 @@ class Arriving:
     def begin(self, sequence: Running, blocks_max: int, now_s: float) -> tuple[int, bool]:
         """Ask for the blocks of a sequence that was just given its room. Returns how many they are, and whether the
         sequence is put aside for them."""
-        if sequence.request.handover is None:
+        if sequence.request.handover is None or sequence.cached >= 0:  # admitted before: its blocks came, and are lost
             return 0, False
         prompt_blocks = sequence.request.prompt_tokens // self._size
         sequence.loading = max(0, min(blocks_max, prompt_blocks, len(sequence.request.keys)) - sequence.stored)

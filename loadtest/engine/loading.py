@@ -175,6 +175,11 @@ class Loading:
             self._peers.sent(pulled.source, pulled.tier, sequence.request.keys[pulled.begin : pulled.end])
             self.tier.drop(pulled.fresh)
 
+    def stop(self) -> None:
+        """The engine is gone: whoever sends to it has no more need to keep what it sends."""
+        for *_, sequence in self._under_way:
+            self._give_up(sequence)
+
     def cancel(self, sequence: Running) -> bool:
         """The sequence's client left; whether it was here."""
         for number, (*_, loaded) in enumerate(self._under_way):

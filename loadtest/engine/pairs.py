@@ -150,11 +150,11 @@ class PrefillSide:
         self._tokens = tokens
         self._full = full
         """Whether the prompt fills a block."""
-        self._kept = False
+        self._begun = self._kept = False
 
     async def before(self) -> None:
         """Return when the prompt may be computed; None: here. Raises LegRefused."""
-        link = self._link
+        link, self._begun = self._link, True
         link.waiting += 1
         await link.at(self.role, Moment.ARRIVED)
         try:
@@ -205,7 +205,7 @@ class PrefillSide:
 
     def close(self) -> None:
         """The request is over here."""
-        self._link.waiting -= 1
+        self._link.waiting -= self._begun
         if not self._kept or (self._link.handshake is Handshake.SGLANG and self._id in self._link.legs):
             self._link.legs.drop(self._id)
 
@@ -220,11 +220,11 @@ class DecodeSide:
         self._tokens = tokens
         self._source = link.directory.get(source)
         self._id = id_
-        self._fetched = False
+        self._begun = self._fetched = False
 
     async def before(self) -> tuple[Legs, str]:
         """Return when the blocks are here, from where the engine has them at once. Raises LegRefused."""
-        link, source = self._link, self._source
+        link, source, self._begun = self._link, self._source, True
         link.waiting += 1
         await link.at(self.role, Moment.ARRIVED)
         begun_s = link.clock()
@@ -266,8 +266,8 @@ class DecodeSide:
 
     def close(self) -> None:
         """The request is over here."""
-        self._link.waiting -= 1
-        if self._source is not None and not self._fetched:
+        self._link.waiting -= self._begun
+        if self._begun and self._source is not None and not self._fetched:
             self._source.legs.disconnect(self._id, self._link.clock())
 
 

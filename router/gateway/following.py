@@ -138,9 +138,11 @@ class Following:
     def _heed(self, lease: Placed, fields: dict[str, bytes]) -> None:
         """Take the answer as a sign of life, and let a replica rest that asks for it."""
         self._parts.placer.alive(lease.replica)
-        after = fields.get("retry-after", b"")
-        if self._watch.status in (429, 503) and after.isdigit():
+        after, status, leg = fields.get("retry-after", b""), self._watch.status, lease.receipt.leg
+        if status in (429, 503) and after.isdigit():
             self._parts.placer.rest(lease.replica, float(after))
+        elif status >= 500 and leg is not None:  # no engine says which of the two is at fault
+            self._parts.placer.pair_broke(leg.replica, lease.replica)
 
     async def _move(self, first: Placed, served: str) -> None:
         """Another endpoint served: move the lease there."""

@@ -113,7 +113,7 @@ class PromptSender:
             raise SendFailed("it left", gone=True)
         if read.model not in member.models:
             raise Skipped(f"it does not serve '{read.model}'" if read.model else "the request names no model")
-        if not self._router.fleet.legs.takes_whole(member):
+        if not self._router.takes_whole(member):
             raise Skipped("it takes no whole requests")
         if self._tokens(read) > tokens_max:
             raise Skipped("it would be more than the budget of tokens")

@@ -38,9 +38,12 @@ def url_problems(urls: Iterable[str], name: str = "replicas") -> list[str]:
 
 def same_base(url: str) -> str:
     """The one spelling of a replica's URL or id: host in small letters, no port that its scheme implies, no / behind
-    it."""
+    it. What is no URL is returned as it is."""
     base, rank, number = url.partition("#")
-    return str(URL(base.rstrip("/"))) + rank + number
+    try:
+        return str(URL(base.rstrip("/"))) + rank + number
+    except ValueError:
+        return url
 
 
 def split_problems(split: SplitSettings, replicas: Iterable[str] = ()) -> list[str]:

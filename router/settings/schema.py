@@ -369,7 +369,8 @@ class PullSettings:
     """Seconds between two looks whether an engine still listens there. Nothing is pulled from where it does not."""
     stall_s: Seconds = 10.0
     """Seconds beyond the predicted time to the first token (the one that one in ten exceeds) after which a request that
-    pulls is sent again without: an engine waits for a wrong address without end."""
+    pulls is sent again without, as is a stream whose prompt was prefilled elsewhere (`split`): an engine waits for a
+    wrong address without end."""
     rest_s: Seconds = 60.0
     """Seconds for which nothing is pulled from the source of such a request."""
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, cast
 
 from router.core.admission.queue import Ticket
+from router.core.facts.legs import Role
 from router.core.facts.misses import Template
 from router.core.facts.placements import Receipt, Shed
 from router.core.facts.replicas import ServedModel
@@ -167,9 +168,8 @@ class HubServer:
             list(ready.items()), unready, default, tokens, self._ids, engines, names, standing, contexts
         )
         said.hub = self._number
-        legs, prefillers = router.fleet.legs, router.fleet.prefillers
-        said.prefills = tuple(id_ for id_ in ready if id_ in prefillers)
-        said.halves = tuple(member.id for member in router.usable() if not legs.takes_whole(member))
+        said.prefills = tuple(member.id for member in router.usable() if member.replica.role is Role.PREFILL)
+        said.halves = tuple(member.id for member in router.usable() if not router.takes_whole(member))
         return messages.frame([said])
 
 

@@ -299,6 +299,24 @@ async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
         assert not app.router.fleet.legs.open
 
 
+@pytest.mark.parametrize(("status", "retry_after", "left"), [(500, "", 0), (503, "1", 1), (400, "", 1)])
+async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, retry_after: str, left: int) -> None:
+    """No engine says which of the two was at fault, so the pair is warmed anew; one that asks for a rest, or refuses
+    the request, says nothing of the pair."""
+    async with _fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+        engines,
+        app,
+    ):
+        await until(lambda: _warm(app) == 1)
+        body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
+        async with _streams(engines, app), asking(app) as it:
+            told = await it.pick(body, path=COMPLETIONS)
+            assert "x-prefiller-host-port" in set_headers(told)
+            await it.answer(status, end=True, headers={"retry-after": retry_after} if retry_after else None)
+            await it.hear()
+            assert _warm(app) == left
+
+
 async def test_clients_name_no_engines(tmp_path: Path) -> None:
     """What clients say of transfers never reaches an engine: fields of tenants, and headers of anybody."""
     ring = Keyring(tmp_path, one={})

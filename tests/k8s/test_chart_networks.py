@@ -90,8 +90,12 @@ def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], sec
     """In: the main port and metrics. Out: engines, DNS, the API server where it is asked, a store where there is
     one. By port or by peer."""
     found = rendered[name]
-    policy, settings = only(found, "NetworkPolicy")["spec"], settings_of(found, secrets)
-    labels = only(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    policies = [each["spec"] for each in found if each["kind"] == "NetworkPolicy"]
+    (policy,) = (each for each in policies if "Egress" in each["policyTypes"])  # the others are those of engines
+    settings = settings_of(found, secrets)
+    pods = [each["spec"]["template"] for each in found if each["kind"] == "Deployment"]
+    (routers,) = (each for each in pods if each["spec"]["containers"][0]["name"] == "warmroute")
+    labels = routers["metadata"]["labels"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 

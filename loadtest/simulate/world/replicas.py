@@ -105,6 +105,8 @@ class VirtualReplica:
         self.preempted_before += self.model.counters.preemptions
         if self.legs is not None:
             self.legs = Legs(self.legs.limits)
+        if self.model.loading is not None:
+            self.model.loading.stop()
         self.model = self._fresh()
         if self._peers is not None:
             self._peers.leave(self.name)

@@ -22,7 +22,7 @@ PREFILL = 1 << 40
 class SplitWorld(World):
     """Replicas have `Setting.legs`. Without a leg in a receipt everything is as ever."""
 
-    splits = 0  # requests in two legs
+    splits = 0  # requests that were placed in two legs at first
 
     @property
     def sent_tokens(self) -> int:
@@ -44,7 +44,7 @@ class SplitWorld(World):
         if not first.up or first.legs is None:
             self._leg_failed(number, sent, leg.replica)
             return
-        self.splits += 1
+        self.splits += not sent.tried and sent.tries == 1
         turn, handshake = sent.turn, self.setting.handshake
         request = EngineRequest(PREFILL + number, turn.prompt_tokens, 1, turn.engine_keys, turn, hold=True)
         first.legs.begin_prefill(handshake, self._id(number, sent), turn.prompt_tokens, self.now_s)
@@ -66,7 +66,14 @@ class SplitWorld(World):
             handover = first.legs, id_
             tokens, outputs = request.prompt_tokens, request.output_tokens
             request = EngineRequest(number, tokens, outputs, request.keys, request.tag, handover=handover)
-        replica.submit(request, self.now_s)
+        try:
+            replica.submit(request, self.now_s)
+        except RequestRefused:
+            self._drop(number, sent)
+            placer, lease = self.placers[sent.router], sent.lease
+            if lease is not None:
+                placer.finish(sent.turn, lease, Ending.REFUSED_BY_ENGINE, None, self.now_s)
+            self._end(number, sent, "refused")
 
     def _id(self, number: int, sent: SimulatedRequest) -> str:
         return f"{number}.{sent.tries}.{len(sent.tried)}"

@@ -390,6 +390,7 @@ class Member:
             speeds.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
             self.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
         if lease.role == PREFILL:  # means are of clients' requests
+            speeds.computed(uncached)
             return uncached, cached
         leg = lease.receipt.leg
         prefill_ms = lease.prefill_ms if leg is None else leg.uncached_ms

@@ -203,24 +203,26 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
             if not lease.turn_s:
                 continue  # its prompt is prefilled elsewhere, and waits for that
             began_s, own_s = lease.turn_s, own_s + FACTOR * leg.transfer_ms / 1e3
-        due_s = max(due_s, began_s) + own_s
+        by_then_s = max(due_s, began_s) + own_s
         if lease.loading_ms:  # its load waits for the loads before it, whatever is computed meanwhile
-            due_s = max(due_s, lease.placed_s + own_s + FACTOR * lease.loading_ms / 1e3)
+            by_then_s = max(by_then_s, lease.placed_s + own_s + FACTOR * lease.loading_ms / 1e3)
+        if leg is None or leg.alone:  # blocks on their way keep no prompt waiting that is computed here
+            due_s = by_then_s
         slowest_s += lease.prompt_tokens * SLOWEST_MS / 1e3
         since_s = max(began_s, member.alive_s)
         seen = lease.streams or member.counts
         if seen:
-            by_s = now_s - due_s - (hidden_s if lease.streams else COUNTERS_S)
+            by_s = now_s - by_then_s - (hidden_s if lease.streams else COUNTERS_S)
         elif member.speeds.answers >= UNSEEN_ANSWERS:
             answer_s = _answer_ms(member, lease) / 1e3
             hidden_s = max(hidden_s, answer_s)
-            by_s = now_s - due_s - answer_s
+            by_s = now_s - by_then_s - answer_s
         else:
             hidden_s = float("inf")  # nothing is known of how long it takes
             continue
         if by_s > margin_s:
             yield _Late(lease, since_s, by_s, seen, slowest_s)
-        elif leg is None and now_s - due_s <= margin_s:
+        elif leg is None and now_s - by_then_s <= margin_s:
             return  # whoever came later is due later
 
 

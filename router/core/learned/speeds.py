@@ -73,6 +73,10 @@ class Speeds:
         self.mean_answer_tokens += fade * (tokens - self.mean_answer_tokens)
         self.mean_open_ms += fade * (open_ms - self.mean_open_ms)
 
+    def computed(self, uncached_tokens: int) -> None:
+        """So many tokens of a prompt were computed, of which another replica makes the answer, or nobody does."""
+        self.longest_tokens = max(self.longest_tokens, uncached_tokens)
+
     def passed(self, open_ms: float) -> None:
         """An answer that nobody here saw ended after `open_ms`."""
         self.answer_ms_max = _faded_max(self.answer_ms_max, open_ms)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
 from router.core.facts.legs import Handshake
@@ -189,6 +191,10 @@ class Router:
         known."""
         if id_ in self.fleet.members:
             self.fleet.legs.prove(id_, handshake, address)
+
+    def takes_whole(self, member: Member) -> bool:
+        """Whether a replica takes requests in one leg."""
+        return self.fleet.legs.takes_whole(member)
 
     def pairs_to_warm(self, now_s: float) -> list[tuple[str, str]]:
         """New pairs of replicas (prefill, decode), which get no traffic before `pair_warmed`; to be called every second
@@ -420,8 +426,8 @@ class Router:
         reason = reason_of(chosen, candidates, tied=choice.tied, retry=bool(exclude), cache_aware=cache_aware)
         few, holder, computing = kept(candidates, chosen), "", chosen
         if split is not None:
-            computing, reason = split.prefill, reason if reason is Reason.RETRY else Reason.SPLIT
-            computing.price_ms = split.price_ms
+            computing, reason = replace(split.prefill), reason if reason is Reason.RETRY else Reason.SPLIT
+            computing.price_ms = split.price_ms  # a copy: among the candidates its price is that of one leg
         tokens, cached = match.size.prompt_tokens, computing.cached_tokens
         receipt = Receipt(chosen.id, name, reason, computing.grade, tokens, cached, few)
         if match.depths or match.stored:

@@ -6,6 +6,7 @@ import pytest
 
 from router.core.facts.legs import Handshake
 from router.core.facts.placements import Ending
+from router.core.fleet import stuck
 from router.core.fleet.breaker import Cause
 from tests.core.placement.paired import PairedFleet
 
@@ -52,3 +53,21 @@ def test_a_hung_prefill_replica_is_found(handshake: Handshake) -> None:
 def test_a_prefill_leg_of_its_own_is_late_whatever_becomes_of_the_decoder() -> None:
     """With NIXL the prefill leg waits for nobody."""
     assert set(silent(Handshake.NIXL, "p", "q", "d", "e")[1]) == {"p", "q"}
+
+
+def test_blocks_on_their_way_make_no_prompt_behind_them_less_late() -> None:
+    """A prompt that a replica computes itself is late as soon whether blocks for an older request come or not."""
+    late_s = []
+    for with_leg in (False, True):
+        fleet = PairedFleet()
+        fleet.streams("d", "e")
+        if with_leg:
+            fleet.split()[0].turn_s = fleet.now_s + 60.0
+        replica = next(m for m in fleet.router.fleet.members.values() if m.leases and m.coming == with_leg)
+        replica.speeds.prefill.observations = 100
+        lease = fleet.place(7, 1_000, may_split=False, only=replica.id)
+        since_s = fleet.now_s
+        while not stuck.is_late(replica, lease, fleet.now_s, 3.0):
+            fleet.now_s += 0.5
+        late_s.append(fleet.now_s - since_s)
+    assert late_s[0] == late_s[1]

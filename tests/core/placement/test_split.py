@@ -221,6 +221,15 @@ def test_transfers_are_learned_for_each_pair() -> None:
     assert members["p"].fit.observations > 0
 
 
+def test_what_prefill_legs_compute_is_remembered_as_the_longest() -> None:
+    """Others' prompts are believed to be as long as those of late, in however many legs they went: a replica that
+    serves other routers, too, is not taken for dead while it computes such a one."""
+    fleet = busy()
+    for seed in range(200):
+        fleet.serve(seed)
+    assert fleet.router.fleet.members["d"].speeds.longest_tokens > 0.95 * TOKENS
+
+
 def test_a_first_token_in_two_legs_is_foretold_apart() -> None:
     """Predictions of one leg learn nothing from two, nor the reverse."""
     fleet = busy()
@@ -228,6 +237,16 @@ def test_a_first_token_in_two_legs_is_foretold_apart() -> None:
     whole = speeds.first_tokens.seen
     fleet.serve()
     assert (speeds.first_tokens.seen - whole, speeds.first_tokens_split.seen) == (1, 1)  # the prefill leg's own
+
+
+def test_a_replica_that_prefills_keeps_its_price_of_one_leg() -> None:
+    """Among the candidates of a receipt each has the price of doing both, whichever of them prefills: the same for four
+    that are alike."""
+    fleet = PairedFleet(dict.fromkeys("pqde", Role.BOTH), pair=False)
+    fleet.pair(Handshake.SGLANG)
+    lease, leg = fleet.split()
+    prices_ms = {each.id: each.price_ms for each in lease.receipt.candidates}
+    assert (leg.replica in prices_ms, len(prices_ms), len(set(prices_ms.values()))) == (True, 4, 1)
 
 
 def test_the_prefill_legs_count_is_the_truth() -> None:

@@ -52,10 +52,10 @@ class _Pair:
         self.p.legs.begin_prefill(handshake, str(number), TOKENS, self.now_s)
         self.p.submit(EngineRequest(number, TOKENS, 1, KEYS, hold=True), self.now_s)
 
-    def decode(self, number: int = 2, leg: int = 1) -> None:
-        """The decode leg comes to `d`: five tokens."""
+    def decode(self, number: int = 2, leg: int = 1, tokens: int = 5) -> None:
+        """The decode leg comes to `d`, with an answer of so many tokens."""
         assert self.p.legs is not None
-        self.d.submit(EngineRequest(number, TOKENS, 5, KEYS, handover=(self.p.legs, str(leg))), self.now_s)
+        self.d.submit(EngineRequest(number, TOKENS, tokens, KEYS, handover=(self.p.legs, str(leg))), self.now_s)
 
     def run(self, until_s: float = 1_000.0) -> None:
         """Until then, or until nothing is left to do."""
@@ -118,6 +118,21 @@ def test_a_decode_leg_waits_for_a_prefill_under_way() -> None:
     pair.run()
     assert pair.finished[3] < pair.first[2][0]
     assert pair.first[2][1] == BLOCK * BLOCKS
+
+
+def test_a_preempted_decode_leg_computes_what_it_has_lost() -> None:
+    """Its blocks came once, and are gone where they came from: nothing was lacking, and it ends."""
+    pair = _Pair(kv_tokens=18 * BLOCK)
+    for leg in (1, 3):
+        pair.prefill(leg)
+        pair.run()
+        pair.computed(leg)
+    pair.decode(2, leg=1, tokens=31)
+    pair.decode(4, leg=3, tokens=31)
+    pair.run()
+    assert pair.d.model.arriving is not None
+    assert (pair.d.model.counters.preemptions > 0, pair.d.model.arriving.lacked) == (True, 0)
+    assert {2, 4} <= pair.finished.keys()
 
 
 @pytest.mark.parametrize("how", ["unknown", "failed while it waits"])

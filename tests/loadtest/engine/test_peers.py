@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loadtest.engine.calibration import Calibration, LinearTimes
@@ -184,6 +184,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(OPERATIONS, st.integers(8, 40))
+@example([("ask", "c", 3, ""), ("run", "a", 1, ""), ("ask", "a", 3, "c"), ("restart", "a", 1, "")], 8)
 def test_nothing_is_left_behind(operations: list[tuple[str, str, int, str]], tier_blocks: int) -> None:
     """Whatever is asked, pulled, cancelled and restarted: everybody else finishes, nothing stays held for a transfer,
     and events tell what each memory has."""

@@ -40,7 +40,7 @@ def sent(
         turn.number, replica, receipt, turn.at_s, "sim", True, 1_000, cached, 0, 1.0, 1_010, [], None, 0, 10, None, None
     )
     e2e_s = TIMEOUT_S if ttft_s is None else ttft_s + 1
-    return SimulatedRequest(turn, turn.at_s, 0, None, replay, lease, ttft_s, e2e_s, cached, failure)
+    return SimulatedRequest(turn, turn.at_s, 0, None, replay, lease, ttft_s, e2e_s, cached, failure=failure)
 
 
 def scenario(made: list[Turn], warm_up: int = 0) -> Scenario:
