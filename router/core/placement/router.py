@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
 from router.core.facts.legs import Handshake
@@ -426,8 +424,8 @@ class Router:
         reason = reason_of(chosen, candidates, tied=choice.tied, retry=bool(exclude), cache_aware=cache_aware)
         few, holder, computing = kept(candidates, chosen), "", chosen
         if split is not None:
-            computing, reason = replace(split.prefill), reason if reason is Reason.RETRY else Reason.SPLIT
-            computing.price_ms = split.price_ms  # a copy: among the candidates its price is that of one leg
+            computing, reason = split.prefill, reason if reason is Reason.RETRY else Reason.SPLIT
+        whole_ms = computing.price_ms
         tokens, cached = match.size.prompt_tokens, computing.cached_tokens
         receipt = Receipt(chosen.id, name, reason, computing.grade, tokens, cached, few)
         if match.depths or match.stored:
@@ -435,10 +433,13 @@ class Router:
             if split is not None and self._splitter is not None and only_prefill:
                 candidates = [*candidates, *[c for c in self._splitter.prefill if c.id in only_prefill]]
                 elsewhere = {id_: n for id_, n in elsewhere.items() if all(id_ != c.id for c in candidates)}
+            if split is not None:
+                computing.price_ms = split.price_ms  # what a holder is compared with
             if it := spill(
                 computing, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full, role=only_prefill
             ):
                 receipt.spill, receipt.spilled_tokens, holder = it.cause.value, it.tokens, it.holder
+            computing.price_ms = whole_ms
         return receipt, holder
 
     def _explain(
