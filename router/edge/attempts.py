@@ -41,6 +41,7 @@ from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BlocksStalled,
+    BlocksTimedOut,
     ConnectFailed,
     EngineShed,
     Failure,
@@ -59,6 +60,8 @@ from router.reading.answering import made_response, none_ready
 from router.reading.placing import UNSENT_MAX, placed
 from router.reading.question import RESPONSES, STORED, Question
 from router.telemetry.record import RequestRecord
+
+OF_PAIRS = (BlocksFailed, BlocksStalled, BlocksTimedOut)  # failures that blame neither of two replicas
 
 
 class Tried:
@@ -82,7 +85,7 @@ class Tried:
         self.sheds += isinstance(failure, EngineShed)
         once_more = (
             left
-            or isinstance(failure, (Stale, PullStalled, BlocksFailed, BlocksStalled))
+            or isinstance(failure, (Stale, PullStalled, OF_PAIRS))
             or (isinstance(failure, ConnectFailed) and failure.timed_out)
         )
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
@@ -262,7 +265,7 @@ class Attempts:
             return
         in_two = lease.receipt.leg is not None and cause is failure
         self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
-        if isinstance(cause, (BlocksFailed, BlocksStalled)) and lease.receipt.leg is not None:
+        if isinstance(cause, OF_PAIRS) and lease.receipt.leg is not None:
             self._placer.pair_broke(lease.receipt.leg.replica, replica)
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)
@@ -308,7 +311,7 @@ def _may_split_again(leg: PrefillLeg, failure: Failure, tried: Tried) -> bool:
     """Whether a request that failed in two legs is to be placed in two again."""
     if leg.handshake is Handshake.SGLANG:
         return True
-    if isinstance(failure, (BlocksFailed, BlocksStalled)):
+    if isinstance(failure, OF_PAIRS):
         return False
     shed = isinstance(failure, PrefillFailed) and isinstance(failure.cause, EngineShed)
     return not shed and tried.splits < 2

@@ -33,7 +33,17 @@ from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
-from router.http.failures import BlocksStalled, Failure, PrefillFailed, Stale, TimedOut
+from router.http.failures import (
+    BlocksStalled,
+    BlocksTimedOut,
+    BrokeEarly,
+    ConnectFailed,
+    Failure,
+    NoDescriptor,
+    PrefillFailed,
+    Stale,
+    TimedOut,
+)
 from router.http.upstream import Upstream
 from router.placer import LEFT, Placed, Placer
 from router.reading.question import Question
@@ -178,8 +188,8 @@ class LegCaller:
             if prefill.done() and not _answers(decode):
                 came = prefill.result()
                 if isinstance(came, Failure):
-                    self._conclude(split, came)
-                    raise PrefillFailed(leg.replica, came) from came
+                    taken = decode.done()
+                    raise self._judged(split, came, decode.result() if taken else None)
                 refused = came.status >= 400 and leg.handshake is Handshake.SGLANG
                 alone = not refused and (came.status != 200 or transferred(leg.handshake, came.head) is None)
                 self._conclude(split, came, alone=alone)
@@ -193,8 +203,10 @@ class LegCaller:
                     raise BlocksStalled("its answer has not begun, long after its prompt was prefilled")
             taken = True
             came = decode.result()
-            if isinstance(came, TimedOut) and not prefill.done():
-                raise PrefillFailed(leg.replica, came)  # whoever decodes has waited for it
+            if isinstance(came, TimedOut):
+                if not prefill.done() and leg.handshake is not Handshake.SGLANG:
+                    raise PrefillFailed(leg.replica, came)  # whoever decodes has waited for it
+                raise BlocksTimedOut(str(came))
             answer = _begun(came)
             begun = answer if answer.status < 400 else None
             return answer
@@ -202,6 +214,20 @@ class LegCaller:
             if not taken:
                 self._abandon(decode)
             self._leave(split, prefill, begun)
+
+    def _judged(self, split: SplitRequest, came: Failure, decode: EngineAnswer | Failure | None) -> Failure:
+        """The failure of a request whose prefill leg failed, and whose decode leg has not begun or has failed, too.
+        A connection that is lost brings the other engine's leg down, and not the reverse; SGLang answers a prefill when
+        its blocks were taken, so that its silence may be the decoding engine's."""
+        if isinstance(decode, (BrokeEarly, ConnectFailed)) and not isinstance(came, (BrokeEarly, ConnectFailed)):
+            self._conclude(split, None)
+            return decode
+        self._done(decode)
+        if isinstance(came, TimedOut) and split.leg.handshake is Handshake.SGLANG:
+            self._conclude(split, None)
+            return BlocksTimedOut(str(came))
+        self._conclude(split, came)
+        return PrefillFailed(split.leg.replica, came)
 
     def _leave(
         self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer | None
@@ -235,7 +261,11 @@ class LegCaller:
             return
         came = None if prefill.cancelled() else prefill.result()
         if not split.concluded and isinstance(came, Failure):
-            self._placer.failed(split.leg.replica, PrefillFailed(split.leg.replica, came).kind)
+            mine = isinstance(came, NoDescriptor)  # the router's own trouble
+            self._placer.failed("" if mine else split.leg.replica, PrefillFailed(split.leg.replica, came).kind)
+            if isinstance(came, ConnectFailed) and came.refused:
+                self._upstream.lost(split.leg.replica)
+                self._placer.refused(split.leg.replica)
         self._conclude(split, came)
 
     def _abandon(self, decode: asyncio.Task[EngineAnswer | Failure]) -> None:

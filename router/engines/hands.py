@@ -112,7 +112,7 @@ class HandProber:
             if before and 0 < missed < MISSES:
                 await asyncio.sleep(self._interval_s / MISSES)
                 continue
-            if bool(found) is not (before and bool(before)):
+            if before is None or bool(found) is not bool(before):
                 fields = {"replica": replica.id, "address": address}
                 if found:
                     log.info("replica prefills for others", extra={"event": "handshake_up", "fields": fields})

@@ -28,7 +28,7 @@ from router.core.dialects import spoken_on
 from router.core.dialects.legs import PREFILLER_HEADER
 from router.core.dialects.pulls import SOURCE_HEADER
 from router.core.dialects.ranks import for_rank
-from router.core.facts.placements import Ending
+from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.gateway import extproc_pb2 as pb
 from router.gateway import hints, words
@@ -293,8 +293,12 @@ class PickerStream:
             lines = [*lines, self._trace.called(lease.receipt, parts.clock())]
         if "#" in lease.replica and (rank := Replica(lease.replica).rank) is not None:
             lines, body = for_rank(rank, request.path, lines, body)
-        if lease.receipt.leg is not None and (prefiller := endpoint_of(lease.receipt.leg.replica)):
-            lines = [*lines, b"%b: %b\r\n" % (PREFILLER_HEADER, prefiller.encode())]
+        if (leg := lease.receipt.leg) is not None:
+            if prefiller := endpoint_of(leg.replica):
+                lines = [*lines, b"%b: %b\r\n" % (PREFILLER_HEADER, prefiller.encode())]
+            else:  # a replica with a name, which the header cannot have
+                leg.alone = True
+                parts.placer.prefilled(lease, Outcome(Ending.REFUSED_BY_ENGINE), parts.clock())
         if lease.receipt.pull is not None:
             lines = [*lines, b"%b: %b\r\n" % (SOURCE_HEADER, lease.receipt.pull.address.encode())]
         listed = destinations(lease.receipt, lease.replica, parts.rules.fallbacks_max)

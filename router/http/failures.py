@@ -12,6 +12,7 @@
     silent, and it was to pull (pulls.stall_s) pull        all of it     yes, without a pull     no
     500 of a decode leg, or as its first event blocks      all of it     yes, in one leg         no: either leg's
     silent behind its prefill (pulls.stall_s)  blocks_stalled: as above                          no: either leg's
+    silent behind its prefill, to its timeout  blocks_timeout: no, as any timeout                no: either leg's
     any of these, of the prefill leg           prefill_... as above      as above, both legs     the prefilling one's
     502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
       of 500 and above as first event
@@ -169,6 +170,14 @@ class TimedOut(Failure):
 
     kind = "timeout"
     retry = False
+
+
+class BlocksTimedOut(TimedOut):
+    """No byte of the body in time, where one of two engines may have waited for the other one: whose fault that is
+    cannot be told."""
+
+    kind = "blocks_timeout"
+    ending = Ending.REFUSED_BY_ENGINE
 
 
 class NotStream(Failure):

@@ -187,6 +187,14 @@ def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
     return body
 
 
+def untransferred(request: Request) -> bytes:
+    """The body without what it says of transfers between engines."""
+    path, body = request.path, request.body
+    if path in PATHS or not request.fields.get(b"content-type", b"").startswith(b"multipart/"):
+        return tenancy.without_transfers(body)
+    return body
+
+
 def not_allowed() -> Refusal:
     """The answer to a request for a model that its API key is not for."""
     return Refusal(403, "model_not_allowed", "This API key is not for that model.", "model")

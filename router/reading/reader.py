@@ -37,7 +37,16 @@ from router.http.request import Refusal, Request
 from router.placer import Placer
 from router.reading import answering
 from router.reading.answering import HISTORY_CHANGED, none_ready
-from router.reading.body import Reading, hashed_with_fewer_tools, may_need_repair, not_allowed, owned, parse, repair
+from router.reading.body import (
+    Reading,
+    hashed_with_fewer_tools,
+    may_need_repair,
+    not_allowed,
+    owned,
+    parse,
+    repair,
+    untransferred,
+)
 from router.reading.charge import charge
 from router.reading.continuing import Planned, planned, wished
 from router.reading.deadlines import ttft_ms_of
@@ -186,6 +195,8 @@ class Reader:
         if tenant is not None:
             self._check_isolation(request.path, model, tenant)
             body = await how.run(owned, request, ask, tenant, id_)
+        elif self._rules.splits:
+            body = await how.run(untransferred, request)
         plan: Planned = (None, "")
         if ask.stream and model is not None and how.relayed and how.dialect is not None:
             rules = self._rules

@@ -132,9 +132,10 @@ def outcome_of(finish: messages.Finish) -> Outcome:
     return Outcome(finish.ending, Usage(*finish.usage) if finish.usage else None, finish.events)
 
 
-def prefilled_of(id_: int, outcome: Outcome, now_s: float) -> messages.Prefilled:
-    """The end of a lease's prefill leg as a message."""
-    return messages.Prefilled(id_, outcome.ending, _usage_parts(outcome.usage), now_s)
+def prefilled_of(id_: int, receipt: Receipt, outcome: Outcome, now_s: float) -> messages.Prefilled:
+    """The end of the prefill leg of a lease with this receipt as a message."""
+    leg = receipt.leg
+    return messages.Prefilled(id_, outcome.ending, _usage_parts(outcome.usage), now_s, leg is not None and leg.alone)
 
 
 def prefill_outcome_of(said: messages.Prefilled) -> Outcome:

@@ -371,6 +371,8 @@ class WorkerLink(asyncio.Protocol):
     def _prefilled(self, said: messages.Prefilled) -> None:
         lease = self._leases.get(said.id)
         if lease is not None:
+            if said.alone and lease.receipt.leg is not None:
+                lease.receipt.leg.alone = True
             self._placer.prefilled(lease, codec.prefill_outcome_of(said), said.now_s)
 
     def _finish(self, said: messages.Finish) -> None:

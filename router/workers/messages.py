@@ -221,6 +221,7 @@ class Prefilled(Struct, tag=23, array_like=True, gc=False):
     ending: Ending
     usage: tuple[int, int, int | None] | None
     now_s: float
+    alone: bool = False  # nothing comes of it: the decoding replica computes the prompt, too
 
 
 class PairBroke(Struct, tag=24, array_like=True, gc=False):

@@ -250,7 +250,7 @@ class RemotePlacer:
 
     def prefilled(self, lease: RemoteLease, outcome: Outcome, now_s: float) -> None:
         """The prefill leg of the lease ended. A hub that came anew knows of no such leg."""
-        self._link.say(codec.prefilled_of(lease.id, outcome, now_s))
+        self._link.say(codec.prefilled_of(lease.id, lease.receipt, outcome, now_s))
 
     def pair_broke(self, prefill: str, decode: str) -> None:
         """A request in two legs failed at its decoding replica, as where blocks do not come."""

@@ -12,6 +12,7 @@ from openai import APIError, AsyncOpenAI
 
 from loadtest.engine.pairs import LegRefused, Moment
 from router.core.facts.legs import Handshake, Role
+from router.core.facts.placements import Ending
 from tests.support.splitting import PROMPT, Fleet, ask, fleet
 from tests.support.waiting import until
 
@@ -107,8 +108,8 @@ async def test_a_pair_that_fails_twice_is_an_error(handshake: Handshake) -> None
 @pytest.mark.parametrize("handshake", Handshake)
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 async def test_a_leg_that_hangs_ends_both(handshake: Handshake, role: Role) -> None:
-    """At the time in which any first byte must come, its own replica is blamed, whichever of the two has waited for the
-    other one; the client is told, and neither engine goes on."""
+    """At the time in which any first byte must come its own replica is blamed, though the other one may have waited for
+    it; where that cannot be told nobody is, and the pair rests. The client is told, and neither engine goes on."""
     async with fleet(handshake) as it:
 
         async def hangs() -> None:
@@ -123,10 +124,32 @@ async def test_a_leg_that_hangs_ends_both(handshake: Handshake, role: Role) -> N
         status, body = await asking
         assert (status, "timed_out" in body, done) == (504, True, [role])
         await it.idle()
-        if role is Role.PREFILL:
+        if handshake is Handshake.SGLANG or (role is Role.DECODE and handshake is not Handshake.NIXL):
+            assert it.placer.failures == [(it.decode[0], "decode_blocks_timeout")]
+            assert it.placer.broken == [(it.prefill[0], it.decode[0])]
+        elif role is Role.PREFILL:
             assert it.placer.failures == [(it.prefill[0], "prefill_timeout")]
-        elif answers_first:
+        else:
             assert it.placer.failures == [(it.decode[0], "decode_timeout")]
+
+
+async def test_sglangs_decode_servers_that_hang_bring_no_prefill_server_down() -> None:
+    """Prefill servers answer when their blocks were taken, and are silent, too: whatever is tried, none of them is
+    blamed."""
+    async with fleet(Handshake.SGLANG, 2, 1, upstream__retries_max=1, upstream__retry_on_timeout=True) as it:
+
+        async def hangs(role: Role, _: Moment) -> None:
+            if role is Role.DECODE:
+                await asyncio.Event().wait()
+
+        _arm(it, hangs)
+        it.edge.upstream.limits = replace(it.edge.upstream.limits, first_byte_timeout_s=0.1)
+        for _ in range(4):
+            assert (await ask(it.edge.url))[0] == 504
+        await it.idle()
+        assert {kind for _, kind in it.placer.failures} == {"decode_blocks_timeout"}
+        assert {outcome.ending for _, outcome in it.placer.ended} == {Ending.CLIENT_LEFT}
+        assert not any(member.breaker.failures for member in it.hub.router.fleet.members.values())
 
 
 @pytest.mark.parametrize("handshake", Handshake)

@@ -20,6 +20,7 @@ from router.core.facts.legs import Handshake, Role
 from router.core.facts.replicas import Replica
 from router.engines.hands import HandProber
 from router.engines.pairs import PairWarmer
+from router.gateway import stream
 from router.settings.schema import SplitSettings
 from tests.core.placement.paired import PairedFleet
 from tests.gateway.asking import asking, set_headers
@@ -232,11 +233,15 @@ async def test_an_engine_that_is_to_be_asked_must_answer(handshake: Handshake) -
     await prober.close()
 
 
-async def test_a_look_that_finds_nobody_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that was there is gone when three looks in a row found nobody; one that never was is not waited for."""
+async def test_a_look_that_finds_nobody_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A replica that was there is gone when three looks in a row found nobody; one that never was is not waited for.
+    Each change is told once, however long nobody is there."""
+    caplog.set_level("INFO")
     said: list[Handshake | None] = []
     prober = HandProber(lambda *told: said.append(told[1]), SplitSettings("sglang", probe_interval_s=0.01))
-    finds = iter(("", "a:1", "", "", "a:1", "", "", "", "a:1"))
+    finds = iter(("", "", "a:1", "", "", "a:1", "", "", "", "", "", "a:1"))
 
     async def look(_: Replica, __: str) -> str:
         found = next(finds, None)
@@ -247,8 +252,10 @@ async def test_a_look_that_finds_nobody_is_repeated(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(prober, "_look", look)
     task = asyncio.create_task(prober.watch(Replica("http://a:1", role=Role.PREFILL)))
     there = Handshake.SGLANG
-    await until(lambda: len(said) == 5)
-    assert said == [None, there, there, None, there]
+    await until(lambda: len(said) == 8)
+    assert said == [None, None, there, there, None, None, None, there]
+    events = [getattr(line, "event", "").removeprefix("handshake_") for line in caplog.records]
+    assert events == ["down", "up", "down", "up"]
     task.cancel()
     await prober.close()
 
@@ -315,6 +322,35 @@ async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, ret
             await it.answer(status, end=True, headers={"retry-after": retry_after} if retry_after else None)
             await it.hear()
             assert _warm(app) == left
+
+
+@pytest.mark.inside
+async def test_a_replica_with_a_name_prefills_for_no_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header has addresses only: nothing is booked for a replica that it cannot have."""
+    async with _fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+        engines,
+        app,
+    ):
+        monkeypatch.setattr(stream, "endpoint_of", lambda replica: "" if replica == engines.urls[0] else "10.0.0.1:1")
+        await until(lambda: _warm(app) == 1)
+        body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
+        async with _streams(engines, app), asking(app) as it:
+            told = await it.pick(body, path=COMPLETIONS)
+            assert "x-prefiller-host-port" not in set_headers(told)
+            assert not app.router.fleet.members[engines.urls[0]].leases
+            assert not app.router.fleet.legs.open
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+async def test_without_keys_no_client_names_engines(prompts: int) -> None:
+    """Where requests are split the router alone says what is transferred, in one leg as in two."""
+    said = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 1}
+    async with fakes.FakeEngine(owned_by="vllm") as engine, fakes.running(engine, split__handshake="nixl") as app:
+        body = {"model": "m", "prompt": ["a"] * prompts, "kv_transfer_params": said, "bootstrap_room": 7}
+        async with ClientSession() as client, client.post(app.url + COMPLETIONS, json=body) as response:
+            assert response.status == 200
+        seen = engine.seen[-1].json
+        assert (seen["kv_transfer_params"], seen["bootstrap_room"]) == (None, None)
 
 
 async def test_clients_name_no_engines(tmp_path: Path) -> None:

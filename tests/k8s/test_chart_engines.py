@@ -310,6 +310,9 @@ def test_roles_that_make_no_sense_are_refused() -> None:
     policies keep closed would let nobody prefill."""
     half = MODELS[2] | {"role": "decode"}
     assert "config.split.handshake: sglang is needed for the role of 'qwen'" in refused(half)
+    assert "config.split.handshake: one of vllm's is needed for the role of 'llama'" in refused(
+        MODELS[1] | {"role": "prefill"}
+    )
     words = ("--set", "config.split.handshake=sglang", "--set", "config.split.port=9000")
     done = tools.helm("template", tools.RELEASE, tools.CHART, *options(half), *words)
     assert done.returncode != 0

@@ -16,7 +16,7 @@ from router.core.facts.placements import Candidate, Ending, Grade, Reason, Recei
 from router.core.learned.prefill import PrefillModel
 from router.core.learned.steps import StepFit, StepModel
 from router.http.engine_failed import EngineFailed
-from router.http.failures import BrokeMidway, Failure
+from router.http.failures import BrokeMidway, Failure, TimedOut
 from router.telemetry import catalogue, logs, tallies
 from router.telemetry import metrics as rendering
 from router.telemetry.metrics import Figures, Metrics
@@ -147,7 +147,8 @@ def test_failures_leave_with_their_replica() -> None:
 
 def test_every_kind_of_failure_is_there_from_the_start() -> None:
     """Kinds of failures that the page begins with at nought are all that there are."""
-    kinds = {failure.kind for made in (Failure, BrokeMidway, EngineFailed) for failure in made.__subclasses__()}
+    bases = (Failure, TimedOut, BrokeMidway, EngineFailed)
+    kinds = {failure.kind for made in bases for failure in made.__subclasses__()}
     assert set(catalogue.KINDS) == {*kinds, BrokeMidway.kind}
 
 

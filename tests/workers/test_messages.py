@@ -193,14 +193,16 @@ def test_an_outcome_arrives_as_it_was(outcome: Outcome) -> None:
     assert codec.outcome_of(finish) == outcome
 
 
-@given(st.builds(Outcome, st.sampled_from(Ending), usages))
-def test_the_end_of_a_prefill_leg_arrives_as_it_was(outcome: Outcome) -> None:
-    """What became of it, and what it found cached, is the same on the other side."""
+@given(st.builds(Outcome, st.sampled_from(Ending), usages), st.booleans())
+def test_the_end_of_a_prefill_leg_arrives_as_it_was(outcome: Outcome, alone: bool) -> None:
+    """What became of it, what it found cached, and whether nothing came of it, is the same on the other side."""
+    receipt = Receipt("a", "warm", Reason.SPLIT, Grade.EXACT, 9, 5)
+    receipt.brought = Brought(leg=PrefillLeg("b", Handshake.NIXL, "", 3, 1.0, 2.0, 3.0, alone=alone))
     (said,) = messages.batch_of(
-        messages.frame(messages.WorkerFrame(0, [codec.prefilled_of(1, outcome, 2.5)]))[4:]
+        messages.frame(messages.WorkerFrame(0, [codec.prefilled_of(1, receipt, outcome, 2.5)]))[4:]
     ).messages
     assert isinstance(said, messages.Prefilled)
-    assert (said.id, said.now_s, codec.prefill_outcome_of(said)) == (1, 2.5, outcome)
+    assert (said.id, said.now_s, said.alone, codec.prefill_outcome_of(said)) == (1, 2.5, alone, outcome)
 
 
 @given(name, st.sampled_from(Handshake), name, st.integers(0, 1 << 40))

@@ -44,6 +44,9 @@
   {{- $roles := false -}}
   {{- range .Values.engines.models -}}
     {{- if .role }}{{ $roles = true }}{{ end -}}
+    {{- if and (has .role (list "prefill" "decode")) (or (not $handshake) (and (eq .engine "vllm") (eq $handshake "sglang"))) (ne .engine "sglang") -}}
+      {{- $p = append $p (printf "config.split.handshake: one of %s's is needed for the role of '%s'" .engine .name) -}}
+    {{- end -}}
     {{- if and (eq .engine "sglang") (has .role (list "prefill" "decode")) (ne $handshake "sglang") -}}
       {{- $p = append $p (printf "config.split.handshake: sglang is needed for the role of '%s', whose servers take no requests otherwise" .name) -}}
     {{- end -}}

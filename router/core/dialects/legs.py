@@ -130,15 +130,10 @@ def _is_alone(wishes: _Wishes) -> bool:
     one = all(not given(wish) or bytes(wish) == b"1" for wish in (wishes.n, wishes.best_of))
     no = all(not given(wish) or bytes(wish) == b"false" for wish in (wishes.echo, wishes.use_beam_search))
     prompts = (wishes.prompt, wishes.text, wishes.input_ids)
-    whole = not any(_BATCH.match(_beginning(each)) for each in prompts)
+    whole = not any(_BATCH.match(memoryview(each)) for each in prompts)
     others = (wishes.prompt_logprobs, wishes.input_embeds, wishes.prompt_embeds, wishes.session_params)
     start = wishes.logprob_start_len
     return one and no and whole and not any(map(given, others)) and (not given(start) or bytes(start) == b"-1")
-
-
-def _beginning(raw: Raw) -> bytes:
-    """The first bytes of what may have megabytes."""
-    return bytes(memoryview(raw)[:64])
 
 
 def _is_plain_response(wishes: _Wishes) -> bool:

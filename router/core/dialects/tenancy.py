@@ -47,8 +47,8 @@ _TRANSFERRED = (
     "bootstrap_pair_key",
     "decode_tp_size",
     "disagg_prefill_dp_rank",
-    "session_params",
 )
+_SHARED = (*_TRANSFERRED, "session_params")
 _ARGUMENTS = "vllm_xargs"  # vLLM puts what it has next to `kv_transfer_params`, under any name
 # `extra_key` is SGLang's second salt (it went into ours); a session of SGLang's continues what somebody said, and
 # transfer parameters name blocks to be fetched from elsewhere.
@@ -120,7 +120,23 @@ def without_shared(body: bytes, found: Named, id_: str) -> bytes:
     """The same request under this id, where it names one, and without transfers and sessions. `found` is what the body
     names. A body that has none of it stays as it is."""
     fields = [f'"{name}":"{id_}"' for name in ("request_id", "rid") if given(getattr(found, name))]
-    fields += [f'"{name}":null' for name in _TRANSFERRED if given(getattr(found, name))]
+    return _without(body, found, _SHARED, fields)
+
+
+def without_transfers(body: bytes) -> bytes:
+    """The same request without transfers, of which the router's word is the only one where it splits requests. A body
+    that has none of them, or cannot be read, stays as it is."""
+    if not body:
+        return body
+    try:
+        return _without(body, _decode_named(body), _TRANSFERRED, [])
+    except UNREADABLE:
+        return body
+
+
+def _without(body: bytes, found: Named, names: Iterable[str], fields: list[str]) -> bytes:
+    """The same request with these fields behind its own, and without those of these names that it has."""
+    fields += [f'"{name}":null' for name in names if given(getattr(found, name))]
     if given(found.vllm_xargs) and (arguments := _arguments(found.vllm_xargs)) is not None:
         fields.append(f'"{_ARGUMENTS}":{arguments}')
     return spliced(body, ",".join(fields).encode()) if fields else body
@@ -130,7 +146,7 @@ def _arguments(raw: Raw) -> str | None:
     """vLLM's further arguments without transfers, as JSON; None where they have none."""
     try:
         told = _decode_arguments(raw)
-        kept = {name: value for name, value in told.items() if name not in _TRANSFERRED}
+        kept = {name: value for name, value in told.items() if name not in _SHARED}
         return None if len(kept) == len(told) else msgspec.json.encode(kept).decode()
     except UNREADABLE:
         return "null"

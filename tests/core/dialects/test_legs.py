@@ -243,6 +243,15 @@ def test_what_may_be_split(path: str, body: dict[str, Any], kinds: frozenset[str
     assert legs.may_split(path, json.dumps(body).encode(), kinds) is may
 
 
+@pytest.mark.parametrize("batch", [b'["a","b"]', b"[[1],[2]]", b'[{"prompt_embeds":""}]'])
+@pytest.mark.parametrize("space", [0, 1, 300])
+def test_a_batch_is_known_whatever_space_is_in_it(batch: bytes, space: int) -> None:
+    """JSON may have any number of spaces between its parts."""
+    padded = batch.replace(b"[", b"[" + b" \n" * space, 1)
+    assert not legs.may_split(COMPLETIONS, b'{"prompt":%b}' % padded, VLLM)
+    assert not legs.may_split(GENERATE, b'{"input_ids":%b}' % padded, SGLANG)
+
+
 @given(st.binary(max_size=64))
 def test_what_cannot_be_read_is_not_split(body: bytes) -> None:
     """Nothing is raised, whatever the body is."""
