@@ -120,6 +120,12 @@ class Legs:
         if id_ in self._legs:
             self._end(id_, "failed")
 
+    def end(self) -> None:
+        """The engine is gone: nobody can have its blocks."""
+        for id_ in list(self._legs):
+            self._end(id_, "failed")
+        self._early.clear()
+
     def fetch(self, id_: str, now_s: float, lacking_tokens: int | None = None) -> float:
         """The decoding engine takes the blocks, or as many tokens as it lacks: seconds until they are there. They are
         here no more then. Raises LegError, and NotComputed where it is to wait."""

@@ -24,6 +24,10 @@ class LlmdDecider(LlmdWeights):
         super().__init__(name="llmd_decider")
         self._non_cached_tokens = non_cached_tokens
 
+    def may_split(self, market: Market, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
+        """As far as the threshold goes."""
+        return chosen.uncached_tokens >= self._non_cached_tokens
+
     def split(
         self,
         market: Market,
@@ -32,6 +36,7 @@ class LlmdDecider(LlmdWeights):
         decode: Sequence[Candidate],
         pairs: Pairs,
         *,
+        waits_ms: Sequence[float] = (),
         must: bool = False,
     ) -> Split | None:
         """The prefilling replica with the highest score, where too much is uncached."""

@@ -87,7 +87,7 @@ class Heard:
         if isinstance(policy, Pulling):
             self.pulls = policy.pulls
         if isinstance(policy, Splitting):
-            self.split = policy.split
+            self.split, self.may_split = policy.split, policy.may_split
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
         """Let the rule choose."""

@@ -104,6 +104,7 @@ class VirtualReplica:
         self.computed_before += self.model.counters.prompt_tokens - self.model.counters.prompt_cached_tokens
         self.preempted_before += self.model.counters.preemptions
         if self.legs is not None:
+            self.legs.end()
             self.legs = Legs(self.legs.limits)
         if self.model.loading is not None:
             self.model.loading.stop()

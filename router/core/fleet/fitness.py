@@ -81,8 +81,7 @@ class Fitness:
             trusted.append(m)
             if (age_s := now_s - m.back_s) < self._slow_start_s:
                 open_leases = open_leases or self._open_leases()
-                most = 1 + age_s / self._slow_start_s * (_mean_of_others(open_leases, m) + SLOW_START_LEASES)
-                if len(m.leases) >= most:
+                if len(m.leases) >= self._most(m, age_s, open_leases):
                     continue
             free.append(m)
         if free:
@@ -95,6 +94,17 @@ class Fitness:
                 awake = [m for m in awake if m.breaker.worth_a_retry() or now_s - m.alive_s < ALIVE_S]
             self.panics += bool(awake)
         return trusted or awake
+
+    def has_room(self, member: Member, now_s: float) -> bool:
+        """Whether a member that may have come back just now may take one more request."""
+        age_s = now_s - member.back_s
+        if age_s >= self._slow_start_s:
+            return True
+        return len(member.leases) < self._most(member, age_s, self._open_leases())
+
+    def _most(self, member: Member, age_s: float, open_leases: tuple[int, int]) -> float:
+        """Leases that a member may have so long after it came back."""
+        return 1 + age_s / self._slow_start_s * (_mean_of_others(open_leases, member) + SLOW_START_LEASES)
 
     def _open_leases(self) -> tuple[int, int]:
         """(open leases of all usable members, their number); counted once for all members that start slowly."""

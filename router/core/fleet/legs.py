@@ -7,7 +7,8 @@ two engines takes seconds and may fail, so a new pair gets no traffic before som
 
 A transfer takes floor + a x tokens, learned for each pair like a load from a tier (core/learned/loads.py): the time
 from the end of the prefill to the decoding replica's first token, where nothing else was in its way there. The tokens
-are those that the decoding replica did not hold.
+are those that the decoding replica did not hold. Slow transfers keep requests away, and with them the news that these
+are fast again: times of which nothing was heard for TIMES_S are forgotten.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from router.core.facts.replicas import Replica
 from router.core.facts.tiers import LEG
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
-from router.core.learned.loads import LoadFit, LoadFits, LoadModel
+from router.core.learned.loads import OUTLIER, LoadFit, LoadFits, LoadModel
 
 _Kind = tuple[Handshake, str, int, int]
 """(handshake, revision, which models, block size in tokens): those of one kind pair."""
 
 PAIRS_MAX = 4_096  # pairs that there may be, and whose times are remembered
-PAIR_REST_S, PAIR_REST_MAX_S = 5.0, 300.0  # rest of a pair whose warming failed: the first, and the longest
+PAIR_REST_S, PAIR_REST_MAX_S = 5.0, 300.0  # rest of a pair that failed: the first, and the longest
+TIMES_S = 120.0  # how long times of transfers count for without another one
 WARMING_MAX_S = 60.0  # a warming of which nothing was heard for so long has failed
 
 
@@ -64,7 +66,10 @@ class Legs:
         # What decides which pairs there are, as it was when they were found: (id, handshake, replica as told, which
         # models, block size in tokens).
         self._made_of: list[tuple[str, Handshake, Replica, int, int]] = []
+        self._partners: dict[str, list[str]] = {}  # decode -> all that there is a pair with
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
+        self._heard_s: dict[tuple[str, str], float] = {}  # time at which these last showed it, in that order
+        self._common: dict[int, tuple[LoadFits, float]] = {}  # likewise of all replicas of a kind, by id()
 
     # -- what is told of replicas --------------------------------------------------------------------------------
 
@@ -96,7 +101,7 @@ class Legs:
     def forget_times(self, replica: str) -> None:
         """A replica serves another model: what transfers took says nothing of those to come."""
         for pair in [pair for pair in self._fits if replica in pair]:
-            del self._fits[pair]
+            del self._fits[pair], self._heard_s[pair]
 
     def _forget_pairs(self, replica: str) -> None:
         for pair in [pair for pair in self._pairs if replica in pair]:
@@ -149,6 +154,10 @@ class Legs:
         ]
         if made_of != self._made_of:
             self._made_of, self._pairs = made_of, self._paired(members)
+            self._partners = {}
+            for first, second in self._pairs:
+                self._partners.setdefault(second, []).append(first)
+        self._forget_old(now_s)
         pairs = self._pairs
         busy = set[str]()
         for (first, second), pair in pairs.items():
@@ -173,8 +182,8 @@ class Legs:
         pair = self._pairs.get((prefill, decode))
         if pair is None:
             return
-        if ok:
-            pair.warm, pair.warming_since_s, pair.rest_s = True, -inf, 0.0
+        if ok:  # it rests as long as before if requests fail all the same
+            pair.warm, pair.warming_since_s = True, -inf
         else:
             self._failed(pair, now_s)
 
@@ -187,6 +196,16 @@ class Legs:
         there = members.get(decode)
         if there is None or self.takes_whole(there) or self._has_another(members, prefill, there):
             self._failed(pair, now_s)
+
+    def came(self, prefill: str, decode: str) -> None:
+        """The blocks of a request came over a pair."""
+        pair = self._pairs.get((prefill, decode))
+        if pair is not None:
+            pair.rest_s = 0.0
+
+    def partners(self, decode: str) -> list[str]:
+        """Ids of replicas with which this one that decodes is a pair, warm or not."""
+        return self._partners.get(decode, [])
 
     def _has_another(self, members: Mapping[str, Member], prefill: str, decode: Member) -> bool:
         """Whether another pair takes what this one does."""
@@ -239,15 +258,27 @@ class Legs:
         """What a transfer between these two takes."""
         return fits.model(LEG, self._fits.get((prefill, decode)) or _NOTHING)
 
-    def learn(self, prefill: str, decode: str, fits: LoadFits, tokens: int, took_ms: float) -> None:
-        """A transfer of so many tokens took so long."""
-        pair = prefill, decode
+    def learn(self, prefill: str, decode: str, fits: LoadFits, tokens: int, took_ms: float, now_s: float) -> None:
+        """A transfer of so many tokens took so long. One of more than OUTLIER times as long as was expected counts as
+        that: the next ones tell whether it was a pause."""
+        pair, most_ms = (prefill, decode), OUTLIER * self.model(prefill, decode, fits).ms(tokens)
         fit = self._fits.get(pair)
         if fit is None:
             if len(self._fits) >= PAIRS_MAX:
-                del self._fits[next(iter(self._fits))]
+                oldest = next(iter(self._heard_s))
+                del self._fits[oldest], self._heard_s[oldest]
             fit = self._fits[pair] = LoadFit()
-        fits.observe(LEG, fit, tokens, took_ms)
+        self._heard_s.pop(pair, None)
+        self._heard_s[pair], self._common[id(fits)] = now_s, (fits, now_s)
+        fits.observe(LEG, fit, tokens, min(took_ms, most_ms))
+
+    def _forget_old(self, now_s: float) -> None:
+        while self._heard_s and now_s - self._heard_s[pair := next(iter(self._heard_s))] > TIMES_S:
+            del self._fits[pair], self._heard_s[pair]
+        for key, (fits, heard_s) in list(self._common.items()):
+            if now_s - heard_s > TIMES_S:
+                fits.forget(LEG)
+                del self._common[key]
 
 
 _NOTHING = LoadFit()

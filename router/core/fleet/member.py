@@ -72,7 +72,7 @@ class Member:
     faded: int = 0  # how often these counts have faded
     foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
     in_flight_probed: int = 0  # open leases when `load` was heard of
-    coming: int = 0  # open decode legs without a first token
+    coming: set[int] = field(default_factory=set)  # ids of decode legs whose engine waits for their blocks
     coming_peak: int = 0  # most of them at once since the last probe
     coming_probed: int = 0  # decode legs that waited in the engine for their blocks when `load` was heard of
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
@@ -206,9 +206,8 @@ class Member:
         before it."""
         if lease.role != DECODE:
             self.queue.join(lease, now_s)
-        else:
-            self.coming += 1
-            self.coming_peak = max(self.coming_peak, self.coming)
+        elif (leg := lease.receipt.leg) is not None and leg.handshake is not Handshake.NIXL:
+            self.awaits(lease)
         self.leases[lease.id] = lease
         if kv_wait_ms:
             self.roomless.add(lease.id)
@@ -259,9 +258,15 @@ class Member:
         self.left_late, self.left_ms = 0, 0.0
         self.queue.leave(lease, now_s)
 
+    def awaits(self, lease: Lease) -> None:
+        """The engine has a decode leg from now on, and waits for its blocks. NIXL's is asked once they are computed."""
+        self.coming.add(lease.id)
+        self.coming_peak = max(self.coming_peak, len(self.coming))
+
     def decodes(self, lease: Lease, now_s: float) -> None:
         """The prompt of a decode leg is prefilled elsewhere: it decodes here from now on. A second time changes
         nothing."""
+        self.coming.discard(lease.id)
         if lease.mark is None:
             self._decodes(lease, now_s)
 
@@ -271,6 +276,7 @@ class Member:
         if lease.mark is not None or lease.first_token_s is not None:
             return
         model = self.prefill_model
+        self.coming.discard(lease.id)
         lease.cached_tokens, lease.turn_s = cached_tokens, now_s
         lease.prefill_ms = model.ms(lease.prompt_tokens - cached_tokens, cached_tokens)
         lease.stall_ms = max(0.0, lease.prefill_ms - model.floor_ms)
@@ -281,7 +287,6 @@ class Member:
         itself. How long that took is not learned from: an attempt elsewhere came before it."""
         lease.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
-        self.coming -= 1
         self.roomless.discard(lease.id)
         if self.queue.holds(lease):
             self.queue.leave(lease, now_s)
@@ -352,8 +357,7 @@ class Member:
         self.roomless.discard(lease.id)
         if lease.role != DECODE or lease.mark is not None or self.queue.holds(lease):
             self.decoding -= 1  # `_decodes` adds this 1 back if the prefill was still pending
-        if lease.first_token_s is None and lease.role == DECODE:
-            self.coming -= 1
+        self.coming.discard(lease.id)
         self.context_tokens -= lease.prompt_tokens
         if lease.mark is not None:
             lease.stretch = self.clock.leave(lease.prompt_tokens, lease.mark, now_s, answer_tokens)
@@ -424,7 +428,7 @@ class Member:
         life, which /health is not: it may be green before a dead engine."""
         before, self.load = self.load, load
         self.in_flight_probed = self.open_leases
-        self.coming_probed = self._awaiting_blocks() if self.coming else 0
+        self.coming_probed = len(self.coming)
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)
@@ -432,7 +436,7 @@ class Member:
         # somebody else's. The mean of several probes counts: between two of them nothing is heard of others. Engines
         # count as waiting, too, whose blocks are on their way (vLLM: WAITING_FOR_REMOTE_KVS).
         known = self.queue.restart_peak() + self.others.restart_peak() + self.coming_peak
-        self.coming_peak = self.coming
+        self.coming_peak = len(self.coming)
         self._foreign.append(max(0, (load.waiting or 0) - known))
         self.foreign_waiting = sum(self._foreign) / len(self._foreign)
         old, new = before.prompt_tokens_total, load.prompt_tokens_total
@@ -444,16 +448,6 @@ class Member:
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
             self.steps.fade(self.speeds.steps.model, STEP_PRIOR_WEIGHT, now_s)
-
-    def _awaiting_blocks(self) -> int:
-        """Decode legs that wait in the engine for their blocks, as far as that was seen. With NIXL the engine is asked
-        once they are computed."""
-        count = 0
-        for lease in self.leases.values():
-            leg = lease.receipt.leg
-            if leg is not None and lease.role == DECODE and lease.mark is None and not leg.alone:
-                count += lease.turn_s > 0 or leg.handshake is not Handshake.NIXL
-        return count
 
     def state(self, now_s: float) -> State:
         """What it is sent, as far as requests have a say in it."""

@@ -9,7 +9,9 @@ dead that prefills 200,000 tokens would waste exactly the dearest work:
                                 FULL x modelled prefill of all of it (what was believed cached may be gone)
 
 Where both legs of a request begin at once, its prefill leg waits for the decoding replica to take the blocks: it is not
-late while that one shows no life though answers are under way there.
+late while that one shows no life though answers are under way there. SGLang's decoding replicas bring their prefill
+replicas to an end, so that there a decode leg is late when both should have been done, unless it is the prefill replica
+that shows no life.
 
 A request whose client left in time may have been worked on all the same: its modelled prefill comes on top.
 
@@ -37,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from router.core.facts.legs import Handshake
 from router.core.fleet.breaker import Cause
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
@@ -181,8 +184,14 @@ def is_late(member: Member, lease: Lease, now_s: float, stuck_after_s: float) ->
 
 
 def is_held(fleet: Fleet, lease: Lease, now_s: float, stuck_after_s: float) -> bool:
-    """Whether this is a prefill leg whose decoding replica has answers under way and shows no life: what holds the leg
-    up may be that."""
+    """Whether this is a prefill leg whose decoding replica has answers under way and shows no life, or a decode leg
+    whose prefill replica shows none while no answers are under way here: what holds the leg up may be that."""
+    leg = lease.receipt.leg
+    if leg is not None:
+        member, first = fleet.members.get(lease.replica), fleet.members.get(leg.replica)
+        if lease.turn_s or member is None or member.decoding > 0:
+            return False
+        return first is None or now_s - first.alive_s > stuck_after_s / 2
     decoder = fleet.members.get(fleet.legs.decoders.get(lease.id, ""))
     return decoder is not None and decoder.decoding > 0 and now_s - decoder.alive_s > stuck_after_s / 2
 
@@ -200,9 +209,13 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
         own_s, leg = _allowance_ms(member, lease.prompt_tokens, lease.cached_tokens) / 1e3, lease.receipt.leg
         began_s = lease.placed_s
         if leg is not None:
-            if not lease.turn_s:
+            own_s += FACTOR * leg.transfer_ms / 1e3
+            if lease.turn_s:
+                began_s = lease.turn_s
+            elif leg.handshake is Handshake.SGLANG:
+                own_s += FACTOR * (leg.pending_ms + leg.uncached_ms) / 1e3
+            else:
                 continue  # its prompt is prefilled elsewhere, and waits for that
-            began_s, own_s = lease.turn_s, own_s + FACTOR * leg.transfer_ms / 1e3
         by_then_s = max(due_s, began_s) + own_s
         if lease.loading_ms:  # its load waits for the loads before it, whatever is computed meanwhile
             by_then_s = max(by_then_s, lease.placed_s + own_s + FACTOR * lease.loading_ms / 1e3)

@@ -97,6 +97,10 @@ class LoadFits:
         fit = self._fits.get(tier)
         return fit.model if fit is not None else self.guesses[tier]
 
+    def forget(self, tier: str) -> None:
+        """What was shown of a tier counts no more, but for what replicas have shown themselves."""
+        self._fits.pop(tier, None)
+
     def observe(self, tier: str, own: LoadFit, tokens: int, took_ms: float) -> None:
         """A load of so many tokens took so long at the replica whose fit is `own`."""
         fit = self._fits.get(tier)

@@ -20,10 +20,15 @@ def who_may(
     only: str | frozenset[str] | None,
     full: Collection[str],
     now_s: float,
+    *,
+    whole: bool = False,
 ) -> list[Member]:
-    """Members that may take a request for this model (None: any), as Router.route says of the arguments. Not to be
-    changed. Raises NoReplica, and Shed where all of them have asked for a rest."""
+    """Members that may take a request for this model (None: any), as Router.route says of the arguments. Of a request
+    that goes `whole` they take requests in one leg, unless none does. Not to be changed. Raises NoReplica, and Shed
+    where all of them have asked for a rest."""
     members = fleet.usable() if model is None else fleet.serving(model)
+    if whole and fleet.legs.hands:
+        members = fleet.legs.whole(members)
     if isinstance(only, str):
         warming_up = fleet.warming_up.get(only)
         if warming_up is not None and (model is None or model in warming_up.models):
@@ -62,6 +67,7 @@ def _is_fit(member: Member, now_s: float) -> bool:
 
 def only_prefill(
     fleet: Fleet,
+    fitness: Fitness,
     model: str | None,
     exclude: frozenset[str],
     among: frozenset[str] | None,
@@ -71,11 +77,14 @@ def only_prefill(
     must: bool,
 ) -> list[Member]:
     """Members that take a request's prefill leg and no whole requests, and of which nothing says that they had better
-    not. One whose breaker was open long enough is among them while it has no trial. Where there `must` be two legs, and
-    no such member is left, those with open breakers are (as Fitness.allowed has it), but for a retry."""
+    not. One whose breaker was open long enough is among them while it has no trial, and one that has just come back
+    while it has room for as many as it may have. Where there `must` be two legs, and no such member is left, those with
+    open breakers are (as Fitness.allowed has it), but for a retry."""
     there = _prefillers(fleet, model, exclude, among)
     awake = [m for m in there if m.rest_until_s <= now_s]
     found = [m for m in awake if m.breaker.allows(now_s)]
+    if fleet.guarded:
+        found = [m for m in found if fitness.has_room(m, now_s)] or found
     if must and not found and not exclude:
         found = awake
     return [m for m in found if m.id not in full] or found

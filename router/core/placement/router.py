@@ -45,7 +45,7 @@ from router.core.observatory.explain import Explainer
 from router.core.placement.candidates import FEW, Pricer, long_enough
 from router.core.placement.conversations import Conversations
 from router.core.placement.credit import AnswerCredits
-from router.core.placement.deadlines import expected_ms, in_time, predicted_ms
+from router.core.placement.deadlines import expected_ms, in_time, predicted_ms, unreachable
 from router.core.placement.eligible import refusal, who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
@@ -131,8 +131,8 @@ class Router:
         self._near = policy.near if isinstance(policy, Near) else None
         self._pulls = policy.pulls if isinstance(policy, Pulling) else None
         self._two_legs = TwoLegs(self.fleet, self.fitness, self.first_token, self.finish)
-        self.prefilled = self._two_legs.prefilled
-        self._splitter = Splitter(self.fleet, self._pricer, policy) if isinstance(policy, Splitting) else None
+        splitting = policy if isinstance(policy, Splitting) else None
+        self._splitter = Splitter(self.fleet, self.fitness, self._pricer, splitting) if splitting is not None else None
         # What others read of replicas, what engines show and what answers teach: documented where it is done.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
@@ -233,9 +233,8 @@ class Router:
         all candidates asked for a rest or none keeps the deadline of a request of low priority, and HeldBack where the
         request `may_hold_back` and is better placed later.
         """
-        members = who_may(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s)
-        if self.fleet.legs.hands and not wanted.may_split:
-            members = self.fleet.legs.whole(members)
+        whole = not wanted.may_split
+        members = who_may(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s, whole=whole)
         self.knowledge.tick(now_s)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
         if match.size.prompt_tokens > self.fleet.context_tokens_min:
@@ -243,9 +242,10 @@ class Router:
         expected = self.conversations.expected(wanted, match) if wanted.kin is not None else ""
         market, candidates = self._price(members, match, wanted.ring_key, expected, now_s)
         able: Sequence[Candidate] = candidates
+        splitter = self._splitter_for(wanted, only)
         if wanted.due_s is not None:
             left_ms, may_shed = (wanted.due_s - now_s) * 1e3, wanted.priority is _LOW and not exclude
-            able = in_time(candidates, self.fleet.members, left_ms, may_shed=may_shed)
+            able = in_time(candidates, self.fleet.members, left_ms, may_shed=may_shed and not splitter)
         choice = self.policy.choose(market, able)
         if may_hold_back and choice.hold_back:
             raise HeldBack
@@ -254,8 +254,10 @@ class Router:
             if chosen.id == choice.id:
                 break
         split: Split | None = None
-        if wanted.may_split and self._splitter is not None and self.fleet.legs.hands and not isinstance(only, str):
-            split = self._splitter.split(wanted, match, market, able, chosen, exclude, only, full, now_s)
+        if splitter is not None and not isinstance(only, str):
+            split = splitter.split(wanted, match, market, able, chosen, exclude, only, full, now_s)
+            if able is candidates and wanted.due_s is not None and wanted.priority is _LOW and not exclude:
+                self._refuse_late(candidates, splitter, split, (wanted.due_s - now_s) * 1e3)
             if split is not None:
                 chosen = split.decode
             elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
@@ -275,9 +277,9 @@ class Router:
         if chosen.tier_tokens and split is None:
             receipt.brought = Brought(chosen.tier_tokens)
         lasts_ms = expected_ms(chosen)
-        if split is not None and self._splitter is not None:
+        if split is not None and splitter is not None:
             lasts_ms = split.expected_ms
-            receipt.brought = Brought(split.prefill.tier_tokens, None, self._splitter.leg(split))
+            receipt.brought = Brought(split.prefill.tier_tokens, None, splitter.leg(split))
         elif match.sources and self._pulls is not None:
             pull = self._pricer.pull(chosen, match, now_s)
             if pull is not None and self._pulls(market, chosen, pull):
@@ -296,16 +298,37 @@ class Router:
             self._opener.open_prefill(wanted, match, split.prefill, receipt.leg, lease, self.watch, now_s)
         return lease
 
+    def _splitter_for(self, wanted: Wanted, only: str | frozenset[str] | None) -> Splitter | None:
+        """What may have a request go in two legs; None where it may not."""
+        return self._splitter if wanted.may_split and self.fleet.legs.hands and not isinstance(only, str) else None
+
+    def _refuse_late(
+        self, candidates: Sequence[Candidate], splitter: Splitter, split: Split | None, left_ms: float
+    ) -> None:
+        """Raise Shed if neither a candidate nor two legs keep a deadline."""
+        soonest_ms = min([predicted_ms(each, self.fleet.members) for each in candidates])
+        if split is not None:
+            soonest_ms = min(soonest_ms, splitter.predicted_ms(split))
+        if soonest_ms > left_ms:
+            raise unreachable(soonest_ms, left_ms)
+
     def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
         """Milliseconds to a request's first token where it would come first now, as predicted, and milliseconds of
         prefill where that is shortest. Raises NoReplica and Shed."""
-        members = who_may(self.fleet, self.fitness, wanted.model, NOBODY, only, (), now_s)
+        whole, fleet = not wanted.may_split, self.fleet.members
+        members = who_may(self.fleet, self.fitness, wanted.model, NOBODY, only, (), now_s, whole=whole)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
-        _, candidates = self._price(members, match, wanted.ring_key, "", now_s)
-        fleet = self.fleet.members
-        return min(predicted_ms(each, fleet) for each in candidates), min(
-            each.loading_ms + each.uncached_ms for each in candidates
-        )
+        market, candidates = self._price(members, match, wanted.ring_key, "", now_s)
+        times_ms = [predicted_ms(each, fleet) for each in candidates]
+        prefills_ms = [each.loading_ms + each.uncached_ms for each in candidates]
+        splitter = self._splitter_for(wanted, only)
+        if splitter is not None and not isinstance(only, str):
+            first = candidates[times_ms.index(min(times_ms))]
+            split = splitter.split(wanted, match, market, candidates, first, NOBODY, only, (), now_s)
+            if split is not None:
+                times_ms.append(splitter.predicted_ms(split))
+                prefills_ms.append(split.prefill.loading_ms + split.prefill.uncached_ms)
+        return min(times_ms), min(prefills_ms)
 
     def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
         """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
@@ -334,6 +357,10 @@ class Router:
                 member.speeds.first_tokens.observe(lease.expected_ms, (now_s - lease.placed_s) * 1e3)
             if member.breaker.backoff_s:
                 self.fitness.token(member, lease, now_s)
+
+    def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """The prefill leg of a decode leg's lease ended, well or not. A second time changes nothing."""
+        self._two_legs.prefilled(lease, outcome, self.watch, now_s)
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""

@@ -11,20 +11,30 @@ from collections.abc import Collection, Sequence
 
 from router.core.facts.legs import PrefillLeg
 from router.core.facts.placements import Candidate, Market, Split
+from router.core.fleet.fitness import Fitness
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
-from router.core.placement.candidates import FEW, Pricer, with_context
+from router.core.placement.candidates import FEW, Pricer, Survey, with_context
+from router.core.placement.deadlines import predicted_ms
 from router.core.placement.eligible import only_prefill
 from router.core.placement.match import PromptMatch
 from router.core.placement.policies import Splitting
 from router.core.placement.wanted import Wanted
 
 
+NEAR = 64  # replicas that are looked at where none of the best is a pair, and there must be two legs
+
+
+def _waited_ms(candidate: Candidate) -> float:
+    return max(candidate.pending_ms, candidate.kv_wait_ms)
+
+
 class Splitter:
     """Reads the fleet, and changes nothing. Knows transfers (policies.Pairs)."""
 
-    def __init__(self, fleet: Fleet, pricer: Pricer, policy: Splitting) -> None:
+    def __init__(self, fleet: Fleet, fitness: Fitness, pricer: Pricer, policy: Splitting) -> None:
         self._fleet = fleet
+        self._fitness = fitness
         self._pricer = pricer
         self._policy = policy
         self.prefill: list[Candidate] = []  # candidates for the last request's prefill leg
@@ -44,26 +54,50 @@ class Splitter:
         """The two legs that are better than having the chosen candidate do both; None for one leg."""
         legs, members = self._fleet.legs, self._fleet.members
         decode = [each for each in candidates if legs.may_decode(members[each.id])]
-        if not decode:
+        must = not legs.takes_whole(members[chosen.id])
+        if not decode or not (must or self._policy.may_split(market, chosen, decode)):
             return None
         prefill = [each for each in candidates if legs.may_prefill(members[each.id])]
-        must = not legs.takes_whole(members[chosen.id])
+        waits_ms, more = [_waited_ms(each) for each in prefill], list[Member]()
         if self._fleet.prefillers:
             known = {each.id for each in prefill}
-            more = only_prefill(self._fleet, wanted.model, exclude, among, full, now_s, must=must)
+            more = only_prefill(self._fleet, self._fitness, wanted.model, exclude, among, full, now_s, must=must)
             if match.size.prompt_tokens > self._fleet.context_tokens_min:
                 more = with_context(more, wanted, match.size.prompt_tokens)
-            prefill += self._candidates([m for m in more if m.id not in known], match, now_s)
+            more = [m for m in more if m.id not in known]
+        if more:
+            survey = self._pricer.survey(more, now_s)
+            waits_ms += survey.waits_ms
+            prefill += self._candidates(more, survey, match, now_s)
         self.prefill = prefill
-        split = self._policy.split(market, chosen, prefill, decode, self, must=must) if prefill else None
-        if (
-            split is not None
-            and not must
-            and wanted.due_s is not None
-            and split.expected_ms > (wanted.due_s - now_s) * 1e3
-        ):
-            return None  # one leg was chosen to be in time, as far as any is
-        return split
+        split = self._policy.split(market, chosen, prefill, decode, self, waits_ms=waits_ms, must=must)
+        if split is None and must and len(more) > FEW:  # those few are no partners of the few that decode
+            near = self._near(decode)
+            more = [m for m in more if m.id in near]
+            if more:
+                self.prefill = self._all(more, self._pricer.survey(more, now_s), match, now_s)
+                split = self._policy.split(market, chosen, self.prefill, decode, self, waits_ms=waits_ms, must=True)
+        if split is None or must or wanted.due_s is None:
+            return split
+        left_ms = (wanted.due_s - now_s) * 1e3
+        # One leg was chosen to be in time, if it is.
+        late = self.predicted_ms(split) > left_ms >= predicted_ms(chosen, members)
+        return None if late else split
+
+    def _near(self, decode: Sequence[Candidate]) -> set[str]:
+        """Ids of replicas that are a pair with one of these candidates: of those that wait least, until there are
+        NEAR."""
+        near = set[str]()
+        for each in sorted(decode, key=_waited_ms):
+            near.update(self._fleet.legs.partners(each.id))
+            if len(near) >= NEAR:
+                break
+        return near
+
+    def predicted_ms(self, split: Split) -> float:
+        """Time to the first token of two legs, as often longer as shorter in truth."""
+        speeds = self._fleet.members[split.decode.id].speeds
+        return speeds.first_tokens_split.predict(split.expected_ms)[0]
 
     def transfer_ms(self, prefill: Candidate, decode: Candidate) -> float | None:
         """Modelled time to send what the decoding replica lacks of the prompt; None where the two are no pair."""
@@ -75,17 +109,18 @@ class Splitter:
     def leg(self, split: Split) -> PrefillLeg:
         """The prefill leg, for the receipt."""
         first, hand = split.prefill, self._fleet.legs.hands[split.prefill.id]
-        waited_ms = max(first.pending_ms, first.kv_wait_ms) + first.loading_ms
+        waited_ms = _waited_ms(first) + first.loading_ms
         return PrefillLeg(
             first.id, hand.handshake, hand.address, first.cached_tokens, waited_ms, first.uncached_ms, split.transfer_ms
         )
 
-    def _candidates(self, members: list[Member], match: PromptMatch, now_s: float) -> list[Candidate]:
-        if not members:
-            return []
-        survey = self._pricer.survey(members, now_s)
-        waits_ms = survey.waits_ms
-        if len(members) > FEW:
-            listed = self._pricer.shortlist(members, match, survey, ())
-            members, waits_ms = [members[n] for n in listed], [waits_ms[n] for n in listed]
-        return self._pricer.candidates(members, waits_ms, survey.slower, match, now_s)
+    def _candidates(self, members: list[Member], survey: Survey, match: PromptMatch, now_s: float) -> list[Candidate]:
+        """Of many those that can be the cheapest."""
+        if len(members) <= FEW:
+            return self._all(members, survey, match, now_s)
+        listed = self._pricer.shortlist(members, match, survey, ())
+        waits_ms = [survey.waits_ms[n] for n in listed]
+        return self._pricer.candidates([members[n] for n in listed], waits_ms, survey.slower, match, now_s)
+
+    def _all(self, members: list[Member], survey: Survey, match: PromptMatch, now_s: float) -> list[Candidate]:
+        return self._pricer.candidates(members, survey.waits_ms, survey.slower, match, now_s)

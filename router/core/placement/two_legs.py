@@ -37,7 +37,7 @@ class TwoLegs:
         self._fleet, self._fitness = fleet, fitness
         self._first_token, self._finish = first_token, finish
 
-    def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+    def prefilled(self, lease: Lease, outcome: Outcome, watch: LeaseWatch | None, now_s: float) -> None:
         """The prefill leg of this decode leg's lease ended, well or not: its replica is free of it, and learns from it.
         A second time changes nothing."""
         prefill = self._fleet.legs.open.pop(lease.id, None)
@@ -47,13 +47,17 @@ class TwoLegs:
             if prefill.first_token_s is None:
                 self._first_token(prefill, now_s)
             lease.turn_s = now_s
-            member = self._fleet.members.get(lease.replica)
-            if not lease.streams and member is not None and lease.id in member.leases:
-                member.decodes(lease, now_s)
-        elif (leg := lease.receipt.leg) is not None and leg.alone:
-            member = self._fleet.members.get(lease.replica)
-            if member is not None and lease.id in member.leases:
+        member, leg = self._fleet.members.get(lease.replica), lease.receipt.leg
+        if member is not None and leg is not None and lease.id in member.leases:
+            if outcome.ending is Ending.OK:
+                if not lease.streams:
+                    member.decodes(lease, now_s)
+                elif lease.first_token_s is None:
+                    member.awaits(lease)
+            elif leg.alone:
                 member.computes(lease, _held_tokens(lease.receipt), now_s)
+            if watch is not None:
+                watch.recounted(lease.replica)
         self._finish(prefill, outcome, now_s)
         self._fleet.legs.decoders.pop(prefill.id, None)
 
@@ -68,9 +72,11 @@ class TwoLegs:
                     watch.recounted(prefill.replica, prefill.stall_ms)
         # Where a prefill went on there, or room was waited for, the transfer was not all that took time.
         alone = not member.queue.computing and member.long_s < lease.turn_s and lease.id not in member.roomless
-        if leg is not None and lease.turn_s and alone and not leg.alone:
-            took_ms, tokens = (now_s - lease.turn_s) * 1e3, _lacking_tokens(lease.receipt)
-            self._fleet.legs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms)
+        if leg is not None and lease.turn_s and not leg.alone:
+            self._fleet.legs.came(leg.replica, member.id)
+            if alone:
+                took_ms, tokens = (now_s - lease.turn_s) * 1e3, _lacking_tokens(lease.receipt)
+                self._fleet.legs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms, now_s)
         member.arrived(lease, now_s)
         if watch is not None:
             watch.recounted(lease.replica)  # others time prefills by first tokens, and this was none

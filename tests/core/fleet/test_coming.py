@@ -54,6 +54,15 @@ def test_a_leg_that_came_between_two_probes_is_ours() -> None:
     assert probed(fleet, 2) == pytest.approx(2.0 * (FOREIGN_PROBES - 1) / FOREIGN_PROBES)
 
 
+def test_answers_that_decode_unseen_hide_nobody() -> None:
+    """What does not stream decodes from the end of its prefill: whoever waits then is somebody else."""
+    fleet, _ = coming(0)
+    for lease in [fleet.split(seed, stream=False)[0] for seed in range(3)]:
+        fleet.prefilled(lease)
+    probed(fleet, 0)
+    assert probed(fleet, 3) == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize(
     ("handshake", "prefilled", "binds"),
     [(Handshake.MOONCAKE, False, False), (Handshake.NIXL, False, True), (Handshake.NIXL, True, False)],

@@ -33,9 +33,11 @@ def silent(handshake: Handshake, *hung: str) -> tuple[PairedFleet, dict[str, Cau
 
 @pytest.mark.parametrize("handshake", [Handshake.MOONCAKE, Handshake.SGLANG])
 def test_hung_decoders_are_not_their_prefill_replicas_fault(handshake: Handshake) -> None:
-    """Their prefill legs wait for them, and so do those of clients that leave: the prefill replicas stay in."""
+    """Their prefill legs wait for them, and so do those of clients that leave: the prefill replicas stay in. SGLang's
+    end when the blocks were taken, and show whose fault it is."""
     fleet, blamed = silent(handshake, "p", "q", "d", "e")
-    assert blamed == {}
+    assert not blamed.keys() & {"p", "q"}
+    assert bool(blamed) is (handshake is Handshake.SGLANG)
     for id_, prefill in list(fleet.router.fleet.legs.open.items()):
         lease = next(m.leases[id_] for m in fleet.router.fleet.members.values() if id_ in m.leases)
         fleet.finish(lease, Ending.CLIENT_LEFT)
@@ -63,7 +65,10 @@ def test_blocks_on_their_way_make_no_prompt_behind_them_less_late() -> None:
         fleet.streams("d", "e")
         if with_leg:
             fleet.split()[0].turn_s = fleet.now_s + 60.0
-        replica = next(m for m in fleet.router.fleet.members.values() if m.leases and m.coming == with_leg)
+        legs = {
+            lease.replica for m in fleet.router.fleet.members.values() for lease in m.leases.values() if lease.turn_s
+        }
+        replica = fleet.router.fleet.members[next(iter(legs)) if with_leg else "d"]
         replica.speeds.prefill.observations = 100
         lease = fleet.place(7, 1_000, may_split=False, only=replica.id)
         since_s = fleet.now_s
@@ -71,3 +76,23 @@ def test_blocks_on_their_way_make_no_prompt_behind_them_less_late() -> None:
             fleet.now_s += 0.5
         late_s.append(fleet.now_s - since_s)
     assert late_s[0] == late_s[1]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_decoder_of_sglangs_that_hangs_is_found(streams: bool) -> None:
+    """Whether answers were under way there or not: its prefill replicas work for others, and wait for it alone."""
+    fleet = PairedFleet(pair=False)
+    fleet.pair(Handshake.SGLANG)
+    if streams:
+        fleet.streams("d", "e")
+    members = fleet.router.fleet.members
+    members["d"].speeds.prefill.observations = 100
+    hung = fleet.split(0)[0].replica
+    for _ in range(120):
+        fleet.now_s += 1.0
+        for name in set("pqde") - {hung}:
+            fleet.router.alive(name, fleet.now_s)
+            members[name].on_time_s = fleet.now_s
+        for _ in fleet.router.look(fleet.now_s):
+            pass
+    assert {name for name in "pqde" if members[name].breaker.backoff_s} == {hung}

@@ -100,7 +100,7 @@ def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> Non
     assert (member.decoding, member.queue.computing) == (before[0], 1)
     if ends == "answer":
         fleet.router.first_token(lease, fleet.now_s)
-        assert (member.pending_ms(fleet.now_s), member.decoding, member.coming) == (0.0, before[0] + 1, 0)
+        assert (member.pending_ms(fleet.now_s), member.decoding, member.coming) == (0.0, before[0] + 1, set())
     fleet.finish(lease, Ending.OK if ends == "answer" else Ending.CLIENT_LEFT)
     assert (member.decoding, member.queue.waiting(), member.queue.computing) == (before[0], 0, 0)
     assert (legs.model("p", "d", member.speeds.loads), member.fit.observations) == before[1:]

@@ -6,6 +6,7 @@ import pytest
 
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending, Outcome, Shed
+from router.core.fleet import legs
 from router.core.fleet.breaker import Cause
 from router.core.fleet.models import NoReplica
 from tests.core.placement.paired import APART, PairedFleet
@@ -116,3 +117,32 @@ def test_any_warm_pair_is_found() -> None:
     for seed in range(6):
         lease, leg = fleet.split(seed, 2_000)
         assert (leg.replica, lease.replica) == ("p9", "d9")
+
+
+@pytest.mark.parametrize("why", ["idle", "full", "resting", "tripped", "tried"])
+def test_what_goes_whole_goes_to_no_half_of_a_pair(why: str) -> None:
+    """Whatever is wrong with the server that takes whole requests: the others would refuse them all."""
+    fleet = sglang(MIXED)
+    how = {"full": {"full": {"w"}}, "tried": {"exclude": frozenset("w")}}.get(why, {})
+    if why == "resting":
+        fleet.router.rest("w", fleet.now_s + 10.0)
+    elif why == "tripped":
+        fleet.router.fitness.trip(fleet.router.fleet.members["w"], Cause.STUCK, "", fleet.now_s)
+    try:
+        assert fleet.place(may_split=False, **how).replica == "w"
+    except (NoReplica, Shed):
+        assert why in ("resting", "tried")
+
+
+@pytest.mark.inside
+def test_in_a_large_fleet_a_pair_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica is a pair with few others of many: the best ones for either leg need not be pairs, and yet no
+    request is turned away while all are up."""
+    monkeypatch.setattr(legs, "PAIRS_MAX", 80)
+    prefill, decode = (
+        {f"{leg}{n}": role for n in range(40)} for leg, role in (("p", Role.PREFILL), ("d", Role.DECODE))
+    )
+    fleet = sglang(prefill | decode)
+    for seed in range(200):
+        assert fleet.place(seed, 500 + 100 * (seed % 7)).receipt.leg is not None
+        fleet.now_s += 0.01

@@ -55,3 +55,27 @@ def test_both_legs_are_told(seen: bool) -> None:
         assert (member.others.open, member.others.waiting_ms, member.others.context_tokens) == (0, 0, 0)
     assert other.depth(leg.replica) == other.depth(lease.replica) == len(lease.keys)
     assert other.idle()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_became_of_a_prefill_is_told(alone: bool) -> None:
+    """An answer that does not stream decodes when its prefill is over; a prompt that nobody prefilled waits where it
+    decodes: others hear of either with the next message."""
+    fleets = PairedFleet(), PairedFleet()
+    ours, theirs = (
+        Sharing(fleet.router, name, 1, SharingLimits(), lambda: None)
+        for fleet, name in zip(fleets, ("ours", "theirs"), strict=True)
+    )
+    fleet, other = fleets
+    fleet.streams("d", "e")
+    lease, leg = fleet.split(stream=False)
+    for step in range(6):
+        fleet.now_s += 0.1
+        if step == 3:
+            leg.alone = alone
+            fleet.prefilled(lease, ending=Ending.REFUSED_BY_ENGINE if alone else Ending.OK)
+        if (message := ours.say(fleet.now_s)) is not None:
+            theirs.hear(message, fleet.now_s)
+    told, truth = (each.router.fleet.members[lease.replica] for each in (other, fleet))
+    assert (told.others.decoding, told.others.waiting) == (truth.decoding, truth.queue.waiting())
+    assert bool(told.others.waiting_ms) is alone

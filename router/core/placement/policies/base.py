@@ -37,6 +37,10 @@ class Pairs(Protocol):
 class Splitting(Protocol):
     """A policy that may have one replica prefill a request that another one decodes."""
 
+    def may_split(self, market: Market, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
+        """Whether two legs can be better than having the chosen replica do both, whoever may prefill. Asked before
+        those are priced."""
+
     def split(
         self,
         market: Market,
@@ -45,11 +49,13 @@ class Splitting(Protocol):
         decode: Sequence[Candidate],
         pairs: Pairs,
         *,
+        waits_ms: Sequence[float] = (),
         must: bool = False,
     ) -> Split | None:
         """The two legs that are better than having the chosen replica do both; None where none are. `prefill` and
-        `decode` may take the one leg and the other, as far as they pair. `must`: the chosen one cannot do both, so that
-        any two are better."""
+        `decode` may take the one leg and the other, as far as they pair; `waits_ms` are the waits of all replicas that
+        may prefill, of which `prefill` may be the best few. `must`: the chosen one cannot do both, so that any two are
+        better."""
 
 
 @runtime_checkable

@@ -127,6 +127,19 @@ class Warm:
         saved_ms += weights.decoding * (chosen.stalled_ms - pull.stalled_ms)
         return pull.fetch_ms < saved_ms
 
+    def may_split(self, market: Market, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
+        """Whether all that two legs can save is more than the tie band: a request most of which is cached is decided by
+        this alone. A queue before the prefill takes weight from decoding, all of it at most, and may have a wait count
+        in full."""
+        most = Weights.of(market)
+        most.load_max = inf
+        least = Weights(most.per_wait_ms, most.unit_ms, most.load_max, most.again, 0.0)
+        for weights in (most, least):
+            answer_ms = min([answer_price(each, weights) for each in decode], default=inf)
+            if price(chosen, weights) - answer_ms > market.tie_ms:
+                return True
+        return False
+
     def split(
         self,
         market: Market,
@@ -135,13 +148,13 @@ class Warm:
         decode: Sequence[Candidate],
         pairs: Pairs,
         *,
+        waits_ms: Sequence[float] = (),
         must: bool = False,
     ) -> Split | None:
         """The cheapest of a few pairs, where it is cheaper than one leg by more than the tie band; in any case where
         there `must` be two legs."""
-        weights, tie_ms = Weights.of_legs(market, prefill), market.tie_ms
+        weights, tie_ms = Weights.of_legs(market, waits_ms), market.tie_ms
         whole_ms, answers = price(chosen, weights), [(answer_price(c, weights), n) for n, c in enumerate(decode)]
-        # All that two legs can save: a request most of which is cached is decided by this alone.
         if not answers or not prefill or (whole_ms - min(answers)[0] <= tie_ms and not must):
             return None
         best = _best(self._first_legs(market, prefill, weights), nsmallest(LEGS, answers), decode, pairs, tie_ms)
@@ -347,13 +360,14 @@ class Weights(Struct, gc=False):
         return Weights(1 / market.unit_ms, market.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
 
     @staticmethod
-    def of_legs(market: Market, prefill: Sequence[Candidate]) -> Weights:
-        """The weights in a market where these replicas may take the prefill: their queues count as the fleet's do."""
-        weights, waits_ms = Weights.of(market), sorted([wait_ms(each) for each in prefill])
-        if waits_ms and waits_ms[-1]:
+    def of_legs(market: Market, waits_ms: Sequence[float]) -> Weights:
+        """The weights in a market where replicas that wait for so long may take the prefill: their queues count as the
+        fleet's do."""
+        weights = Weights.of(market)
+        if waits_ms and max(waits_ms):
             backlog = sum(waits_ms) / len(waits_ms) / market.unit_ms
             weights.load_max = max(weights.load_max, backlog)
-            units = waits_ms[(len(waits_ms) - 1) // 2] / market.unit_ms
+            units = sorted(waits_ms)[(len(waits_ms) - 1) // 2] / market.unit_ms
             weights.decoding = min(weights.decoding, 1 / (1 + QUEUE * units))
         return weights
 
