@@ -21,7 +21,6 @@ from router.core.placement.match import PromptMatch
 from router.core.placement.policies import Splitting
 from router.core.placement.wanted import Wanted
 
-
 NEAR = 64  # replicas that are looked at where none of the best is a pair, and there must be two legs
 
 

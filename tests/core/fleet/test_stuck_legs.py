@@ -65,10 +65,8 @@ def test_blocks_on_their_way_make_no_prompt_behind_them_less_late() -> None:
         fleet.streams("d", "e")
         if with_leg:
             fleet.split()[0].turn_s = fleet.now_s + 60.0
-        legs = {
-            lease.replica for m in fleet.router.fleet.members.values() for lease in m.leases.values() if lease.turn_s
-        }
-        replica = fleet.router.fleet.members[next(iter(legs)) if with_leg else "d"]
+        members = fleet.router.fleet.members
+        replica = members["e" if any(lease.turn_s for lease in members["e"].leases.values()) else "d"]
         replica.speeds.prefill.observations = 100
         lease = fleet.place(7, 1_000, may_split=False, only=replica.id)
         since_s = fleet.now_s

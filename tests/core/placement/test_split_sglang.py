@@ -139,10 +139,8 @@ def test_in_a_large_fleet_a_pair_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     """Each replica is a pair with few others of many: the best ones for either leg need not be pairs, and yet no
     request is turned away while all are up."""
     monkeypatch.setattr(legs, "PAIRS_MAX", 80)
-    prefill, decode = (
-        {f"{leg}{n}": role for n in range(40)} for leg, role in (("p", Role.PREFILL), ("d", Role.DECODE))
-    )
-    fleet = sglang(prefill | decode)
+    prefill, decode = ([f"{leg}{n}" for n in range(40)] for leg in "pd")
+    fleet = sglang(dict.fromkeys(prefill, Role.PREFILL) | dict.fromkeys(decode, Role.DECODE))
     for seed in range(200):
         assert fleet.place(seed, 500 + 100 * (seed % 7)).receipt.leg is not None
         fleet.now_s += 0.01
