@@ -27,29 +27,31 @@ from router.core.placement.policies.warm import Warm
 
 REQUESTS = 100  # for each replica
 SIZE = 8
-PREFILL_SHARE = 4  # of so many replicas one only prefills, where roles are apart
 PROBE_INTERVAL_S = 0.25  # llm-d asks every 50 ms, and its scorers live on that
 SHARES = ("light", "below", "at")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Who places, whether requests may be split, and whether replicas have roles apart."""
+    """Who places, whether requests may be split, and how many of eight replicas only prefill (0: all are alike)."""
 
     make: Callable[[], Policy]
     split: bool
-    apart: bool
+    prefill: int = 0
 
 
-AGGREGATED, OURS, OURS_ALIKE = "aggregated", "ours, apart", "ours, alike"
+AGGREGATED, OURS, OURS_ALIKE = "aggregated", "ours, 2 of 8", "ours, alike"
 ROWS = {
-    AGGREGATED: Entry(Warm, split=False, apart=False),
-    "llm-d, apart": Entry(LlmdDecider, split=True, apart=True),
-    OURS: Entry(Warm, split=True, apart=True),
-    OURS_ALIKE: Entry(Warm, split=True, apart=False),
+    AGGREGATED: Entry(Warm, split=False),
+    "llm-d, 2 of 8": Entry(LlmdDecider, split=True, prefill=2),
+    OURS: Entry(Warm, split=True, prefill=2),
+    "llm-d, 5 of 8": Entry(LlmdDecider, split=True, prefill=5),
+    "ours, 5 of 8": Entry(Warm, split=True, prefill=5),
+    OURS_ALIKE: Entry(Warm, split=True),
 }
-"""Row -> who places: `warm` on replicas that do everything; llm-d's decider where a quarter of them prefill; `warm`
-there; and `warm` where each replica may do everything, and may also prefill for each other."""
+"""Row -> who places: `warm` on replicas that do everything; llm-d's decider and `warm` where a quarter of them prefill,
+and where as many do as a rule needs that has all long prompts prefilled apart; and `warm` where each replica may do
+everything, and may also prefill for each other."""
 FIGURES: dict[str, Callable[[Row], float | None]] = {
     "time per output token p50, ms": lambda row: row.tpot_p50_ms,
     "time per output token p90, ms": lambda row: row.tpot_p90_ms,
@@ -76,9 +78,9 @@ class SplitJob:
     """For each replica."""
 
 
-def roles_of(replicas: int) -> tuple[Role, ...]:
-    """Roles of so many replicas, where they are apart."""
-    prefill = max(1, replicas // PREFILL_SHARE)
+def roles_of(replicas: int, of_eight: int = 2) -> tuple[Role, ...]:
+    """Roles of so many replicas, of which so many of eight only prefill."""
+    prefill = max(1, replicas * of_eight // 8)
     return (Role.PREFILL,) * prefill + (Role.DECODE,) * (replicas - prefill)
 
 
@@ -90,7 +92,7 @@ def run_split(job: SplitJob) -> list[Row]:
     with settled():
         for name in job.rows:
             entry = ROWS[name]
-            roles = roles_of(job.replicas) if entry.apart else ()
+            roles = roles_of(job.replicas, entry.prefill) if entry.prefill else ()
             told = replace(scenario.setting, roles=roles, split_told=entry.split)
             world = SplitWorld(scenario.workload, told, entry.make)
             row = row_of(replace(scenario, setting=told), world.run())

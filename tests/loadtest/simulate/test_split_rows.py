@@ -132,7 +132,7 @@ def test_the_command_runs_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture
     """It prints the table and writes the rows; who may not split has none, and who may has some."""
     file = tmp_path / "split.json"
     arguments = ["--split", "rdma", "--scenario", "prefill_heavy", "--load", "at", "--replicas", "4"]
-    more = ["--requests", "10", "--policy", "aggregated", "ours, apart", "--jobs", "1", "--json", str(file)]
+    more = ["--requests", "10", "--policy", "aggregated", "ours, 2 of 8", "--jobs", "1", "--json", str(file)]
     assert main([*arguments, *more]) == 0
     assert "time per output token p90, ms" in capsys.readouterr().out
     assert main(["--split", "--policy", "warm"]) == 2
