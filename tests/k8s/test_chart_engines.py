@@ -305,6 +305,23 @@ def test_routers_reach_whoever_is_asked_for_blocks(split: dict[str, Any], port: 
     assert {each["port"] for each in routers["ports"]} >= set(ports)
 
 
+def test_the_example_of_roles_is_a_fleet(tmp_path: Path) -> None:
+    """Its routers split requests, its two Deployments serve one model and prefill or decode, and all that engines need
+    for their handshake is there."""
+    found = tools.template("--values", str(tools.CHART / "examples" / "engines" / "split.yaml"))
+    assert tools.settings_of(found, tmp_path).split.handshake == "nixl"
+    roles = {}
+    for name in ("llama-prefill", "llama-decode"):
+        pod = named(found, "Deployment", name)["spec"]["template"]
+        (serving,) = pod["spec"]["containers"]
+        words = [str(word) for word in (*serving.get("command", ()), *serving["args"])]
+        assert "NixlConnector" in " ".join(words)
+        assert "llama" in words
+        assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in {each["name"] for each in serving["env"]}
+        roles[name] = pod["metadata"]["labels"]["warmroute.io/role"]
+    assert roles == {"llama-prefill": "prefill", "llama-decode": "decode"}
+
+
 def test_roles_that_make_no_sense_are_refused() -> None:
     """SGLang's servers of a role without their handshake would refuse every request, and a port that the engines'
     policies keep closed would let nobody prefill."""

@@ -85,22 +85,13 @@ def test_without_a_selector_known_stacks_are_reached() -> None:
     assert not reached({"app": "vllm"})
 
 
-def policy_of(found: list[Document]) -> dict[str, Any]:
-    """Spec of the routers' NetworkPolicy. The engines' let in only."""
-    policies = [each["spec"] for each in found if each["kind"] == "NetworkPolicy"]
-    (policy,) = (each for each in policies if "Egress" in each["policyTypes"])
-    return policy
-
-
 @pytest.mark.parametrize("name", [*EXAMPLES, "default"])
 def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], secrets: Path) -> None:
     """In: the main port and metrics. Out: engines, DNS, the API server where it is asked, a store where there is
     one. By port or by peer."""
     found = rendered[name]
-    policy, settings = policy_of(found), settings_of(found, secrets)
-    pods = [each["spec"]["template"] for each in found if each["kind"] == "Deployment"]
-    (routers,) = (each for each in pods if each["spec"]["containers"][0]["name"] == "warmroute")
-    labels = routers["metadata"]["labels"]
+    policy, settings = only(found, "NetworkPolicy")["spec"], settings_of(found, secrets)
+    labels = only(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
 
@@ -135,7 +126,7 @@ EVERYBODY = "everybody"
 def let_in(found: list[Document], port: int) -> list[Any]:
     """Who may reach a port by all rules together: the union of their peers, or everybody."""
     peers: list[Any] = []
-    for rule in policy_of(found)["ingress"]:
+    for rule in only(found, "NetworkPolicy")["spec"]["ingress"]:
         if "ports" not in rule or port in [each["port"] for each in rule["ports"]]:
             peers += rule.get("from", [EVERYBODY])
     return peers
