@@ -316,7 +316,7 @@ def test_the_example_of_roles_is_a_fleet(tmp_path: Path) -> None:
         (serving,) = pod["spec"]["containers"]
         words = [str(word) for word in (*serving.get("command", ()), *serving["args"])]
         assert "NixlConnector" in " ".join(words)
-        assert "llama" in words
+        assert "--served-model-name=llama" in words
         assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in {each["name"] for each in serving["env"]}
         roles[name] = pod["metadata"]["labels"]["warmroute.io/role"]
     assert roles == {"llama-prefill": "prefill", "llama-decode": "decode"}
