@@ -310,7 +310,11 @@ class WarmStart:
     # -- what is said of it ------------------------------------------------------------------------------------------
 
     def _counts(self) -> dict[str, int]:
-        restored = sum(bool(each["estimate_blocks"] or each["events_blocks"]) for each in self._outcomes.values())
+        # Of a replica that held nothing there is nothing to take over, and nothing that speaks against it.
+        restored = sum(
+            bool(each["estimate_blocks"] or each["events_blocks"]) or not (each["why"] or each["events_why"])
+            for each in self._outcomes.values()
+        )
         waiting = len(self._waiting.keys() | self._asked.keys())
         return {"restored": restored, "refused": len(self._outcomes) - restored, "waiting": waiting}
 

@@ -68,7 +68,8 @@ async def test_a_router_is_as_warm_after_as_before(events: bool, tmp_path: Path)
             await ready(client, app)
             said = await state(client, app)
             assert said["replicas"] == {"restored": 4, "refused": 0, "waiting": 0}
-            assert all(bool(each["events_blocks"]) is events for each in said["restored"])
+            used = [each for each in said["restored"] if each["replica"] in set(talk.at.values())]
+            assert all(bool(each["events_blocks"]) is events for each in used)
             if events:  # token ids are trusted once they were compared with an engine's
                 await until(lambda: all(m.grade is Grade.EXACT for m in app.router.members))
             talk.url, at = app.url, dict(talk.at)
