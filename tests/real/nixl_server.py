@@ -26,14 +26,16 @@ class NixlReplica(Replica):
 
     weights, dtype = "attentive", "float32"
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, kv_role: str) -> None:
+        """`kv_role` is kv_producer to prefill for others, kv_consumer to decode."""
         super().__init__(name, folder, KV_BLOCKS)
+        self.kv_role = kv_role
         side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
         self.environment = {**ENVIRONMENT, **side, "UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": "lo"}
 
     def command(self) -> list[str]:
         """The command line, as an operator would write it, but for the lease."""
-        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+        transfer = {"kv_connector": "NixlConnector", "kv_role": self.kv_role, "kv_buffer_device": "cpu"}
         lease = {"kv_connector_extra_config": {"kv_lease_duration": LEASE_S}}
         return [*super().command(), "--kv-transfer-config", json.dumps({**transfer, **lease})]
 
