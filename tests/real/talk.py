@@ -33,6 +33,8 @@ class Answer:
 
     status: int = 0
     replica: str = ""
+    # The replica that prefilled, where that was another one.
+    prefiller: str = ""
     reason: str = ""
     grade: str = ""
     predicted_tokens: int | None = None
@@ -66,6 +68,7 @@ def note_headers(answer: Answer, response: httpx.Response) -> None:
     headers = response.headers
     answer.status = response.status_code
     answer.replica = headers.get("x-warmroute-replica", "")
+    answer.prefiller = headers.get("x-warmroute-prefill-replica", "")
     answer.reason = headers.get("x-warmroute-reason", "")
     answer.grade = headers.get("x-warmroute-grade", "")
     predicted = headers.get("x-warmroute-predicted-cached-tokens")

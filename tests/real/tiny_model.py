@@ -5,7 +5,9 @@ long as the tokenizer is a real byte-level BPE (trained on the standard library'
 a real one: then bytes per token, block boundaries and cached counts behave as in production. Same Python,
 same bytes: the corpus is that Python's standard library, the seed is fixed, and the training is
 deterministic. HIDDEN and LAYERS in the environment make a larger, slower one (512 and 12: 1,900 tokens take
-1.3 s of one core).
+1.3 s of one core). A second argument is the standard deviation of the weights: with the usual 0.02 and one matrix for
+both embeddings the model says one word again and again, whatever it was asked; with 0.2 and two matrices each answer
+depends on its whole prompt, so that a test can tell by the answer whether the model has read the prompt's KV blocks.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ def save_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def save_weights(folder: Path, hidden: int, layers: int) -> None:
-    """Random weights from a fixed seed, in bfloat16."""
+def save_weights(folder: Path, hidden: int, layers: int, spread: float | None) -> None:
+    """Random weights from a fixed seed, in bfloat16; `spread` is their standard deviation, None the usual one."""
     import torch  # type: ignore[import-not-found]
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -89,7 +91,8 @@ def save_weights(folder: Path, hidden: int, layers: int) -> None:
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=POSITIONS_MAX,
-        tie_word_embeddings=True,
+        tie_word_embeddings=spread is None,
+        initializer_range=spread or 0.02,
         bos_token_id=0,
         eos_token_id=2,
         pad_token_id=0,
@@ -98,11 +101,12 @@ def save_weights(folder: Path, hidden: int, layers: int) -> None:
 
 
 def main() -> int:
-    """Write the model into argv[1] and say its size."""
+    """Write the model into argv[1], its weights with the standard deviation argv[2], and say its size."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder)
-    save_weights(folder, int(os.environ.get("HIDDEN", "64")), int(os.environ.get("LAYERS", "2")))
+    spread = float(sys.argv[2]) if len(sys.argv) > 2 else None
+    save_weights(folder, int(os.environ.get("HIDDEN", "64")), int(os.environ.get("LAYERS", "2")), spread)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder}: {size_bytes} bytes")
     return 0

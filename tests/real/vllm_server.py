@@ -76,6 +76,7 @@ class Replica:
     """A vLLM server that can be killed and started again on the same port."""
 
     environment = ENVIRONMENT
+    weights, dtype = "tiny", "bfloat16"
     homes = ("HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "VLLM_CACHE_ROOT")
 
     def __init__(self, name: str, folder: Path, kv_blocks: int = KV_BLOCKS, buffer_steps: int | None = None) -> None:
@@ -99,9 +100,9 @@ class Replica:
     def command(self) -> list[str]:
         """The command line, as an operator would write it."""
         return [
-            *(str(VENV / "bin" / "vllm"), "serve", str(model_dir())),
+            *(str(VENV / "bin" / "vllm"), "serve", str(model_dir(name=self.weights))),
             *("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL),
-            *("--dtype", "bfloat16", "--max-model-len", str(CONTEXT_TOKENS_MAX), "--enforce-eager"),
+            *("--dtype", self.dtype, "--max-model-len", str(CONTEXT_TOKENS_MAX), "--enforce-eager"),
             *("--max-num-seqs", str(SEQUENCES_MAX), "--max-num-batched-tokens", str(CONTEXT_TOKENS_MAX)),
             *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(self.kv_blocks)),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details", "--enable-server-load-tracking"),

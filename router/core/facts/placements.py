@@ -165,8 +165,8 @@ class Usage(Struct, gc=False):
     cached_tokens: int | None = None
 
     def found_by(self, prefill: Usage | None) -> Usage:
-        """Usage of a decode leg, as this is, with what the prefill leg found cached: the decoding engine counts as
-        cached all that came from there. Of a prefill leg that told nothing, nothing is known."""
+        """Usage of a decode leg, as this is, with what the prefill leg found cached: by most handshakes the decoding
+        engine counts as cached all that came from there. Of a prefill leg that told nothing, nothing is known."""
         found = None
         if prefill is not None and prefill.cached_tokens is not None:
             found = min(prefill.cached_tokens, self.prompt_tokens)

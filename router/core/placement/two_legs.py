@@ -4,8 +4,9 @@ Whoever has placed such a request holds the decode leg's lease. The prefill leg'
 `prefilled` says so, or with the decode leg. Where nobody says so, the decode leg's first token shows that the prefill
 is over; when it was is then not known, and nothing is learned of its time.
 
-Of the prompt the decode leg's engine counts as cached all that came from elsewhere. So what was found in a cache is the
-prefill leg's to tell, and the decode leg's word on that teaches nothing.
+Of the prompt the decode leg's engine calls cached what the prefill leg's engine has told it (vLLM 0.32 by NIXL, SGLang
+0.5.23), or all that came from elsewhere (vLLM's other handshakes). So what was found in a cache is the prefill leg's to
+tell, and the decode leg's word on that teaches nothing.
 """
 
 from __future__ import annotations

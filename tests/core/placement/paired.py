@@ -99,7 +99,7 @@ class PairedFleet:
         self.router.prefilled(lease, Outcome(ending, usage), self.now_s)
 
     def finish(self, lease: Lease, ending: Ending = Ending.OK) -> None:
-        """The answer ends now; the decoding engine counts all that came as cached."""
+        """The answer ends now; the decoding engine counts all that came as cached, as by most handshakes."""
         usage = Usage(lease.prompt_tokens, 100, lease.prompt_tokens - 1) if ending is Ending.OK else None
         self.router.finish(lease, Outcome(ending, usage), self.now_s)
 

@@ -250,7 +250,8 @@ def test_a_replica_that_prefills_keeps_its_price_of_one_leg() -> None:
 
 
 def test_the_prefill_legs_count_is_the_truth() -> None:
-    """What the decoding engine counts as cached came from elsewhere: it proves nothing, and disproves nothing."""
+    """What the decoding engine counts as cached may have come from elsewhere: it proves nothing, and disproves
+    nothing."""
     fleet = busy()
     for seed in range(5):
         fleet.serve(seed)

@@ -92,6 +92,19 @@ async def test_nixls_blocks_are_fetched_once() -> None:
         assert (await _post(engines.urls[1], decode_body(BODY, Handshake.NIXL, "", "", None, late)))[0] == 500
 
 
+async def test_nixls_usage_says_what_the_prefill_found() -> None:
+    """Nothing for a new prompt, and its cached part for a known one: what came besides is not called cached."""
+    async with _engines(Handshake.NIXL) as engines:
+        prefill = prefill_body(COMPLETIONS, BODY, Handshake.NIXL, "", "", None)
+        told = []
+        for _ in range(2):
+            params = transferred(Handshake.NIXL, (await _post(engines.urls[0], prefill))[1])
+            assert params is not None
+            answer = (await _post(engines.urls[1], decode_body(BODY, Handshake.NIXL, "", "", None, params)))[1]
+            told.append(json.loads(answer)["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert told == [0, 384]  # all blocks but that of the last token
+
+
 async def test_a_room_in_use_ends_the_process() -> None:
     """As both schedulers of SGLang's crash."""
     async with _engines(Handshake.SGLANG) as engines:
