@@ -8,7 +8,8 @@ all of a replica's work is ours, what it counted less what its answers told is t
 
 Tokens of silent answers are counted at this rate, beside the hit rate and never in it: the counters say nothing of a
 single answer, have our own pre-warming in them, and run ahead of answers by what is in flight. Where others use the
-replica too (`Member.share` below 1, or not known yet) nothing is counted.
+replica too (`Member.share` below 1, or not known yet) nothing is counted, and none while it takes legs of requests that
+two replicas share: each of them counts such a prompt, in its own way.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TOKENS_MIN = 2_000.0  # queries beyond those told of, within the window, before 
 PART_MIN = 0.05  # the same as part of all queries: below it, what is in flight weighs too much
 
 Silent = dict[tuple[str, str], float]  # (replica, model's label) -> prompt tokens of answers that did not tell
-Told = Mapping[str, list[float]]  # replica -> prompt tokens and hits of answers that told
+Told = Mapping[str, list[float]]  # replica -> prompt tokens and hits of answers that told, requests in two legs
 
 
 class EngineCount:
@@ -40,7 +41,7 @@ class EngineCount:
         windows = self._replicas
         for member in members:
             window = windows.get(member.id) or windows.setdefault(member.id, _Window())
-            rates[member.id] = window.rate(member, told.get(member.id) or [0.0, 0.0], now_s)
+            rates[member.id] = window.rate(member, told.get(member.id) or [0.0, 0.0, 0.0], now_s)
         if len(windows) > len(rates):
             self._replicas = {id_: window for id_, window in windows.items() if id_ in rates}
         for (replica, model), tokens in silent.items():
@@ -55,19 +56,19 @@ class EngineCount:
 class _Window:
     """The last minutes of one replica's counters."""
 
-    __slots__ = ("_at_s", "_before", "_sums")
+    __slots__ = ("_at_s", "_before", "_legs", "_sums")
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float, float] | None = None
         self._sums = [0.0] * 4  # queries, hits, tokens told, hits told
-        self._at_s = 0.0
+        self._at_s = self._legs = 0.0
 
     def rate(self, member: Member, told: list[float], now_s: float) -> float | None:
         """The hit rate of answers that did not tell; None where the counters say nothing of them."""
         queries, hits = member.load.cache_query_tokens_total, member.load.cache_hit_tokens_total
         ours = member.share >= 1.0 and member.seen_prompt_tokens >= SHARE_TOKENS_MIN
-        if queries is None or hits is None or not ours:
-            self._before, self._sums = None, [0.0] * 4
+        if queries is None or hits is None or not ours or told[2] != self._legs:
+            self._before, self._sums, self._legs = None, [0.0] * 4, told[2]
             return None
         before, now = self._before, (queries, hits, told[0], told[1])
         self._before = now

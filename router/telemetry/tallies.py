@@ -75,7 +75,8 @@ class Tallies:
         self._others = ModelSeries(OTHER)
         self._placements: dict[tuple[str, str, Reason, Grade, str], PlacementSeries] = {}
         # What answers told of what was cached, for engine_count.py.
-        self.told: dict[str, list[float]] = {}  # replica -> prompt tokens and hits of answers that told
+        # Replica -> prompt tokens and hits of answers that told, and requests of which it took one leg of two.
+        self.told: dict[str, list[float]] = {}
         self.silent: dict[tuple[str, str], float] = {}  # (replica, model) -> prompt tokens of the other answers
         self._overhead = self._histograms["overhead_seconds"]
         self._overhead_of_all = self._overhead.of()
@@ -179,7 +180,7 @@ class Tallies:
             self._of("graded_requests", receipt.grade),
             [self._counters[name].series.get((replica,)) or [0.0] for name in _REPLICA_COUNTERS],
             self._histograms["replica_ttft_seconds"].series.get((replica,)),
-            told or [0.0, 0.0],
+            told or [0.0, 0.0, 0.0],
             (replica, model),
         )
         self._placements[replica, receipt.policy, receipt.reason, receipt.grade, model] = placement
@@ -301,6 +302,10 @@ class Tallies:
                 ended = model.places[place] = self._of("funnel_tokens", place.value, model.label)
             ended[0] += of_place
         told = usage is not None and usage.verified
+        if (leg := receipt.leg) is not None:
+            for each in (receipt.replica, leg.replica):
+                if (of_replica := self.told.get(each)) is not None:
+                    of_replica[2] += 1
         if told:
             placement.told[0] += tokens
             placement.told[1] += hit
@@ -389,7 +394,7 @@ class Tallies:
         for name in _REPLICA_COUNTERS:
             self._counters[name].begin([(replica,)])
         self._histograms["replica_ttft_seconds"].of(replica)
-        self.told[replica] = [0.0, 0.0]
+        self.told[replica] = [0.0, 0.0, 0.0]
         self._placements.clear()
 
     def left(self, replica: str) -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.misses import Breakdown, Change, Difference, Miss, Sighting
-from router.core.facts.placements import Grade, Reason, Receipt, Usage
+from router.core.facts.placements import Brought, Grade, Reason, Receipt, Usage
 from router.core.facts.replicas import Load
 from router.core.observatory.explain import settled
 from router.core.observatory.ledger.ledger import Ledger
@@ -28,9 +29,19 @@ answers = st.lists(
 )
 
 
-def answer(it: Metrics | Tallies, tokens: int, predicted: int, cached: int | None, *, explained: bool = True) -> None:
-    """One request that was answered: the engine tells what was cached unless that is None."""
+def answer(
+    it: Metrics | Tallies,
+    tokens: int,
+    predicted: int,
+    cached: int | None,
+    *,
+    explained: bool = True,
+    split: bool = False,
+) -> None:
+    """One request that was answered: the engine tells what was cached unless that is None. A split one had two legs."""
     receipt = Receipt(ID, "warm", Reason.WARM, Grade.ESTIMATED, tokens, predicted)
+    if split:
+        receipt.brought = Brought(leg=PrefillLeg("http://10.0.0.9:8000", Handshake.NIXL, "", 0, 0.0, 0.0, 0.0))
     usage = Usage(tokens, 1, cached)
     if explained:
         receipt.miss = Breakdown(tokens, predicted, {Miss.NEW: tokens - predicted})
@@ -112,6 +123,24 @@ def test_engines_counters_tell_of_answers_that_do_not() -> None:
     prompt, cached = count.sums["m"]
     assert 50_000 <= prompt <= 100_000  # from when the share is known
     assert cached / prompt == pytest.approx(0.5, abs=0.01)
+
+
+def test_counters_of_a_leg_tell_nothing() -> None:
+    """Of a request in two legs both engines count the prompt, and its answer tells what one of them found: while a
+    replica takes such, its counters say nothing of silent answers, and they do again afterwards."""
+    of = router(1)
+    it, count = Tallies(), EngineCount()
+    it.joined(ID)
+    (member,) = of.members
+    sums = list[bool]()
+    for second in range(30):
+        answer(it, 10_000, 9_000, None, split=second < 15)
+        probed(of, 20_000.0 * second, 10_000.0 * second, 20_000.0 * second)
+        member.sent_prompt_tokens = member.seen_prompt_tokens
+        count.settle([member], it.told, it.silent, float(second))
+        sums.append(bool(count.sums))
+    assert not any(sums[:15])
+    assert sums[-1]
 
 
 def test_counters_of_a_shared_replica_tell_nothing() -> None:
