@@ -265,8 +265,10 @@ class Attempts:
             return
         in_two = lease.receipt.leg is not None and cause is failure
         self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
-        if isinstance(cause, OF_PAIRS) and lease.receipt.leg is not None:
-            self._placer.pair_broke(lease.receipt.leg.replica, replica)
+        if isinstance(cause, OF_PAIRS) and (leg := lease.receipt.leg) is not None:
+            self._placer.pair_broke(leg.replica, replica)
+            if leg.handshake is not Handshake.SGLANG:  # it may be gone, and takes whole requests if nobody else does
+                tried.replicas |= {leg.replica}
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)
         if isinstance(cause, EngineShed):

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import ClientSession, ClientTimeout
 
 from loadtest.engine.command import Engines, EngineSettings
+from loadtest.engine.pairs import LegRefused, Moment
 from loadtest.engine.peers import PeerLimits
 from router.app import App
 from router.core.facts.legs import Handshake, Role
@@ -151,6 +152,26 @@ async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake
         await asyncio.gather(*deaths)
         await until(lambda: fakes.idle(app))
         assert not app.router.fleet.legs.open
+
+
+@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
+async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(handshake: Handshake) -> None:
+    """By the decoding replica, if there is no other one, and not by the one that prefills: that may have died behind its
+    answer, and nothing else may show it yet."""
+    async with _fleet(handshake, 1) as (engines, app):
+        await until(lambda: _warm(app) == 1)
+
+        async def fails(role: Role, moment: Moment) -> None:
+            if (role, moment) == (Role.DECODE, Moment.ARRIVED):
+                raise LegRefused(500, "Internal server error")
+
+        async with _streams(engines, app):
+            for link in engines.links:
+                link.trip = fails
+            headers = await _ask(app.url, LONG, 3)
+        assert headers["x-warmroute-replica"] == engines.urls[1]
+        assert "x-warmroute-prefill-replica" not in headers
+        assert app.hub.pages.decisions[-1].retries == (("blocks", engines.urls[1]),)
 
 
 async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
