@@ -156,8 +156,8 @@ async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake
 
 @pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
 async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(handshake: Handshake) -> None:
-    """By the decoding replica, if there is no other one, and not by the one that prefills: that may have died behind its
-    answer, and nothing else may show it yet."""
+    """By the decoding replica, if there is no other one, and not by the one that prefills, which may have died behind
+    its answer while nothing else shows that yet."""
     async with _fleet(handshake, 1) as (engines, app):
         await until(lambda: _warm(app) == 1)
 
