@@ -25,17 +25,25 @@ from loadtest.common.answers import (
 
 MODEL = "overhead-model"
 FLOOD_PIECE_EVENTS = 256
+PROMPT_TOKENS = 128
 _WORDS = "the quick brown fox jumps over a lazy dog and then goes home to sleep"
 _CHUNK = "chat.completion.chunk"
 
 
-def _event(delta: dict[str, str], finish: str | None = None) -> bytes:
-    return data_event(completion(_CHUNK, MODEL, [choice({"delta": delta}, finish) | {"token_ids": None}]))
+def _event(
+    delta: dict[str, str], finish: str | None = None, ids: list[int] | None = None, **more: list[int] | None
+) -> bytes:
+    return data_event(completion(_CHUNK, MODEL, [choice({"delta": delta}, finish) | {"token_ids": ids}], **more))
 
 
-FIRST = _event({"role": "assistant", "content": ""})
+def _first(prompt: list[int] | None = None) -> bytes:
+    return _event({"role": "assistant", "content": ""}, prompt_token_ids=prompt)
+
+
+FIRST = _first()
 TOKENS = tuple(_event({"content": f" {word}"}) for word in _WORDS.split(" "))
-LAST = (_event({"content": ""}, "stop"), data_event(completion(_CHUNK, MODEL, [], usage=usage(128, 100))), DONE)
+_USAGE = data_event(completion(_CHUNK, MODEL, [], usage=usage(PROMPT_TOKENS, 100)))
+LAST = (_event({"content": ""}, "stop"), _USAGE, DONE)
 
 
 def _answer(prompt_tokens: int) -> bytes:
@@ -67,6 +75,9 @@ def stream_body(tokens: int) -> bytes:
     return b"".join((FIRST, *(TOKENS[i % len(TOKENS)] for i in range(tokens)), *LAST))
 
 
+# A stream whose request asks for token ids (`return_token_ids`) has the prompt's at its beginning, then the words'.
+ID_START = STREAM_HEAD + chunk(_first(list(range(PROMPT_TOKENS))))
+ID_CHUNKS = tuple(chunk(_event({"content": f" {word}"}, ids=[n])) for n, word in enumerate(_WORDS.split(" ")))
 START = STREAM_HEAD + chunk(FIRST)
 TOKEN_CHUNKS = tuple(chunk(event) for event in TOKENS)
 END = b"".join(map(chunk, LAST)) + LAST_CHUNK

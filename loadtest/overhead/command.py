@@ -34,7 +34,7 @@ from loadtest.common import envoy, rivals, store
 from loadtest.common.processes import READY, Process, ProcessError, free_port, started, until_ready
 from loadtest.common.report import Row, progress_bar, report_console, write_json
 from loadtest.common.usage import rss_mb
-from loadtest.overhead import answers, bodies, load, observatory, picker, sharing, slow_and_long, workers
+from loadtest.overhead import answers, bodies, continuing, load, observatory, picker, sharing, slow_and_long, workers
 from loadtest.overhead.options import parser
 from loadtest.overhead.report import CASES, EXTRAS, Case, CaseRun, goals, print_report, row_of, write_chart
 
@@ -86,7 +86,8 @@ class OverheadBench:
         of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
         of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
         of_sharing = sharing.steps(plan.rounds) - 1 if "sharing" in extras else 0
-        extra = len(extras) + of_workers + of_observatory + of_sharing
+        of_continuing = continuing.steps(plan.rounds) - 1 if "continuing" in extras else 0
+        extra = len(extras) + of_workers + of_observatory + of_sharing + of_continuing
         return plan.rounds * len(plan.routers) * len(self._cases) + extra
 
     @property
@@ -126,6 +127,8 @@ class OverheadBench:
         plan = self._plan
         if name == "workers":
             return await workers.rows(self._streamed, self._replayed, plan.rounds, plan.slack, told, again=plan.again)
+        if name == "continuing":
+            return await continuing.rows(self._observed, plan.rounds, plan.slack, told)
         if name == "observatory":
             return await observatory.rows(self._observed, plan.rounds, plan.slack, told, again=plan.again)
         if name == "picker":

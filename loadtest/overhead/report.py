@@ -50,6 +50,7 @@ EXTRAS = {
     "slow_reader": ("slow_reader",),
     "long_prompts": ("long_prompts",),
     "workers": ("workers_chunk", "workers_hits"),
+    "continuing": ("continued_chunk",),
     "observatory": ("observatory_short", "observatory_mid", "observatory_long"),
     "sharing": SHARING,
     "picker": PICKER,

@@ -93,6 +93,7 @@ class CheapReplica(asyncio.Protocol):
         self._first = self._last = self._before_last = b""
         self._slot = -1
         self._sent = self._tokens = 0
+        self._chunks = answers.TOKEN_CHUNKS  # events of the stream under way
         self._flood = 0
         self._poured = False  # the next piece of it is on its way
         self._paused = False
@@ -183,7 +184,9 @@ class CheapReplica(asyncio.Protocol):
     def _stream(self, ends: bytes) -> None:
         flood, tokens = _FLOOD.search(ends), _TOKENS.search(ends)
         self._sent, self._tokens = 0, int(tokens[1]) if tokens else 100
-        self._transport.write(answers.START)
+        ids = b'"return_token_ids":true' in ends
+        self._chunks = answers.ID_CHUNKS if ids else answers.TOKEN_CHUNKS
+        self._transport.write(answers.ID_START if ids else answers.START)
         if flood:
             self._flood = int(flood[1])
             self._written.flood_bytes = 0
@@ -196,7 +199,7 @@ class CheapReplica(asyncio.Protocol):
         if self._paused:
             return
         if self._sent < self._tokens:
-            self._transport.write(answers.TOKEN_CHUNKS[self._sent % len(answers.TOKEN_CHUNKS)])
+            self._transport.write(self._chunks[self._sent % len(self._chunks)])
             self._sent += 1
             return
         self._wheel.remove(self, self._slot)

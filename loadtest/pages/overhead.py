@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 from loadtest.common.report import Row
+from loadtest.overhead.continuing import TEXT as OF_CONTINUING
 from loadtest.overhead.observatory import TEXT as OF_OBSERVATORY
 from loadtest.overhead.report import CASES, EXTRAS, HEADS, PICKER, SHARING, cells, measured
 from loadtest.overhead.sharing import TEXT as OF_SHARING
@@ -32,7 +33,7 @@ def overhead_block(document: dict[str, Any]) -> str:
             table(HEADS, [cells(figures, row) for row in figures]),
             "",
             *(f"- {case.name}: {case.text}, {case.concurrency} at a time." for case in CASES.values()),
-            *(f"- {name}: {text}." for name, text in (OF_WORKERS | OF_OBSERVATORY).items()),
+            *(f"- {name}: {text}." for name, text in (OF_WORKERS | OF_CONTINUING | OF_OBSERVATORY).items()),
             *(f"- {name}: {text}." for name, text in OF_SHARING.items() if name in there),
             "",
             table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),

@@ -11,6 +11,7 @@ from typing import Any
 
 from loadtest.common.report import Row
 from loadtest.overhead import command as overhead
+from loadtest.overhead import continuing as overhead_continuing
 from loadtest.overhead import observatory as overhead_observatory
 from loadtest.overhead.load import Measured
 
@@ -30,7 +31,7 @@ def asked(off_us: float, on_us: float, errors: int = 0) -> tuple[Measured, Measu
 @asynccontextmanager
 async def warmroute(flags: Sequence[str], asked_: list[str], on_us: Iterator[float]) -> AsyncIterator[Any]:
     """One that takes 100 µs without the observatory, and these with it; who is asked is written down."""
-    on = flags == overhead_observatory.ON
+    on = flags in (overhead_observatory.ON, overhead_continuing.ON)
 
     async def measure(case: str) -> Measured:
         asked_.append(f"{case} {'on' if on else 'off'}")

@@ -15,6 +15,7 @@ import pytest
 from loadtest.common import rivals
 from loadtest.common.report import Row, write_json
 from loadtest.overhead import command as overhead
+from loadtest.overhead import continuing as overhead_continuing
 from loadtest.overhead import load as overhead_load
 from loadtest.overhead import observatory as overhead_observatory
 from loadtest.overhead import report as overhead_report
@@ -135,6 +136,19 @@ async def test_with_and_without_the_observatory_take_turns() -> None:
     assert mids == ["off", "on", "on", "off"] * 2
     assert len(told) == overhead_observatory.steps(2)
     assert [row.workload for row in rows] == list(overhead_observatory.TEXT)
+
+
+async def test_streams_with_and_without_a_way_to_go_on_take_turns() -> None:
+    """As with the observatory; there is one row, of chunks."""
+    told, asked_ = list[int](), list[str]()
+    running = partial(warmroute, asked_=asked_, on_us=repeat(100.0))
+
+    (row,) = await overhead_continuing.rows(running, 2, 0.0, lambda: told.append(1))
+
+    turns = [each.removeprefix(f"{overhead_continuing.CASE} ") for each in asked_]
+    assert turns == ["off", "on", "on", "off"] * 2
+    assert len(told) == overhead_continuing.steps(2)
+    assert [row.workload] == list(overhead_continuing.TEXT)
 
 
 @pytest.mark.parametrize(("on_us", "mids", "ok"), [(106.0, 16, False), (100.0, 8, True)])
@@ -320,6 +334,7 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
     alone += [overhead_workers.chunk_row([streamed(16.0)], [streamed(16.8)], 0.0)]
     alone += [overhead_workers.hits_row(found(0.94), found(0.943))]
     alone += [overhead_observatory.row_of(case, [asked(100.0, 104.0)], 0.0) for case in overhead_observatory.CASES]
+    alone += [overhead_continuing.row_of([(streamed(20.0), streamed(50.0))], 0.0)]
     write_json(file, "overhead", [*rows, *goals(rows, 0.0), *alone], {"nginx": "1.22.1"})
     for _ in range(2):
         assert pages.main(["--overhead", str(file), "--root", str(tmp_path)]) == 0
@@ -329,6 +344,7 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
         assert "not judged" in text
         assert "x that with 1 worker (16.0 µs) | 1.10 | 1.05 | met |" in text
         assert "(94.0 %, whose own runs lie 0.0 apart) | 1.00 | 0.30 | met |" in text
+        assert "of those that may not (20.0 µs) | 3.00 | 2.50 | met |" in text
         assert "- workers_hits: the sessions of the first 300 requests" in text
     whole = [*rows, *alone]
     for some, command in ((rows[:2], "overhead"), (whole[:-1], "overhead"), (whole, "overhead --check --slack 0.25")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
 from collections import Counter
@@ -84,6 +85,17 @@ async def test_requests_may_come_in_any_pieces(piece: int) -> None:
             assert await answer(reader) == (b"http/1.1 200 ok", expected)
 
 
+async def test_ids_are_told_where_they_are_asked_for() -> None:
+    """Each event has as many as an engine's, and is the same but for them."""
+    body = json.dumps({"stream": True, "max_tokens": 20, "return_token_ids": True}, separators=(",", ":")).encode()
+    async with upstream() as (address, _), connected(address) as (reader, writer):
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        said = (await answer(reader))[1]
+    assert len(re.findall(rb'"token_ids": ?\[\d+\]', said)) == 20
+    ids = re.compile(rb'("(?:prompt_)?token_ids": ?)\[[\d, ]*\]')
+    assert ids.sub(rb"\1null", said) == overhead_answers.stream_body(20)
+
+
 async def test_requests_may_come_at_once_or_in_chunks() -> None:
     """Pipelined requests are answered in turn, one behind a stream after it; chunked bodies are understood."""
     short, stream = bodies.single(512).request(1), bodies.stream(2).request(2)
@@ -129,7 +141,8 @@ async def test_streams_send_single_events() -> None:
         found = list(chunks(await reader.readuntil(LAST_CHUNK)))
     assert all(chunk.count(b"\n\n") == 1 and chunk.endswith(b"\n\n") for chunk in found)
     assert len(found) == 1 + 20 + 3
-    assert all(200 <= len(chunk) <= 260 for chunk in found[:-1])
+    assert all(200 <= len(chunk) <= 260 for chunk in found[1:-1])
+    assert 200 <= len(found[0]) <= 300  # with a field for the prompt's ids
 
 
 async def test_a_flood_stops_where_nobody_reads() -> None:
