@@ -25,7 +25,7 @@ from tests.real.nixl_server import EXPIRED, NixlReplica
 from tests.real.processes import wait_until
 from tests.real.router_process import Router, routing
 from tests.real.talk import Answer, ask, prose
-from tests.real.test_replica_loss import QUEUED, RUNNING, first_under_load
+from tests.real.test_replica_loss import RUNNING, first_under_load
 from tests.real.vllm_server import BLOCK_TOKENS, MODEL, SEQUENCES_MAX, serving
 
 PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
@@ -33,7 +33,7 @@ STREAMS = 6
 STREAM_WORDS, STREAM_TOKENS, STREAM_PROMPT_TOKENS_MAX = 30, 3_500, 100
 PROMPT_WORDS, ANSWER_TOKENS = 2_000, 24
 BESIDE = 3  # requests with long prompts that are open at a time
-WAVES, LEAVERS, EARLY = 2, 10, 3  # clients of each wave, and how many of them leave before their prefill
+WAVES, LEAVERS = 2, 10  # clients of each wave
 LEAVERS_TOKENS, LEAVE_WITHIN_S = 60, 5.0  # so that some of them are fetched for and answered before they leave
 CLIENTS = 6  # that ask for one long prompt after the other while a replica is killed
 WAIT_S = 300.0  # a limit for what must come
@@ -235,31 +235,29 @@ async def test_clients_are_told_what_the_prefilling_engine_found_cached(
 async def test_clients_that_leave_leave_no_blocks(
     client: httpx.AsyncClient, replicas: list[NixlReplica], router: Router, figures: Figures
 ) -> None:
-    """Whether they leave while their prompts wait for the prefill, or after it while the decode leg waits, fetches or
-    answers: nothing stays in use at either replica, though vLLM would keep it for hours, and nothing open at the
-    router."""
+    """Behind the prefill, while the decode leg waits, fetches or answers: nothing stays in use at either replica, though
+    vLLM would keep it for hours, and nothing open at the router."""
     prefiller, decoder = replicas
     await free(prefiller)
-    rng = random.Random("leave")
+    rng, left = random.Random("leave"), 0
     # One place is left at the decoder, which the prompts take one after the other.
     async with decoding(client, decoder, "nearly full", SEQUENCES_MAX - 1):
         for wave in range(WAVES):
             names = [f"leaver {wave} {number}" for number in range(LEAVERS)]
             asked = [call(rng.choice(PATHS), name, rng.random() < 0.5, LEAVERS_TOKENS) for name in names]
             leavers = [asyncio.create_task(send(client, each)) for each in asked]
+            placed = SEQUENCES_MAX - 1 + LEAVERS // 2
             try:
-                await first_under_load([prefiller], QUEUED, EARLY)
-                await leave(leavers[-EARLY:])
+                await until("prompts on their way", lambda: in_flight(router, decoder) >= placed)
                 await until("no prefill left", lambda: in_flight(router, prefiller) == 0)
-                assert prefiller.told(USED) > 0, "no decode leg waits"
-                moments_s = [rng.uniform(0.0, LEAVE_WITHIN_S) for _ in leavers[:-EARLY]]
-                await asyncio.gather(*(leave([each], at_s) for each, at_s in zip(leavers, moments_s, strict=False)))
+                moments_s = [rng.uniform(0.0, LEAVE_WITHIN_S) for _ in leavers]
+                await asyncio.gather(*(leave([each], at_s) for each, at_s in zip(leavers, moments_s, strict=True)))
             finally:
                 await leave(leavers)
-            left = sum(each.cancelled() for each in leavers) - EARLY
-            figures(f"{EARLY} of {LEAVERS} clients left before their prefill, {left} behind it")
-            assert left > 0
+            left += sum(each.cancelled() for each in leavers)
             await free(prefiller)
+    figures(f"{left} of {WAVES * LEAVERS} clients left behind their prefill")
+    assert left > 0
     await free(decoder)
     await until("nothing open", lambda: in_flight(router, prefiller) == in_flight(router, decoder) == 0)
     assert EXPIRED not in prefiller.running().log_text()
