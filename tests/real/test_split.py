@@ -235,18 +235,17 @@ async def test_clients_are_told_what_the_prefilling_engine_found_cached(
 async def test_clients_that_leave_leave_no_blocks(
     client: httpx.AsyncClient, replicas: list[NixlReplica], router: Router, figures: Figures
 ) -> None:
-    """Behind the prefill, while the decode leg waits, fetches or answers: nothing stays in use at either replica, though
-    vLLM would keep it for hours, and nothing open at the router."""
+    """Behind the prefill, while the decode leg waits, fetches or answers: nothing stays in use at either replica,
+    though vLLM would keep it for hours, and nothing open at the router."""
     prefiller, decoder = replicas
     await free(prefiller)
-    rng, left = random.Random("leave"), 0
+    rng, left, placed = random.Random("leave"), 0, SEQUENCES_MAX - 1 + LEAVERS // 2
     # One place is left at the decoder, which the prompts take one after the other.
     async with decoding(client, decoder, "nearly full", SEQUENCES_MAX - 1):
         for wave in range(WAVES):
             names = [f"leaver {wave} {number}" for number in range(LEAVERS)]
             asked = [call(rng.choice(PATHS), name, rng.random() < 0.5, LEAVERS_TOKENS) for name in names]
             leavers = [asyncio.create_task(send(client, each)) for each in asked]
-            placed = SEQUENCES_MAX - 1 + LEAVERS // 2
             try:
                 await until("prompts on their way", lambda: in_flight(router, decoder) >= placed)
                 await until("no prefill left", lambda: in_flight(router, prefiller) == 0)
