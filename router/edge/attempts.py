@@ -267,7 +267,8 @@ class Attempts:
         self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
         if isinstance(cause, OF_PAIRS) and (leg := lease.receipt.leg) is not None:
             self._placer.pair_broke(leg.replica, replica)
-            if leg.handshake is not Handshake.SGLANG:  # it may be gone, and takes whole requests if nobody else does
+            # A prefilling replica of vLLM's takes whole requests where no other one is left, and may be what has died.
+            if leg.handshake is not Handshake.SGLANG:
                 tried.replicas |= {leg.replica}
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)

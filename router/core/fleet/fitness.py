@@ -95,12 +95,17 @@ class Fitness:
             self.panics += bool(awake)
         return trusted or awake
 
-    def has_room(self, member: Member, now_s: float) -> bool:
-        """Whether a member that may have come back just now may take one more request."""
-        age_s = now_s - member.back_s
-        if age_s >= self._slow_start_s:
-            return True
-        return len(member.leases) < self._most(member, age_s, self._open_leases())
+    def with_room(self, members: list[Member], now_s: float) -> list[Member]:
+        """Members of these that may take one more request, as far as they have come back just now."""
+        found = list[Member]()
+        open_leases: tuple[int, int] | None = None
+        for m in members:
+            if (age_s := now_s - m.back_s) < self._slow_start_s:
+                open_leases = open_leases or self._open_leases()
+                if len(m.leases) >= self._most(m, age_s, open_leases):
+                    continue
+            found.append(m)
+        return found
 
     def _most(self, member: Member, age_s: float, open_leases: tuple[int, int]) -> float:
         """Leases that a member may have so long after it came back."""

@@ -68,8 +68,10 @@ class Legs:
         self._made_of: list[tuple[str, Handshake, Replica, int, int]] = []
         self._partners: dict[str, list[str]] = {}  # decode -> all that there is a pair with
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
-        self._heard_s: dict[tuple[str, str], float] = {}  # time at which these last showed it, in that order
-        self._common: dict[int, tuple[LoadFits, float]] = {}  # likewise of all replicas of a kind, by id()
+        # (prefill, decode) -> time of the last transfer that was learned from, the longest ago first.
+        self._heard_s: dict[tuple[str, str], float] = {}
+        # id() of what all replicas of the same models have shown -> (that, time at which a transfer last showed it).
+        self._common: dict[int, tuple[LoadFits, float]] = {}
 
     # -- what is told of replicas --------------------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ class Legs:
         pair = self._pairs.get((prefill, decode))
         if pair is None:
             return
-        if ok:  # it rests as long as before if requests fail all the same
+        if ok:  # `rest_s` stays until a request's blocks have come: a warming is small, and may pass where they do not
             pair.warm, pair.warming_since_s = True, -inf
         else:
             self._failed(pair, now_s)

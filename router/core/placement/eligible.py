@@ -84,7 +84,7 @@ def only_prefill(
     awake = [m for m in there if m.rest_until_s <= now_s]
     found = [m for m in awake if m.breaker.allows(now_s)]
     if fleet.guarded:
-        found = [m for m in found if fitness.has_room(m, now_s)] or found
+        found = fitness.with_room(found, now_s) or found
     if must and not found and not exclude:
         found = awake
     return [m for m in found if m.id not in full] or found

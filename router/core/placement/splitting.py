@@ -19,13 +19,10 @@ from router.core.placement.deadlines import predicted_ms
 from router.core.placement.eligible import only_prefill
 from router.core.placement.match import PromptMatch
 from router.core.placement.policies import Splitting
+from router.core.placement.policies.warm import wait_ms
 from router.core.placement.wanted import Wanted
 
 NEAR = 64  # replicas that are looked at where none of the best is a pair, and there must be two legs
-
-
-def _waited_ms(candidate: Candidate) -> float:
-    return max(candidate.pending_ms, candidate.kv_wait_ms)
 
 
 class Splitter:
@@ -57,7 +54,7 @@ class Splitter:
         if not decode or not (must or self._policy.may_split(market, chosen, decode)):
             return None
         prefill = [each for each in candidates if legs.may_prefill(members[each.id])]
-        waits_ms, more = [_waited_ms(each) for each in prefill], list[Member]()
+        waits_ms, more = [wait_ms(each) for each in prefill], list[Member]()
         if self._fleet.prefillers:
             known = {each.id for each in prefill}
             more = only_prefill(self._fleet, self._fitness, wanted.model, exclude, among, full, now_s, must=must)
@@ -87,7 +84,7 @@ class Splitter:
         """Ids of replicas that are a pair with one of these candidates: of those that wait least, until there are
         NEAR."""
         near = set[str]()
-        for each in sorted(decode, key=_waited_ms):
+        for each in sorted(decode, key=wait_ms):
             near.update(self._fleet.legs.partners(each.id))
             if len(near) >= NEAR:
                 break
@@ -108,7 +105,7 @@ class Splitter:
     def leg(self, split: Split) -> PrefillLeg:
         """The prefill leg, for the receipt."""
         first, hand = split.prefill, self._fleet.legs.hands[split.prefill.id]
-        waited_ms = _waited_ms(first) + first.loading_ms
+        waited_ms = wait_ms(first) + first.loading_ms
         return PrefillLeg(
             first.id, hand.handshake, hand.address, first.cached_tokens, waited_ms, first.uncached_ms, split.transfer_ms
         )
