@@ -12,10 +12,7 @@ from tests.compiled import COMPILED
 from tests.support.fakes import FakeEngine
 
 # How long an example takes, or its making, says what else the machine does; how many are made is set by each test.
-EXAMPLES = int(os.environ.get("WARMROUTE_EXAMPLES", "100"))  # of each property that asks for no other number
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], max_examples=EXAMPLES
-)
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
 
