@@ -73,6 +73,8 @@ FULL = {
     "WARMROUTE_SPLIT_RUNS": "10000",
 }
 """The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
+FULL_ENGINES = {"WARMROUTE_BENCH_RUNS": "3", "WARMROUTE_CONTINUING_PROMPTS": "2", "WARMROUTE_RESTARTS": "5"}
+"""Likewise for tests with real engines."""
 REPEATED = (
     *(
         "tests/admin/api/test_answers.py",
@@ -153,7 +155,7 @@ PARTS = (
             Command((PYTHON, "-m", "tests.real.install")),
             Command((PYTHON, "-m", "tests.real.install_sglang")),
             Command((PYTHON, "-c", RIVALS), optional=True),
-            tests("tests/real", "--timeout=900", FIGURES_FILE="{json}", WARMROUTE_BENCH_RUNS="3"),
+            tests("tests/real", "--timeout=900", FIGURES_FILE="{json}", **FULL_ENGINES),
         ),
         lines=True,
     ),

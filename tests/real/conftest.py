@@ -79,9 +79,15 @@ def folder(request: pytest.FixtureRequest, figures: Callable[[str], None]) -> It
 
 
 @pytest.fixture(scope="session")
-def started_replicas(folder: Path, figures: Callable[[str], None]) -> Iterator[list[Replica]]:
+def shared_replicas(folder: Path, figures: Callable[[str], None]) -> Iterator[list[Replica]]:
     """Two vLLM servers, started together, killed whole at the end."""
     yield from vllm_servers(("left", "right"), folder, figures)
+
+
+@pytest.fixture(scope="session")
+def started_replicas(shared_replicas: list[Replica]) -> list[Replica]:
+    """What a file's tests ask, unless the file has servers of its own."""
+    return shared_replicas
 
 
 @pytest.fixture

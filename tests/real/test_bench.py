@@ -2,7 +2,8 @@
 
 Counts are judged: every request is answered, and the engines' own counters say how much of the prompts they found
 cached. What the generator tells of times is printed, and judged by `make evidence` as ratios within one run, of full
-size and as medians of several: WARMROUTE_BENCH_RUNS says how many.
+size and as medians of several: WARMROUTE_BENCH_RUNS says how many. The small run has the folder's own replicas, which
+hold every prefix: what is computed at one of them and not at both tells the routers apart there.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tests.support.figures import figure
 RUNS = int(os.environ.get("WARMROUTE_BENCH_RUNS", "0"))
 """Runs of full size; 0 is one small run."""
 KV_BLOCKS = 470  # ten prompts of 1,460 tokens with answers of 16 take 47 blocks each
-PREFIXES = Load(16, 1_400, 60, 16, per_s=4.0, requests=240 if RUNS else 64)
-HOT = Load(1, 1_400, 60, 128, per_s=3.0, requests=150 if RUNS else 24)
+PREFIXES = Load(16, 1_400, 60, 16, per_s=4.0, requests=240 if RUNS else 48)
+HOT = Load(1, 1_400, 60, 128, per_s=3.0, requests=150 if RUNS else 12)
 TIMEOUT_S = 3_600.0  # a limit for what hangs: three runs of full size take a quarter of an hour
 WARM, ROUND_ROBIN = "warm", "round_robin"
 
@@ -32,8 +33,11 @@ pytestmark = [pytest.mark.figures, pytest.mark.timeout(TIMEOUT_S)]
 
 
 @pytest.fixture(scope="module")
-def started_replicas(folder: Path, figures: Figures) -> Iterator[list[Replica]]:
-    """Two replicas with room for some ten of the prefixes each, in place of the folder's own."""
+def started_replicas(request: pytest.FixtureRequest, folder: Path, figures: Figures) -> Iterator[list[Replica]]:
+    """For runs of full size, two replicas with room for some ten of the prefixes each, in place of the folder's own."""
+    if not RUNS:
+        yield request.getfixturevalue("shared_replicas")
+        return
     yield from vllm_servers(("bench-left", "bench-right"), folder, figures, KV_BLOCKS)
 
 

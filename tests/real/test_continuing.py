@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -24,7 +25,8 @@ from tests.support.speaking import chunks_of, said_in
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOKENS = 40
 TIMEOUT_S = 420.0
-PROMPTS = 2  # of each API; each is asked once for every event of its answer
+PROMPTS = int(os.environ.get("WARMROUTE_CONTINUING_PROMPTS", "1"))
+"""Prompts of each API and set of fields; each is asked once for every event of its answer."""
 
 
 @asynccontextmanager

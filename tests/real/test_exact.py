@@ -7,6 +7,7 @@ placement and the engine's next step cannot be known to anyone, so the promises 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -46,7 +47,7 @@ LIGHT_REST_S = 0.3
 REPLAY_STEPS = 50
 HISTORY = 900  # requests before a router is restarted: some 2,000 batches to replay
 # The median counts: a machine whose cores are taken away for seconds shows in some of them.
-RESTARTS = 5
+RESTARTS = int(os.environ.get("WARMROUTE_RESTARTS", "3"))
 WINDOW = 200
 EARNED_WITHIN = 5_000  # answers; mostly some 600 are enough, but 1 in 100 is wrong by nature, and 2 in 200 may be
 AFTERWARDS = 150  # answers graded exact that are looked at once it is
