@@ -35,7 +35,7 @@ FRAME = """<!doctype html>
 def rendered(text: str) -> str:
     """The page of this text: HTML without scripts, styles of its own or links to elsewhere."""
     text = re.sub(r"\[([^]]+)\]\((?!#)[^)]+\)", r"\1", text)
-    text = CODE.sub(lambda code: code[0].replace("\\|", "|"), text)  # a pipe in a table's code has a backslash for GitHub
+    text = CODE.sub(lambda code: code[0].replace("\\|", "|"), text)  # GitHub wants a backslash there
     toc = {"toc": {"slugify": lambda title, _: anchor(title)}}
     body = markdown.markdown(text, extensions=["tables", "fenced_code", "toc"], extension_configs=toc)
     return FRAME.format(body=body)
