@@ -16,7 +16,7 @@ does, between replicas that hold as much.
 
 `load`, the wait in units of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the
 requests behind it, and an idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever
-finds it before him is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
+would wait behind it is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
 each.
 
 `room` is the same externality of memory. A prompt keeps KV room until its answer ends, and where the pool is full, or
