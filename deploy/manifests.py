@@ -30,7 +30,7 @@ HEAD = """\
 
 
 def release(example: str) -> str:
-    """The name of everything in a file, another one in each: two gateways may stand beside one another."""
+    """The name of everything in a file, another one in each: two releases may stand beside one another."""
     return f"warmroute-{example}"
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import markdown
 
+from deploy.docs_site import CODE
+
 REPO = Path(__file__).resolve().parents[1]
 SOURCE, PAGE = REPO / "docs/operate/runbook.md", REPO / "router/admin/runbook/runbook.html"
 FRAME = """<!doctype html>
@@ -33,6 +35,7 @@ FRAME = """<!doctype html>
 def rendered(text: str) -> str:
     """The page of this text: HTML without scripts, styles of its own or links to elsewhere."""
     text = re.sub(r"\[([^]]+)\]\((?!#)[^)]+\)", r"\1", text)
+    text = CODE.sub(lambda code: code[0].replace("\\|", "|"), text)  # GitHub wants a backslash there
     toc = {"toc": {"slugify": lambda title, _: anchor(title)}}
     body = markdown.markdown(text, extensions=["tables", "fenced_code", "toc"], extension_configs=toc)
     return FRAME.format(body=body)

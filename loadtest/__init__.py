@@ -5,5 +5,6 @@ replay     a trace over HTTP; the demo              simulate  placement policies
 overhead   what routers cost beside each other      observe   what can be seen, and by whom
 faults     what clients see when things go wrong    cost      what our router costs alone
 agree      the simulation held against HTTP         evidence  all measurements, part by part
+kernels    times of a real GPU                      forecasts when prompts are asked for again
 pages      documents rendered from what instruments wrote
 """

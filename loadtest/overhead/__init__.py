@@ -2,5 +2,6 @@
 
 command, options  the run and its flags      load, bodies      the client and its requests
 report            medians, goals, a chart    upstream, answers  replicas that cost next to nothing
-slow_and_long, workers, observatory, picker  rows of our router alone    profile  our router under cProfile
+slow_and_long, workers, observatory, picker, continuing, sharing  rows of our router alone
+profile           our router under cProfile
 """

@@ -7,7 +7,7 @@ history/     past decisions and figures, in memory and in a file
 rows         decisions as rows of pages
 parameters   which parameters a page takes
 observatory  what the observatory knows
-replicas     adding and removing replicas at run time
+replicas     adding and removing replicas at run time; draining tells one to send its streams elsewhere
 prewarm      warming replicas now
 openapi/     what all paths of both listeners take and answer
 runbook/     what to do at three in the morning

@@ -4,6 +4,7 @@ Nothing here awaits, reads a clock, opens a socket or writes a log; `now_s` and 
 arguments. So every decision can be tested without a loop, replayed, and raced in virtual time.
 
     admission    whose turn it is: windows, queue, rates, who is held back
+    sharing      what this router and others tell each other, as messages
     placement    where a request goes: candidates, price, policies, receipts
     observatory  why prompts miss: memory of texts, their differences, a ledger of losses
     fleet        replicas: members, leases, fitness, stuck and slow ones, models

@@ -7,6 +7,7 @@ edge          owns the parts and the listener
 routes        where a request goes: to an engine, one of our own pages, or nowhere
 proxy         the story of one request that goes to an engine
 attempts      placing and calling until an answer has begun, within a retry_budget
+legs          calling two replicas where one prefills what another one decodes
 continuing    streams that go on on another replica when theirs breaks or is about to leave
 relay         bytes from engine to client
 """

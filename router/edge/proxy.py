@@ -8,7 +8,8 @@
     close        the lease, at the end of the answer; one metrics call, one log line
 
 Nothing reaches the client before the replica's first body bytes, so until then a failure may be made good by
-another replica; after it, what breaks off ends in an error event. Bodies pass byte for byte in both directions.
+another replica; after it, what breaks off goes on elsewhere for who asked for that, or ends in an error event. Bodies
+pass byte for byte in both directions.
 """
 
 from __future__ import annotations

@@ -6,5 +6,7 @@ probe       their health, models and load
 ranks       how many data-parallel ranks a server has
 kv_events/  what their caches hold, by their KV events
 announce    have a replica say again what it holds
+peers       whether engines take orders of their peers, so that they can be pulled from
+hands       how engines hand over what they have prefilled; pairs warms two of them before requests come
 fetch       how a page of an engine is asked for
 """

@@ -8,4 +8,6 @@ roster        which replicas there are, and the tasks that watch each
 local_placer  what an edge of this process asks
 admitter      who is placed now, who waits, who is turned away
 owners        which replica made a stored response
+sharing       the link to other routers, where the settings name a store
+warm_start    beginning with what was known before; state_file keeps that, knowing makes the pieces
 """

@@ -319,7 +319,7 @@ class WarmStart:
         return {"restored": restored, "refused": len(self._outcomes) - restored, "waiting": waiting}
 
     def status(self) -> dict[str, Any]:
-        """What `/admin/state` says of it."""
+        """What `/admin/index` says of it, under `state`."""
         age_s = None if self._at_s is None else round(self._wall() - self._at_s, 3)
         return {
             "file": self._settings.file,

@@ -5,7 +5,9 @@ whichever way a request comes. Nothing here knows how a request came, or how its
 
 desk          the parts that the faces of one process share, and their settings
 paths         what is for engines, and what is not
-callers       whose request it is
+callers       whose request it is; kinship is whose conversation
+charge        a request is taken from its tenant's rate before its body is read
+deadlines     by when a client wants its first token
 reader        what a client asks; body parses and hashes, in turns if it is long; question is what comes of it
 continuing    whether a stream that breaks may go on elsewhere
 forwarding    header lines for engines

@@ -9,4 +9,5 @@ contents   what is in the files that settings name, as the supervisor hands it t
 descriptors  how many files the process may open, and what of them is clients'
 networks   where replicas may be that are added at run time
 pairs      settings that are pairs written as one string
+hints      words for mistakes: which right name was meant
 """

@@ -46,13 +46,13 @@ OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conv
 
 CONTINUE = ("off", "asked", "exact", "approximate")  # treatment of streams that break
 _OF_TENANT = (
-    "requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only", "continue_streams",
+    "requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only", "ttft_ms",
+    "continue_streams",
 )  # fmt: skip
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.@:-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SECRET = re.compile(rf"[0-9A-Fa-f]{{64}}|{PREFIX}[\w-]{{40}}")  # a digest, or a key of `make_key`
-_OF_TENANT = ("requests_per_min", "tokens_per_min", "isolate", "receipts", "repairs", "append_only", "ttft_ms")
 _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
 

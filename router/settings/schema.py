@@ -39,7 +39,8 @@ class DiscoverySettings:
     """Where replicas come from, besides `replicas`."""
 
     source: str = "static"
-    """`static`: `replicas` alone; `kubernetes`: pods, from the API server; `dns`: addresses of a headless Service."""
+    """`static`: `replicas` alone; `kubernetes`: pods, from the API server (needs the extra `kubernetes`); `dns`:
+    addresses of a headless Service."""
     namespaces: tuple[str, ...] = ()
     """Namespaces of the pods; empty: the one that the router runs in."""
     selector: str = ""
@@ -83,7 +84,7 @@ class MetricsSettings:
     """Where all metrics are sent besides, by OTLP over HTTP: `http://collector:4318`, and `/v1/metrics` unless it names
     a path. Empty: nowhere. Needs the extra `tracing`; the service has the name `tracing.service_name`."""
     otlp_interval_s: Annotated[float, Meta(ge=1)] = 60.0
-    """Seconds between two such pushes. As OpenTelemetry."""
+    """Seconds between two pushes of metrics. As OpenTelemetry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class TracingSettings:
 
     endpoint: str = ""
     """Where spans are sent, by OTLP over HTTP: `http://collector:4318`, and `/v1/traces` unless it names a path. Empty:
-    no tracing, and none of its cost; `traceparent` of clients is passed on all the same."""
+    no tracing, and none of its cost; `traceparent` of clients is passed on all the same. Needs the extra `tracing`."""
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
     """Part of the requests without a `traceparent` of their own that are traced; with one, the client decides."""
     service_name: str = "warmroute"
@@ -107,7 +108,8 @@ class ListenSettings:
 
     face: Literal["edge", "picker", "both"] = "edge"
     """Who stands before the replicas: `edge`, this router, which carries the bytes; `picker`, a gateway that asks here
-    where each request goes (settings `gateway`; there is no main listener then); or `both`."""
+    where each request goes (settings `gateway`; there is no main listener then); or `both`. All but `edge` need the
+    extra `gateway`."""
     host: str = "127.0.0.1"
     """Address of the main listener. Loopback unless told otherwise: nobody is served by accident."""
     port: Port = 8000
@@ -121,29 +123,30 @@ class ListenSettings:
     keepalive_s: Seconds = 75.0
     """Seconds an idle client connection is kept. As nginx."""
     workers: Workers = 1
-    """Processes that serve clients. One does some thousand requests a second; with more, one more process places for
-    all of them, so that they decide as one."""
+    """Processes that serve clients. One does some ten thousand short requests a second; with more, one more process
+    places for all of them, so that they decide as one."""
     hub_timeout_s: Seconds = 0.25
     """Seconds that placing for a worker may take; then the worker places that request itself, by the ring."""
     lame_duck_s: NotNegative = 5.0
     """Seconds that the listener stays open after SIGTERM while `/readyz` says 503: load balancers need that long to
     look elsewhere. Ctrl-C (SIGINT) does not wait."""
     drain_s: NotNegative = 180.0
-    """Seconds that running answers may take to finish after that. A pod's grace must be longer than both."""
+    """Seconds that running answers may take to finish after `listen.lame_duck_s`. A pod's grace must be longer than
+    both."""
     files_interval_s: NotNegative = 10.0
     """Seconds between two looks whether a file that settings name (certificates, keys, tokens) has changed; it is then
     read again as on SIGHUP, once it stays the same for one interval. 0: on SIGHUP only."""
     tls_certificate: str = ""
     """PEM file of the main listener's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
     tls_key: str = ""
-    """PEM file of its private key; empty: it is in `tls_certificate`."""
+    """PEM file of that certificate's private key; empty: it is in `listen.tls_certificate`."""
     tls_client_ca: str = ""
     """PEM file of authorities; clients must then show a certificate of theirs."""
     connections_max: Positive = 16_384
     """Client connections open at once; whoever comes then is closed again. Fewer where the process may not open enough
     files, which is said at the start."""
     connections_per_client_max: Positive = 4_096
-    """Of these, from one address. High, since a load balancer is one address."""
+    """Client connections open at once from one address. High, since a load balancer is one address."""
     head_timeout_s: Seconds = 10.0
     """Seconds from the first byte of a request to the end of its head."""
     body_bytes_per_s_min: Count = 1_024
@@ -170,7 +173,7 @@ class GatewaySettings:
     tls_certificate: str = ""
     """PEM file of the picker's certificate chain; empty: no TLS. Read again on SIGHUP, or when it changes."""
     tls_key: str = ""
-    """PEM file of its private key; empty: it is in `tls_certificate`."""
+    """PEM file of that certificate's private key; empty: it is in `gateway.tls_certificate`."""
     tls_client_ca: str = ""
     """PEM file of authorities; gateways must then show a certificate of theirs."""
     fallbacks_max: Annotated[int, Meta(ge=0, le=4)] = 2
@@ -207,7 +210,7 @@ class AdminSettings:
     """Connections to the admin listener that are open at once; whoever comes then is closed again. A dashboard takes
     two, a scraper one. How long they may take is as on the main listener (`listen.head_timeout_s` and its kin)."""
     connections_per_client_max: Positive = 32
-    """Of these, from one address."""
+    """Connections to the admin listener that are open at once from one address."""
     replicas_allowed: tuple[str, ...] = ()
     """Where replicas added at run time (`POST /admin/replicas`) may be: `http://10.0.0.0/8:8000`, an address or a
     network, never a name, with its port. Empty: none can be added."""
@@ -215,9 +218,10 @@ class AdminSettings:
     """File in which past decisions and the page's figures are kept over restarts, made if it is not there; of this
     router alone. Empty: memory only, `limits.decisions_max` decisions and an hour of figures."""
     history_bytes_max: HistoryBytes = 256 << 20
-    """Bytes of that file with its journal; the oldest decisions go first. 256 MiB holds some 200,000."""
+    """Bytes of the file `admin.history_path` with its journal; the oldest decisions go first. 256 MiB holds some
+    200,000."""
     history_days_max: Days = 14
-    """Days that decisions and figures are kept there."""
+    """Days that decisions and figures are kept in that file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +289,7 @@ class ProbeSettings:
     """How replicas are asked for health and load."""
 
     interval_s: Seconds = 1.0
-    """Seconds between two rounds. A silent replica is out after two of them, one that refuses at once."""
+    """Seconds between two rounds of probes. A silent replica is out after two of them, one that refuses at once."""
     timeout_s: Seconds = 5.0
     """Seconds a probe may take. A busy engine answers late and is not dead: long, and two failures in a row."""
     models_interval_s: Seconds = 10.0
@@ -338,7 +342,7 @@ class TierSettings:
     """What engines keep in memory and files behind their GPUs, by their KV events, and how soon it is loaded."""
 
     enabled: bool = True
-    """Whether such blocks count as held. Off: only what GPUs hold counts."""
+    """Whether blocks in memory or files behind a GPU count as held. Off: only what GPUs hold counts."""
     kv_bytes_per_token: Annotated[float, Meta(ge=1, le=1e9)] = 262_144.0
     """KV bytes of a token that one replica's links move: 2 x layers x KV heads x head size x bytes of a number, divided
     by the GPUs whose links work side by side. 256 KiB: Qwen3-32B in bf16. With the speeds below it makes the first
@@ -361,18 +365,19 @@ class PullSettings:
     counted up by its data-parallel rank. 0: only engines that `pulls.endpoints` or a pod's annotation
     `warmroute/p2p-port` names."""
     endpoints: tuple[str, ...] = ()
-    """Where single engines take such orders: `http://10.0.0.1:8000=10.0.0.1:5710`."""
+    """Where single engines take orders of their peers: `http://10.0.0.1:8000=10.0.0.1:5710`."""
     gb_per_s: Annotated[float, Meta(gt=0, le=1e6)] = 30.0
     """Gigabytes (10^9 bytes) a second from one engine's CPU memory to another's GPU, as a first guess, which a few
     answers correct: two NICs of 200 Gbit/s."""
     probe_interval_s: Seconds = 5.0
-    """Seconds between two looks whether an engine still listens there. Nothing is pulled from where it does not."""
+    """Seconds between two looks whether an engine still takes orders of its peers. Nothing is pulled from where none
+    listens."""
     stall_s: Seconds = 10.0
     """Seconds beyond the predicted time to the first token (the one that one in ten exceeds) after which a request that
     pulls is sent again without, as is a stream whose prompt was prefilled elsewhere (`split`): an engine waits for a
     wrong address without end."""
     rest_s: Seconds = 60.0
-    """Seconds for which nothing is pulled from the source of such a request."""
+    """Seconds for which nothing is pulled from the source of a request that stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,11 +395,12 @@ class SplitSettings:
     port: Port = 0
     """Port at which decoding engines ask prefilling ones: the bootstrap server's of Mooncake and SGLang, 8998 unless
     told otherwise; the p2p tier's of `offloading`, 5710 unless told otherwise, counted up by the data-parallel rank. 0:
-    that. NIXL needs none."""
+    the engine's own number. NIXL needs none."""
     endpoints: tuple[str, ...] = ()
-    """Where single engines are asked: `http://10.0.0.1:8000=10.0.0.1:8998`."""
+    """Where decoding engines ask single prefilling ones: `http://10.0.0.1:8000=10.0.0.1:8998`."""
     probe_interval_s: Seconds = 5.0
-    """Seconds between two looks whether a prefilling engine still answers there. None whose engine does not is used."""
+    """Seconds between two looks whether a prefilling engine still answers where decoding ones ask it. One that does not
+    prefills for nobody."""
     linger_s: Seconds = 2.0
     """Seconds that a prefilling engine has left when the answer that came of its work has ended."""
 
@@ -413,7 +419,7 @@ class TokenSettings:
     verify: bool = True
     """Whether our tokens are compared with a replica's on a set of probing prompts, first and every so often."""
     verify_interval_s: Seconds = 600.0
-    """Seconds between two such comparisons."""
+    """Seconds between two comparisons of tokens by `tokens.verify`."""
     deadline_s: Seconds = 0.1
     """Seconds a prompt may take to become tokens; then it is placed by estimate."""
     cache_bytes_max: Positive = 128 << 20
@@ -447,7 +453,8 @@ class ObservatorySettings:
     templates_max: Positive = 256
     """Templates (prefixes that conversations share) told apart; the least used make room."""
     groups_max: Positive = 200
-    """Combinations of route, tenant, tools and agent step told apart in metrics; the rest are one more."""
+    """Combinations of route, tenant, tools, agent step and kind of agent told apart in metrics; the rest are one
+    more."""
     steps_max: Positive = 32
     """Names of agent steps told apart; the rest are one more."""
     step_header: str = "x-warmroute-step"
@@ -469,9 +476,10 @@ class PrewarmSettings:
     """Filling the cache of a replica that is new or was restarted, before it takes traffic."""
 
     prefixes_file: str = ""
-    """JSONL file of requests, `{"path": "/v1/chat/completions", "body": {...}}` each, whose prompts are sent to it."""
+    """JSONL file of requests, `{"path": "/v1/chat/completions", "body": {...}}` each, whose prompts a replica is warmed
+    with."""
     templates: Count = 0
-    """The most used learned templates that are sent to it; 0: none."""
+    """How many of the most used learned templates a replica is warmed with; 0: none."""
     tokens_max: Positive = 200_000
     """Prompt tokens that a replica is warmed with at most."""
     hold_ready: bool = False
@@ -487,13 +495,13 @@ class SharedSettings:
     url: str = ""
     """Where the store is: `redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]`, `rediss://` for TLS,
     `redis+sentinel://HOST,HOST/SERVICE` or `redis+cluster://HOST,HOST`. Empty: nothing is shared, and nothing of it
-    costs anything."""
+    costs anything. Needs the extra `shared`."""
     url_file: str = ""
     """File that holds the URL, such as a mounted secret; read again on SIGHUP."""
     password: str = ""
     """Password for the store, in place of one in the URL."""
     password_file: str = ""
-    """File that holds it; read again on SIGHUP."""
+    """File that holds the password for the store; read again on SIGHUP."""
     name: str = "fleet"
     """Name of the fleet: routers with the same name share, and several fleets may have one store."""
     router: str = ""
@@ -522,7 +530,7 @@ class StateSettings:
     """File in which the router leaves what it knows, and from which it begins; empty: none. One router has it, for all
     of its workers. It is replaced as a whole, and readable by nobody else."""
     every_s: Seconds = 30.0
-    """Seconds between two writes; another one is at an orderly end."""
+    """Seconds between two writes of the state file; another one is at an orderly end."""
     bytes_max: Positive = 256 << 20
     """Bytes that the file may have, or what a sibling hands over: replicas that do not fit are left out. Of a replica's
     20,000 blocks it has some 500 KB."""
@@ -543,7 +551,7 @@ class UpstreamSettings:
     """Bearer token sent to replicas instead of the client's own; empty: the client's is passed on unless keys are the
     router's (`auth.keys_file`)."""
     api_key_file: str = ""
-    """File that holds it; read again on SIGHUP."""
+    """File that holds the bearer token sent to replicas; read again on SIGHUP."""
     tls_ca: str = ""
     """PEM file of authorities that replicas' certificates are checked against; empty: the machine's."""
     tls_certificate: str = ""
@@ -577,7 +585,7 @@ class UpstreamSettings:
     sent; `approximate`, also if it may differ; `off`, never. Engines are then asked for token ids, and each event of
     such streams is read."""
     continue_models: tuple[str, ...] = ()
-    """The same for single models: `MODEL=exact`."""
+    """What becomes of broken streams of single models, in words of `upstream.continue_streams`: `MODEL=exact`."""
     hand_over_s: NotNegative = 5.0
     """Seconds after discovery says that a replica is leaving or not ready, or it was told to drain; then its streams
     that can be continued are handed on to others. Shorter than the grace that engines have to end."""
@@ -594,7 +602,7 @@ class LimitSettings:
     or without keys an address, may hold four times as much as is left free; beyond that it is not read any further.
     Workers have a part each."""
     bodies_wait_s: Seconds = 10.0
-    """Seconds that a body may wait for room among those; then 503."""
+    """Seconds that a body may wait for room within `limits.bodies_bytes_max`; then 503."""
     held_answer_bytes_max: Count = 1 << 20
     """Bytes of an answer that does not stream held until it is whole, so that a cut one can be retried."""
     offload_bytes_min: Count = 256 << 10

@@ -37,6 +37,7 @@ def test_the_runbook_is_that_of_the_documents() -> None:
     alerts = re.findall(r"^## (Warmroute\w+)$", SOURCE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(alerts) > 10
     assert {name.lower() for name in alerts} <= ids
+    assert "/metrics | grep token_hit</code>" in text  # a command that can be copied, without the table's backslash
     assert set(re.findall(r'href="#([^"]+)"', text)) <= ids
 
 

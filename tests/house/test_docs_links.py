@@ -54,7 +54,7 @@ def test_the_site_is_made(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").is_file()
     runbook = (tmp_path / "operate" / "runbook" / "index.html").read_text(encoding="utf-8")
-    assert "/metrics | grep hit_rate</code>" in runbook
+    assert "/metrics | grep token_hit</code>" in runbook
 
 
 @pytest.mark.parametrize("name", NAMES)

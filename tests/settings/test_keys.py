@@ -48,8 +48,9 @@ def problems(path: Path, entries: Any) -> list[str]:
 def test_a_key_is_found_by_its_digest_alone(tmp_path: Path) -> None:
     """Everything that an entry says is its tenant's; another key, and the digest itself, are nobody's."""
     said = {"models": ["m", "n"], "requests_per_min": 5, "tokens_per_min": 7, "priority": "low", "isolate": True}
-    keys = load(tmp_path, [{**GOOD, **said, "receipts": True}])
-    tenant = Tenant("acme", Priority.LOW, frozenset("mn"), 5, 7, isolated=True, receipts=True)
+    said |= {"receipts": True, "repairs": ["sort_tools"], "append_only": "warn"}
+    keys = load(tmp_path, [{**GOOD, **said, "ttft_ms": 9, "continue_streams": "exact"}])
+    tenant = Tenant("acme", Priority.LOW, frozenset("mn"), 5, 7, True, True, ("sort_tools",), "warn", 9, "exact")
     assert keys.find(b"wr-key") == tenant
     assert keys.tenants == {"acme": tenant}
     assert keys.find(b"wr-kez") is keys.find(b"") is keys.find(DIGEST.encode()) is None

@@ -6,7 +6,7 @@ Reasons are stretches of the prompt, one behind the other, each cut off where th
 
 What a replica is believed to hold ends the first two. What was computed before, by the memory of blocks or by the
 texts of earlier prompts, and is held by nobody now was evicted, or its holder is gone: a cache has a number (see
-Member.life), which a restart changes. Behind that the texts say what else an earlier prompt had (miss.Sighting); the
+Member.life), which a restart changes. Behind that the texts say what else an earlier prompt had (`Sighting`); the
 rest was not seen before. What is left over is the tail: the last token, a begun block of the engine's, and of ours the
 part that earlier prompts had, for which there is no key.
 

@@ -1,7 +1,7 @@
 """What it would cost to place a request on a replica: facts and learned models in, a Candidate out.
 
-Every cost is in milliseconds of prefill, so that a policy can add them up. A policy weighs the terms; here they are
-measured.
+Every cost is in milliseconds that somebody waits, so that a policy can add them up. A policy weighs the terms; here
+they are measured.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 static      those in the settings, or added at run time
 dns         addresses of a name
-kubernetes  pods: pod_watch follows them, pods says which of them are replicas; pool_watch and pools do so for
-            InferencePools, and api_client asks the API server
+kubernetes  pods: pod_watch follows them, pods says which of them are replicas, stacks which are known by their labels;
+            pool_watch and pools do so for InferencePools; objects is what a view keeps, api_client asks the API server
 together    all discoveries as one
 sources     the discovery that the settings name
 

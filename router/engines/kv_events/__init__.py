@@ -3,5 +3,6 @@
 subscriber  follows all replicas
 follower    follows one replica
 sources     where a replica publishes
+handover    where another process goes on with a replica's stream
 sockets     ZeroMQ, and the only module that knows it
 """

@@ -16,7 +16,7 @@ does, between replicas that hold as much.
 
 `load`, the wait in units of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the
 requests behind it, and an idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever
-finds it before him is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
+would wait behind it is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
 each.
 
 `room` is the same externality of memory. A prompt keeps KV room until its answer ends, and where the pool is full, or
@@ -91,7 +91,7 @@ HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work b
 EVENED = 4.0  # streams by which replicas that hold as much may differ: the next placements even that out
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
 HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
-QUEUE = 1.0  # how fast it falls with the median wait of replicas that prefill, measured in units
+QUEUE = 1.0  # how fast that weight falls with the median wait of replicas that prefill, measured in units
 LEGS = 4  # replicas whose price is looked at for each of two legs
 RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
 FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: a difference of less than a conversation is no imbalance
