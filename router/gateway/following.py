@@ -32,13 +32,13 @@ from router.placer import Placed, UnknownResponse
 from router.reading.answering import CLIENT_LEFT_STATUS, COMPUTED, may_not_hear, receipt_text
 from router.reading.question import Question
 from router.settings.keys import Caller
+from router.telemetry.catalogue import FALLBACK
 from router.telemetry.record import RequestRecord
 
 ALIVE_S = 0.5  # least time between two signs of life of a replica
 ASKED_MAX = 8  # answers that may be asked for in vain before it counts as known that the gateway sends none
 SHOWN_MIN = 64  # answers that are asked for before only a sample is: speeds must be known first
 LINGER_S_MAX = 600.0
-FALLBACK = "fallback"  # kind of failure: the gateway could not reach the endpoint
 _ADDRESSES = frozenset(name.decode() for name in ADDRESS_HEADERS)
 _OWN = OWN_HEADERS.decode()
 

@@ -182,14 +182,19 @@ KINDS = (  # kinds of failures (http/failures.py)
 )  # fmt: skip
 CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of breaks after which a stream may be continued
 
+FALLBACK = "fallback"  # kind of failure behind a gateway, which could not reach an endpoint and took the next one
+_OUTCOMES = (
+    *(ending.value for ending in (Ending.OK, Ending.CLIENT_LEFT, Ending.REFUSED_BY_ENGINE, Ending.FAILED)),
+    *KINDS,
+    FALLBACK,
+)
 # Series that are there from the first scrape on: one that begins with its first increment has no rate that shows it.
-_OUTCOMES = (Ending.OK.value, Ending.CLIENT_LEFT.value, *KINDS)
 BEGUN: dict[str, list[Labels]] = {
     "graded_requests": [(grade,) for grade in Grade],
     "predictions": [(grade, result) for grade in Grade for result in ("equal", "over", "under")],
     "overpredicted_tokens": [(grade,) for grade in Grade],
     "attempts": [(outcome,) for outcome in _OUTCOMES],
-    "retries": [(kind,) for kind in KINDS],
+    "retries": [(kind,) for kind in (*KINDS, FALLBACK)],
     "continued_streams": [(how, cause) for how in (EXACT, APPROXIMATE) for cause in CAUSES],
     "refused_continuations": [(reason,) for reason in REASONS],
     "worker_hub_lost_placements": [()],
