@@ -5,6 +5,7 @@ from __future__ import annotations
 from deploy.openapi.answers import GRADES
 from deploy.openapi.parts import Part, by_name, each, flag, maybe, number, one_of, record, ref, rows, text, whole
 from router.admin.prewarm import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
+from router.core.facts.legs import Handshake, Role
 from router.core.facts.misses import STAGES, Miss, TokenPlace
 from router.core.fleet.breaker import State
 from router.core.placement.spill import SpillCause
@@ -293,6 +294,9 @@ def _replicas() -> Part:
         "load": ref("Load"),
         "share": number("Part of its work that this router sent."),
         **each(by_name(number(), "What was learned."), "prefill decode_step"),
+        "role": one_of(*Role),
+        "split": maybe(ref("Hand")),
+        "pull_address": maybe(text("Where its engine takes orders of its peers, `host:port`.")),
     }
     source = {"fresh": flag(), "why": text(), "stale_s": number(), **each(whole(), "errors replicas")}
     link = {
@@ -310,6 +314,7 @@ def _replicas() -> Part:
         "Load": record("What an engine's metrics say; null: they do not.", load),
         "EventStream": record("A replica's stream of KV events, and its blocks.", stream, optional=stream),
         "Replica": record("Health, load, and what was learned.", replica),
+        "Hand": _hand(),
         "Replicas": record(
             "Every replica, how fresh the list is, by source, and which other routers are heard.",
             {
@@ -326,6 +331,17 @@ def _replicas() -> Part:
         ),
         "StateKept": _state_kept(),
     }
+
+
+def _hand() -> Part:
+    pairs = "With so many replicas: pairs that take traffic, are to be warmed, and rest after a failure."
+    hand = {
+        "handshake": one_of(*Handshake),
+        "address": text("Where decoding engines ask it, `host:port`; empty: the prefill leg's answer says where."),
+        "answers": flag("It shakes hands now."),
+        "pairs": record(pairs, each(whole(), "warm new resting")),
+    }
+    return record("How a replica hands over what it prefills, or takes what others did; null: it does neither.", hand)
 
 
 def _state_kept() -> Part:

@@ -9,6 +9,7 @@ from typing import Any
 from router.admin.calls import TEXT, AdminAnswer, AdminCall, AdminRoute, got, json_answer
 from router.admin.history.history import RouterHistory
 from router.admin.history.pages import HistoryPages
+from router.core.dialects.legs import ENGINE_MARK
 from router.core.fleet.breaker import State
 from router.core.fleet.member import Member
 from router.core.placement.router import Router
@@ -152,7 +153,20 @@ class Pages:
             "answer_tokens": round(member.speeds.answer_tokens.mean, 1),
             "blocks": self._router.index.blocks(member.id),
             "blocks_max": self._router.index.capacity(member.id),
+            "role": member.replica.role,
+            "split": self._split(member.id, now_s),
+            "pull_address": None if (peer := self._router.fleet.pulls.peers.get(member.id)) is None else peer.address,
         }
+
+    def _split(self, replica: str, now_s: float) -> dict[str, Any] | None:
+        """How the replica shakes hands with those that decode what it prefills, or the reverse, and with how many; None
+        where it does not."""
+        legs = self._router.fleet.legs
+        if (found := legs.hand_of(replica)) is None:
+            return None
+        hand, answers = found
+        address, pairs = hand.address.partition(ENGINE_MARK)[0], legs.pairs_of(replica, now_s)
+        return {"handshake": hand.handshake, "address": address, "answers": answers, "pairs": pairs}
 
     def _events(self, replica: str) -> dict[str, Any] | None:
         """The state of the replica's event stream and blocks; None if there is no stream."""

@@ -15,7 +15,6 @@ from aiohttp import ClientSession, ClientTimeout
 
 from loadtest.engine.command import Engines, EngineSettings
 from loadtest.engine.pairs import LegRefused, Moment
-from loadtest.engine.peers import PeerLimits
 from router.app import App
 from router.core.facts.legs import Handshake, Role
 from router.core.facts.replicas import Replica
@@ -27,46 +26,12 @@ from tests.core.placement.paired import PairedFleet
 from tests.gateway.asking import asking, set_headers
 from tests.support import fakes
 from tests.support.keyring import Keyring
-from tests.support.splitting import stop_clocks
+from tests.support.splitting import hub_fleet, warm_pairs
 from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"
 LONG = "abcd" * 12_000
 STREAMS = 12
-
-
-@asynccontextmanager
-async def _fleet(
-    handshake: Handshake, decodes: int = 2, prefills: int = 1, **overrides: Any
-) -> AsyncIterator[tuple[Engines, App]]:
-    """So many replicas that prefill and that decode, and a router that may have them do so."""
-    settings = EngineSettings(
-        replicas=prefills + decodes,
-        port=0,
-        time_scale=20.0,
-        handshake=handshake,
-        prefills=prefills,
-        peers=PeerLimits(1e-3, 1e-6),
-    )
-    async with Engines(settings) as engines:
-        stop_clocks(engines)
-        named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=False)]
-        split = {
-            "split__handshake": handshake.value,
-            "split__prefill": tuple(engines.urls[:prefills]),
-            "split__decode": tuple(engines.urls[prefills:]),
-            "split__endpoints": () if handshake is Handshake.NIXL else tuple(named),
-            "pulls__gb_per_s": 1_000.0,
-            "events__enabled": False,
-        }
-        async with App(fakes.settings(*engines.urls, **{**split, **overrides})) as app:
-            await app.hub.probe_now()
-            yield engines, app
-
-
-def _warm(app: App) -> int:
-    """How many pairs take traffic."""
-    return sum(pair.warm for pair in app.router.fleet.legs._pairs.values())
 
 
 async def _ask(url: str, prompt: str, tokens: int) -> dict[str, str]:
@@ -106,8 +71,8 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
     """Where many streams decode, a long new prompt is prefilled by the replica that does nothing else, once its pairs
     have handed a prompt of ours over; receipts and metrics say so, and short prompts stay in one leg."""
     caplog.set_level(logging.INFO)
-    async with _fleet(handshake) as (engines, app):
-        await until(lambda: _warm(app) == 2)
+    async with hub_fleet(handshake) as (engines, app):
+        await until(lambda: warm_pairs(app) == 2)
         assert sum(link.legs.fetched for link in engines.links) == 2
         async with _streams(engines, app) as prefilled:
             assert not any(prefilled)
@@ -128,8 +93,8 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
 @pytest.mark.parametrize("handshake", Handshake)
 async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake) -> None:
     """The replica that prefills dies: the Router places both legs once more, without it, and only it is blamed."""
-    async with _fleet(handshake, 1, 2) as (engines, app):
-        await until(lambda: _warm(app) == 2)
+    async with hub_fleet(handshake, 1, 2) as (engines, app):
+        await until(lambda: warm_pairs(app) == 2)
         guilty: list[int] = []
 
         async def dies(role: Role, _: object) -> None:
@@ -158,8 +123,8 @@ async def test_a_pair_that_fails_is_followed_by_another_one(handshake: Handshake
 async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(handshake: Handshake) -> None:
     """By the decoding replica, if there is no other one, and not by the one that prefills, which may have died behind
     its answer while nothing else shows that yet."""
-    async with _fleet(handshake, 1) as (engines, app):
-        await until(lambda: _warm(app) == 1)
+    async with hub_fleet(handshake, 1) as (engines, app):
+        await until(lambda: warm_pairs(app) == 1)
 
         async def fails(role: Role, moment: Moment) -> None:
             if (role, moment) == (Role.DECODE, Moment.ARRIVED):
@@ -177,12 +142,12 @@ async def test_blocks_that_do_not_come_are_computed_where_they_were_wanted(hands
 async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
     """Not a short prompt, nor one before any pair is warm: that is 503, and no engine's 400. What may not be split goes
     to a server that does both, where there is one."""
-    async with _fleet(Handshake.SGLANG, 1) as (engines, app):
+    async with hub_fleet(Handshake.SGLANG, 1) as (engines, app):
         await until(lambda: len(app.router.fleet.legs.hands) == 2)
         app.router.fleet.legs._pairs.clear()
         async with ClientSession() as client, client.post(app.url + COMPLETIONS, json={"prompt": "hi"}) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (503, "no_replica_ready")
-        await until(lambda: _warm(app) == 1)
+        await until(lambda: warm_pairs(app) == 1)
         headers = await _ask(app.url, "short", 3)
         assert headers["x-warmroute-prefill-replica"] == engines.urls[0]
         both = fakes.FakeEngine(models=("sim",), owned_by="sglang")
@@ -198,13 +163,13 @@ async def test_sglangs_servers_are_sent_no_request_in_one_leg() -> None:
 async def test_a_pair_that_hands_nothing_over_takes_no_traffic(caplog: pytest.LogCaptureFixture) -> None:
     """The decoding engine cannot reach the other one, though the router can: the log says so, the pair rests, and
     requests go in one leg."""
-    async with _fleet(Handshake.NIXL) as (engines, app):
+    async with hub_fleet(Handshake.NIXL) as (engines, app):
         engines._directory.clear()
         await until(lambda: [line for line in caplog.records if getattr(line, "event", "") == "pair_failed"])
         headers = await _ask(app.url, LONG, 3)
         assert headers["x-warmroute-replica"] in engines.urls[1:]
         assert "x-warmroute-prefill-replica" not in headers
-        assert _warm(app) == 0
+        assert warm_pairs(app) == 0
 
 
 async def test_an_odd_address_fails_its_pair(caplog: pytest.LogCaptureFixture) -> None:
@@ -313,11 +278,11 @@ async def test_a_server_of_sglangs_without_a_role_takes_no_legs(caplog: pytest.L
 async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
     """The picker names the prefilling replica in llm-d's header, whatever the client has put there, and leaves the body
     alone; the prefill leg's lease ends with the decode leg's."""
-    async with _fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
         engines,
         app,
     ):
-        await until(lambda: _warm(app) == 1)
+        await until(lambda: warm_pairs(app) == 1)
         body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
         async with _streams(engines, app), asking(app) as it:
             told = await it.pick(body, path=COMPLETIONS, headers={"x-prefiller-host-port": "10.0.0.9:1"})
@@ -331,29 +296,29 @@ async def test_a_gateways_sidecar_is_told_who_prefills() -> None:
 async def test_a_pair_whose_answers_fail_behind_a_gateway_rests(status: int, retry_after: str, left: int) -> None:
     """No engine says which of the two was at fault, so the pair is warmed anew; one that asks for a rest, or refuses
     the request, says nothing of the pair."""
-    async with _fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
         engines,
         app,
     ):
-        await until(lambda: _warm(app) == 1)
+        await until(lambda: warm_pairs(app) == 1)
         body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
         async with _streams(engines, app), asking(app) as it:
             told = await it.pick(body, path=COMPLETIONS)
             assert "x-prefiller-host-port" in set_headers(told)
             await it.answer(status, end=True, headers={"retry-after": retry_after} if retry_after else None)
             await it.hear()
-            assert _warm(app) == left
+            assert warm_pairs(app) == left
 
 
 @pytest.mark.inside
 async def test_a_replica_with_a_name_prefills_for_no_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The header has addresses only: nothing is booked for a replica that it cannot have."""
-    async with _fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
+    async with hub_fleet(Handshake.NIXL, 1, listen__face="both", gateway__port=0, gateway__health_port=0) as (
         engines,
         app,
     ):
         monkeypatch.setattr(stream, "endpoint_of", lambda replica: "" if replica == engines.urls[0] else "10.0.0.1:1")
-        await until(lambda: _warm(app) == 1)
+        await until(lambda: warm_pairs(app) == 1)
         body = json.dumps({"model": "sim", "prompt": LONG, "max_tokens": 3, "stream": True}).encode()
         async with _streams(engines, app), asking(app) as it:
             told = await it.pick(body, path=COMPLETIONS)

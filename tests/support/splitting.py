@@ -13,6 +13,7 @@ from aiohttp import ClientSession
 
 from loadtest.engine.command import Engines, EngineSettings
 from loadtest.engine.peers import PeerLimits
+from router.app import App
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Brought, Outcome
 from router.core.facts.replicas import address_of
@@ -184,3 +185,37 @@ async def ask(url: str, **fields: Any) -> tuple[int, str]:
     body = {"model": "sim", "prompt": PROMPT, "max_tokens": 5, **fields}
     async with ClientSession() as client, client.post(url + COMPLETIONS, json=body) as response:
         return response.status, await response.text()
+
+
+@asynccontextmanager
+async def hub_fleet(
+    handshake: Handshake, decodes: int = 2, prefills: int = 1, **overrides: Any
+) -> AsyncIterator[tuple[Engines, App]]:
+    """So many replicas that prefill and that decode, and a router that may have them do so."""
+    settings = EngineSettings(
+        replicas=prefills + decodes,
+        port=0,
+        time_scale=20.0,
+        handshake=handshake,
+        prefills=prefills,
+        peers=PeerLimits(1e-3, 1e-6),
+    )
+    async with Engines(settings) as engines:
+        stop_clocks(engines)
+        named = [f"{url}={address}" for url, address in zip(engines.urls, engines.addresses, strict=False)]
+        split = {
+            "split__handshake": handshake.value,
+            "split__prefill": tuple(engines.urls[:prefills]),
+            "split__decode": tuple(engines.urls[prefills:]),
+            "split__endpoints": () if handshake is Handshake.NIXL else tuple(named),
+            "pulls__gb_per_s": 1_000.0,
+            "events__enabled": False,
+        }
+        async with App(fakes.settings(*engines.urls, **{**split, **overrides})) as app:
+            await app.hub.probe_now()
+            yield engines, app
+
+
+def warm_pairs(app: App) -> int:
+    """How many pairs take traffic."""
+    return sum(pair.warm for pair in app.router.fleet.legs._pairs.values())

@@ -205,6 +205,22 @@ class Legs:
         if pair is not None:
             pair.rest_s = 0.0
 
+    def hand_of(self, replica: str) -> tuple[_Hand, bool] | None:
+        """How a replica shakes hands, and whether it does so now; None where it never did."""
+        if (hand := self.hands.get(replica)) is not None:
+            return hand, True
+        silent = self._silent.get(replica)
+        return None if silent is None else (silent, False)
+
+    def pairs_of(self, replica: str, now_s: float) -> dict[str, int]:
+        """How many pairs of a replica take traffic (`warm`), are to be warmed (`new`), and rest after a failure
+        (`resting`)."""
+        counts = {"warm": 0, "new": 0, "resting": 0}
+        for pair, known in self._pairs.items():
+            if replica in pair:
+                counts["warm" if known.warm else "resting" if known.rest_until_s > now_s else "new"] += 1
+        return counts
+
     def partners(self, decode: str) -> list[str]:
         """Ids of replicas with which this one that decodes is a pair, warm or not."""
         return self._partners.get(decode, [])
