@@ -73,7 +73,12 @@ FULL = {
     "WARMROUTE_SPLIT_RUNS": "10000",
 }
 """The sizes that these tests are meant for; the suite has fewer (CONTRIBUTING.md)."""
-FULL_ENGINES = {"WARMROUTE_BENCH_RUNS": "3", "WARMROUTE_CONTINUING_PROMPTS": "2", "WARMROUTE_RESTARTS": "5"}
+FULL_ENGINES = {
+    "WARMROUTE_BENCH_RUNS": "3",
+    "WARMROUTE_CONTINUING_PROMPTS": "2",
+    "WARMROUTE_EXACT_REQUESTS": "1500",
+    "WARMROUTE_RESTARTS": "5",
+}
 """Likewise for tests with real engines."""
 REPEATED = (
     *(
