@@ -334,3 +334,14 @@ def test_roles_that_make_no_sense_are_refused() -> None:
     done = tools.helm("template", tools.RELEASE, tools.CHART, *options(half), *words)
     assert done.returncode != 0
     assert "engines.networkPolicy.splitPorts must name 9000" in " ".join(done.stderr.split())
+
+
+def test_engines_that_nobody_gave_a_role_are_warned_of() -> None:
+    """A handshake without a role is no mistake where other pods prefill; the notes say that these engines do not."""
+    words = ("install", tools.RELEASE, tools.CHART, "--namespace", tools.NAMESPACE, "--dry-run=client")
+    for role, warned in ((None, True), ("both", False)):
+        model = MODELS[1] | ({"role": role} if role else {})
+        done = tools.helm(*words, *options(model), "--set", "config.split.handshake=nixl")
+        assert done.returncode == 0, done.stderr
+        assert ("no entry of engines.models has a role" in done.stdout) is warned
+    assert "has a role" not in tools.helm(*words, *options(MODELS[1])).stdout
