@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -142,6 +142,8 @@ class Market(Struct, gc=False):
     elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
     expected: str = ""  # replica on which the client's words let some of the prompt be expected; "": none
     order: Sequence[str] = ()  # ids of all replicas, the nearest to the ring key first; () where all are candidates
+    # Ids of replicas that this router takes first of equals, as other routers take the rest; empty: it is alone.
+    own: Collection[str] = ()
 
 
 class Choice(Struct, gc=False):

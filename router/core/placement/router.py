@@ -102,6 +102,9 @@ class Router:
         their GPUs counts as cached; `load_guesses` say by tier what loading it takes, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
+        self.own = frozenset[
+            str
+        ]()  # replicas that this router takes first of equals (core/sharing); empty: it is alone
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
@@ -425,6 +428,7 @@ class Router:
         market = Market(
             ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, blocks, match.home, elsewhere, expected, order
         )
+        market.own = self.own
         return market, candidates
 
     def _ids_of(self, members: list[Member]) -> dict[str, None]:

@@ -84,6 +84,7 @@ class Hearer:
         self._ids: dict[int, str] = {}  # number of a replica -> its id
         self._fitted: dict[str, Member] = {}  # replicas of whose speed something was told that is not in their models
         self._fitted_s = float("-inf")
+        self._divided: tuple[list[str], frozenset[str]] = [], frozenset()  # routers and replicas, as last divided
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Take a message. Raises BadMessage."""
@@ -123,11 +124,23 @@ class Hearer:
         due_s = now_s - self._limits.silent_s
         for name in [name for name, peer in self.peers.items() if peer.heard_s < due_s]:
             self._forget(name, now_s)
+        self._divide()
 
     def alone(self, now_s: float) -> None:
         """Forget everybody."""
         for name in list(self.peers):
             self._forget(name, now_s)
+        self._divide()
+
+    def _divide(self) -> None:
+        """Say which replicas this router takes first of equals: every so many-th by id, as there are routers. All do so
+        by the same names and ids, so each takes others."""
+        names = sorted([self._name, *self.peers])
+        if names != self._divided[0] or self._router.fleet.members.keys() != self._divided[1]:
+            ids = sorted(self._router.fleet.members)
+            self._divided = names, frozenset(ids)
+            own = ids[names.index(self._name) :: len(names)] if len(names) > 1 else []
+            self._router.own = frozenset(own)
 
     def lags(self) -> list[tuple[int, int]]:
         """What each router is to be told of how late it is heard."""

@@ -104,6 +104,11 @@ class News:
         self._open.pop(lease.id, None)
 
     @property
+    def placements(self) -> int:
+        """How many placements wait for a message."""
+        return len(self._placements)
+
+    @property
     def first(self) -> int:
         """Leases before this one have ended, and whatever there is to tell of them was told."""
         waiting = [shared.lease for shared in self._placements] + [end.lease for end in self._ends]

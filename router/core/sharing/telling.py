@@ -20,6 +20,7 @@ from router.core.sharing.messages import NUMBER_MAX, Gap, SharedAgain, SharedMes
 from router.core.sharing.models import fits_of, learned
 from router.core.sharing.news import News
 
+UNTOLD_REPLICAS = 32  # replicas for which one placement may be untold before the next regular message
 AGAIN = 2  # circles of arcs that still have the row of a replica at which nothing is open any more
 
 
@@ -70,11 +71,13 @@ class Teller:
     # -- what the router does (LeaseWatch) ----------------------------------------------------------------------------
 
     def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
-        """A lease was given. It is urgent where it moves prices by more than what cannot be told apart."""
+        """A lease was given. It is urgent where it moves prices by more than what cannot be told apart, and where many
+        others were given since the last message: other routers do not know of them, and choose the same replicas."""
         counted, member = self._change(lease.replica), self._router.fleet.members[lease.replica]
         counted.sent_tokens += lease.prompt_tokens
         self.news.placed(lease, member.wait_ms(now_s), credit)
-        if lease.prefill_ms > member.speeds.units()[0]:
+        untold = self.news.placements * UNTOLD_REPLICAS >= len(self._router.fleet.members)
+        if untold or lease.prefill_ms > member.speeds.units()[0]:
             self._press()
 
     def first_token(self, lease: Lease, now_s: float) -> None:

@@ -64,6 +64,10 @@ memory is future load. Several routers then agree without talking, a shared syst
 to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of this ever
 overrides a price outside the band.
 
+Several routers that see the same would take the same one of many replicas that hold a hot prefix, until each has heard
+of the others' choice a few milliseconds later. So of replicas that hold as much and can begin as soon each router goes
+to those first that are its own, one in as many as there are routers.
+
 Where replicas do more than this router asks of them, another router sends there too, and a prompt that nobody is known
 to hold may belong to one of its conversations. All routers would look for it at its place on the ring, so there it is
 cheaper by the chance that it was sent there, which is learned from how often that was right: by what need not be
@@ -88,6 +92,7 @@ from router.core.placement.ring import Ring, load_bound
 CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
 BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
 HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
+SPREAD = 2  # streams by which a router's own replicas may be ahead of others that hold as much and begin as soon
 EVENED = 4.0  # streams by which replicas that hold as much may differ: the next placements even that out
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
 HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
@@ -214,7 +219,7 @@ class Warm:
             at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
             if at_home:
                 expected = [c for c in at_home if c.id == market.expected]
-                return Choice(_soonest(expected or at_home, prices).id, tied)
+                return Choice(_soonest(expected or at_home, prices, market.own).id, tied)
         footprint_bound = load_bound(market.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
         kin = band.get(market.expected)
         roomy = kin is not None and kin.footprint_blocks < footprint_bound and _has_room(kin, bound)
@@ -312,10 +317,10 @@ def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
     return least
 
 
-def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
+def _soonest(holders: list[Candidate], prices: dict[str, float], own: Collection[str]) -> Candidate:
     """The candidate with the shortest wait, for loads too, among several that hold as much; of equals the least loaded.
     No cache is at stake between them, so every wait counts, however short: most of the open leases decode and delay no
-    prefill."""
+    prefill. Where several routers place, those of a router's `own` go before others with up to SPREAD streams less."""
     soonest, *others = holders
     least = [soonest]
     least_ms = wait_ms(soonest) + soonest.loading_ms
@@ -325,6 +330,9 @@ def _soonest(holders: list[Candidate], prices: dict[str, float]) -> Candidate:
             least, least_ms = [c], waits_ms
         elif waits_ms == least_ms:
             least.append(c)
+    if own and len(least) > 1:
+        most = min([c.in_flight for c in least]) + SPREAD
+        least = [c for c in least if c.in_flight <= most and c.id in own] or least
     return _least(least, prices)
 
 
