@@ -320,6 +320,19 @@ def test_of_equal_holders_one_can_begin_first(field: str) -> None:
         assert chosen(market(f"session-{n}"), alike).id == IDS[3]
 
 
+def test_a_router_takes_its_own_of_equal_holders_first() -> None:
+    """Of those that hold as much and begin as soon a router's own go before others with two streams less, and not with
+    three; where its own have to wait, another one is taken."""
+    hot = candidate("", cached_tokens=8_000, uncached_tokens=800, uncached_ms=60.0, in_flight=20)
+    holders = [replace(hot, id=id_, in_flight=22 if id_ == IDS[4] else 20) for id_ in IDS]
+    asked = replace(market(), own=frozenset({IDS[4]}))
+    assert chosen(asked, holders) == Choice(IDS[4], tied=True)
+    assert chosen(market(), holders).id != IDS[4]
+    for busier in ({"in_flight": 23}, {"pending_ms": 10.0}):
+        some = [replace(c, **busier) if c.id == IDS[4] else c for c in holders]
+        assert chosen(asked, some) == chosen(market(), some) != Choice(IDS[4], tied=True)
+
+
 def test_a_conversation_goes_home_in_the_band_only() -> None:
     """Whoever gave the last answer keeps the conversation, also when it holds little, while the price allows it."""
     questions = [market(f"session-{n}", home=IDS[1]) for n in range(20)]
