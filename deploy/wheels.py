@@ -79,7 +79,14 @@ def make(python: Path, pure: Path, out: Path) -> Path:
         builder = _environment(python, place / "build", "native")
         work = Path(shutil.copy(pure, place))
         said = _run([builder, "-m", "deploy.native_wheel", work])
-        made = place / said.split()[-1]
+        return finish(python, place / said.split()[-1], out)
+
+
+def finish(python: Path, made: Path, out: Path) -> Path:
+    """A native wheel that was made for this interpreter, fit for any Linux of GLIBC_MAX and tried, in `out`. Raises
+    WheelError."""
+    with tempfile.TemporaryDirectory(prefix="warmroute-wheels-") as folder:
+        place = Path(folder)
         repair: list[str | Path] = [
             sys.executable,
             "-m",
@@ -123,6 +130,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.wheels", description="native wheels for other machines")
     parser.add_argument("out", type=Path, help="folder for the wheels")
     parser.add_argument("--python", type=Path, nargs="+", default=[], help="interpreters, beside those on the PATH")
+    parser.add_argument("--made", type=Path, help="a native wheel for that Python, instead of compiling one")
     parser.add_argument("--all", action="store_true", help="exit status 2 where a supported Python is not here")
     options = parser.parse_args()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
@@ -138,10 +146,11 @@ def main() -> int:
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="warmroute-pure-") as folder:
-        pure, _ = dist.build(Path(folder), int(epoch))
+        pure = None if options.made else dist.build(Path(folder), int(epoch))[0]
         for python in found.values():
             try:
-                print(make(python, pure, options.out), flush=True)
+                wheel = finish(python, options.made, options.out) if pure is None else make(python, pure, options.out)
+                print(wheel, flush=True)
             except WheelError as error:
                 print(f"wheels: {error}", file=sys.stderr)
                 return 1

@@ -36,20 +36,35 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("*.tar.gz"))
 
 
-def installed(sdist: Path, place: Path, **environment: str) -> Path:
-    """A fresh environment with the router built from the sdist, and the extra that compiled modules import; the time
-    that it took is printed."""
-    subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=BUILD_TIMEOUT_S)
+def built(sdist: Path, place: Path, **environment: str) -> Path:
+    """The wheel that pip builds of the sdist, in an environment of its own as for `pip install`; the time that it took
+    is printed."""
+    place.mkdir()
     began_s, before = time.monotonic(), os.times()
-    words = ["-m", "pip", "install", "-v", "--no-cache-dir", "--disable-pip-version-check", f"{sdist}[gateway]"]
-    done = program([place / "bin" / "python", *words], cwd=place, timeout_s=BUILD_TIMEOUT_S, **environment)
+    words = ["-m", "pip", "wheel", "-v", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", "-w", place]
+    done = program([sys.executable, *words, sdist], cwd=place, timeout_s=BUILD_TIMEOUT_S, **environment)
     assert done.returncode == 0, done.stdout[-4000:]
     after = os.times()
     cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-    print(f"\ninstalled in {time.monotonic() - began_s:.0f} s, {cpu_s:.0f} s of CPU")
+    print(f"\nbuilt in {time.monotonic() - began_s:.0f} s, {cpu_s:.0f} s of CPU")
     [said] = re.findall(r"^\s*warmroute: (native code|pure Python.*)$", done.stdout + done.stderr, re.MULTILINE)
     print(f"warmroute: {said}")
+    return next(place.glob("warmroute-*.whl"))
+
+
+def installed(wheel: Path, place: Path) -> Path:
+    """A fresh environment with the router, and the extra that compiled modules import."""
+    subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=BUILD_TIMEOUT_S)
+    words = ["-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", f"{wheel}[gateway]"]
+    done = program([place / "bin" / "python", *words], cwd=place, timeout_s=BUILD_TIMEOUT_S)
+    assert done.returncode == 0, done.stdout[-4000:]
     return place / "bin"
+
+
+@pytest.fixture(scope="module")
+def native(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that pip builds where a C compiler is."""
+    return built(sdist, tmp_path_factory.mktemp("native") / "wheel", WARMROUTE_NATIVE="1")
 
 
 def origins(python: Path, cwd: Path) -> set[str]:
@@ -83,10 +98,10 @@ def serves(warmroute: Path, cwd: Path) -> str:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is here")
-def test_with_a_compiler_it_is_native(sdist: Path, tmp_path: Path) -> None:
+def test_with_a_compiler_it_is_native(native: Path, tmp_path: Path) -> None:
     """Every module that deploy/compiled.py names is imported from its library, the router serves and says so; nothing
     that made it came with it."""
-    place = installed(sdist, tmp_path / "venv", WARMROUTE_NATIVE="1")
+    place = installed(native, tmp_path / "venv")
     kind = f"warmroute {__version__} (native code, Python 3."
     assert program([place / "warmroute", "--version"], cwd=tmp_path).stdout.startswith(kind)
     assert origins(place / "python", tmp_path) == {".so"}
@@ -97,7 +112,7 @@ def test_with_a_compiler_it_is_native(sdist: Path, tmp_path: Path) -> None:
 
 def test_without_a_compiler_it_is_pure_and_works(sdist: Path, tmp_path: Path) -> None:
     """The installation succeeds, and the router serves and says so."""
-    place = installed(sdist, tmp_path / "venv", CC="/bin/false")
+    place = installed(built(sdist, tmp_path / "wheel", CC="/bin/false"), tmp_path / "venv")
     kind = f"warmroute {__version__} (pure Python, Python 3."
     assert program([place / "warmroute", "--version"], cwd=tmp_path).stdout.startswith(kind)
     assert origins(place / "python", tmp_path) == {".py"}
@@ -105,12 +120,13 @@ def test_without_a_compiler_it_is_pure_and_works(sdist: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not shutil.which("cc") or sys.platform != "linux", reason="no C compiler is here, or no Linux")
-def test_wheels_are_for_any_linux(tmp_path: Path) -> None:
-    """`make wheels` makes one for this Python, which auditwheel finds fit for Linux of many years, tries it, and says
-    what was not made."""
+def test_wheels_are_for_any_linux(native: Path, tmp_path: Path) -> None:
+    """`deploy.wheels` has one for this Python, which auditwheel finds fit for Linux of many years, tries it, and says
+    what was not made. What compiles is the same as for `pip install` (deploy/native_wheel.py), so that is not done
+    again."""
     oldest = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SOURCE_DATE_EPOCH": EPOCH_S}
-    words = [VENV / "bin" / "python", "-m", "deploy.wheels", tmp_path, "--python", Path(sys.executable).resolve()]
-    done = program(words, cwd=REPO, timeout_s=BUILD_TIMEOUT_S, **oldest)
+    words = ["-m", "deploy.wheels", tmp_path, "--python", Path(sys.executable).resolve(), "--made", native]
+    done = program([VENV / "bin" / "python", *words], cwd=REPO, timeout_s=BUILD_TIMEOUT_S, **oldest)
     assert done.returncode == 0, done.stderr[-4000:]
     names = [Path(line).name for line in done.stdout.split()]
     this = f"cp{sys.version_info[0]}{sys.version_info[1]}"
