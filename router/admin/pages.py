@@ -155,18 +155,21 @@ class Pages:
             "blocks_max": self._router.index.capacity(member.id),
             "role": member.replica.role,
             "split": self._split(member.id, now_s),
-            "pull_address": None if (peer := self._router.fleet.pulls.peers.get(member.id)) is None else peer.address,
+            "pull_address": self._router.pull_address(member.id),
         }
 
     def _split(self, replica: str, now_s: float) -> dict[str, Any] | None:
         """How the replica shakes hands with those that decode what it prefills, or the reverse, and with how many; None
         where it does not."""
-        legs = self._router.fleet.legs
-        if (found := legs.hand_of(replica)) is None:
+        if (found := self._router.hand_of(replica, now_s)) is None:
             return None
-        hand, answers = found
-        address, pairs = hand.address.partition(ENGINE_MARK)[0], legs.pairs_of(replica, now_s)
-        return {"handshake": hand.handshake, "address": address, "answers": answers, "pairs": pairs}
+        handshake, address, answers, pairs = found
+        return {
+            "handshake": handshake,
+            "address": address.partition(ENGINE_MARK)[0],
+            "answers": answers,
+            "pairs": pairs,
+        }
 
     def _events(self, replica: str) -> dict[str, Any] | None:
         """The state of the replica's event stream and blocks; None if there is no stream."""

@@ -242,9 +242,8 @@ def exact_after_listening_s(router: Router, count: int) -> float:
 async def test_predictions_equal_what_the_engine_finds(
     replicas: list[Replica], router: Router, client: httpx.AsyncClient, allowed: list[int], figures: Figures
 ) -> None:
-    """Mixed requests, two at a time: nearly all graded exact, and nearly all of these foretold to the token.
-
-    More at a time race more: those figures are printed, and promised by nobody."""
+    """Mixed requests, two at a time: nearly all graded exact, and nearly all of these foretold to the token. More at a
+    time race more: those figures are printed, and promised by nobody."""
     await touch(replicas)
     figures(f"exact {await wait_graded(router, len(replicas)):.2f} s after the router was ready")
     overheard = Overheard(replicas)

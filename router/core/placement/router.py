@@ -193,6 +193,19 @@ class Router:
         if id_ in self.fleet.members:
             self.fleet.legs.prove(id_, handshake, address)
 
+    def hand_of(self, id_: str, now_s: float) -> tuple[Handshake, str, bool, dict[str, int]] | None:
+        """How a replica shakes hands, its address for that, whether it does so now, and how many pairs of its take
+        traffic (`warm`), are to be warmed (`new`) and rest (`resting`); None where it never shook hands."""
+        if (found := self.fleet.legs.hand_of(id_)) is None:
+            return None
+        hand, now = found
+        return hand.handshake, hand.address, now, self.fleet.legs.pairs_of(id_, now_s)
+
+    def pull_address(self, id_: str) -> str | None:
+        """Where the engine of a replica takes orders of its peers (`host:port`); None: nowhere, as far as known."""
+        peer = self.fleet.pulls.peers.get(id_)
+        return None if peer is None else peer.address
+
     def takes_whole(self, member: Member) -> bool:
         """Whether a replica takes requests in one leg."""
         return self.fleet.legs.takes_whole(member)
