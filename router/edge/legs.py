@@ -33,9 +33,11 @@ from typing import Any
 
 from router.core.dialects.legs import decode_body, prefill_body, transferred
 from router.core.dialects.ranks import for_rank
+from router.core.dialects.tenancy import RESPONSES
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
+from router.edge.split_request import SplitRequest, answered, answers, at_work, renamed
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
@@ -58,30 +60,6 @@ ROOM_BITS = 63  # SGLang's rooms are signed integers of 64 bits
 LOOK_S = 0.25  # between two looks whether a decode leg is over
 RELEASES_MAX = 64  # legs at once that only free blocks; beyond, engines free these when their lease is over
 RELEASE_S = 1.0  # time that such a request has to reach its engine
-AGAIN = "-alone"  # put behind a request's id where its engine has just been sent it: none may have one twice at a time
-
-
-class SplitRequest:
-    """One request in two legs."""
-
-    __slots__ = ("body_bytes", "concluded", "id", "lease", "leg", "lines", "question", "whole")
-
-    def __init__(
-        self, question: Question, lease: Placed, leg: PrefillLeg, lines: Sequence[bytes], id_: str, *, whole: bool
-    ) -> None:
-        self.question = question
-        self.lease = lease
-        self.leg = leg
-        self.lines = lines
-        self.id = id_
-        self.whole = whole  # the decode leg is awaited to its end
-        self.body_bytes = len(question.body)
-        self.concluded = False  # the placer was told of the prefill leg's end
-
-    @property
-    def rank(self) -> int | None:
-        """Data-parallel rank of the replica that prefills."""
-        return Replica(self.leg.replica).rank
 
 
 class LegCaller:
@@ -161,7 +139,7 @@ class LegCaller:
             raise
         if isinstance(answer, Stale):  # its engine closed the connection, and has not read the request
             self._release(split, params)
-        return _begun(answer)
+        return answered(answer)
 
     def _release(self, split: SplitRequest, params: bytes) -> None:
         """Have the blocks freed that nobody will fetch."""
@@ -177,7 +155,7 @@ class LegCaller:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_S):  # the timeout closes the connection, which aborts the request
-                    came = await self._decode(split, body, _renamed(split.lines))
+                    came = await self._decode(split, body, renamed(split.lines))
                     self._done(came)
         finally:
             self._releases -= 1
@@ -194,7 +172,7 @@ class LegCaller:
         taken = False
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
-            if prefill.done() and not _answers(decode):
+            if prefill.done() and not answers(decode):
                 came = prefill.result()
                 if isinstance(came, Failure):
                     taken = decode.done()
@@ -206,7 +184,7 @@ class LegCaller:
                     return came
                 if alone:
                     self._abandon(decode)
-                    return await self._alone(split, _renamed(split.lines))
+                    return await self._alone(split, renamed(split.lines))
                 await self._blocks(split, decode, blocks_within_s)
             taken = True
             came = decode.result()
@@ -214,7 +192,7 @@ class LegCaller:
                 if not prefill.done() and leg.handshake is not Handshake.SGLANG:
                     raise PrefillFailed(leg.replica, came)  # whoever decodes has waited for it
                 raise BlocksTimedOut(str(came))
-            answer = _begun(came)
+            answer = answered(came)
             begun = answer if answer.status < 400 else None
             return answer
         finally:
@@ -353,12 +331,14 @@ class LegCaller:
         came = await self._called(split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent)
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return BlocksFailed(came)
+        if isinstance(came, EngineAnswer) and came.streams and split.question.request.path == RESPONSES:
+            return await at_work(came, split.question.dialect, self._upstream)
         return came
 
     async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:
         """The answer of the decoding replica where it computes the prompt, too."""
         question = split.question
-        return _begun(await self._called(split.lease.replica, question, lines, question.body, whole=split.whole))
+        return answered(await self._called(split.lease.replica, question, lines, question.body, whole=split.whole))
 
     async def _called(
         self,
@@ -414,24 +394,3 @@ class LegCaller:
             self._upstream.done(came.answer)
         elif isinstance(came, EngineAnswer):
             self._upstream.done(came)
-
-
-def _begun(came: EngineAnswer | Failure) -> EngineAnswer:
-    """An answer that has begun. Raises a Failure."""
-    if isinstance(came, Failure):
-        raise came
-    return came
-
-
-def _answers(decode: asyncio.Task[EngineAnswer | Failure]) -> bool:
-    """Whether a decode leg has begun to answer, and with no error."""
-    came = decode.result() if decode.done() else None
-    return isinstance(came, EngineAnswer) and came.status < 400
-
-
-def _renamed(lines: Sequence[bytes]) -> list[bytes]:
-    """The same header lines, with another id of the request."""
-    return [
-        b"%b%b\r\n" % (line.rstrip(), AGAIN.encode()) if line[:13].lower() == b"x-request-id:" else line
-        for line in lines
-    ]
