@@ -198,7 +198,8 @@ class LegCaller:
         finally:
             if not taken:
                 self._abandon(decode)
-            if sent and not taken and leg.handshake is Handshake.MOONCAKE and self._releases < RELEASES_MAX:
+            asked = sent and not taken and not prefill.done()  # whoever decodes may have asked for the blocks
+            if asked and leg.handshake is Handshake.MOONCAKE and self._releases < RELEASES_MAX:
                 self._outlast(split, prefill)
             else:
                 self._leave(split, prefill, begun)
