@@ -33,7 +33,6 @@ from typing import Any
 
 from router.core.dialects.legs import decode_body, prefill_body, transferred
 from router.core.dialects.ranks import for_rank
-from router.core.dialects.tenancy import RESPONSES
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
@@ -332,8 +331,8 @@ class LegCaller:
         came = await self._called(split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent)
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return BlocksFailed(came)
-        if isinstance(came, EngineAnswer) and came.streams and split.question.request.path == RESPONSES:
-            return await at_work(came, split.question.dialect, self._upstream)
+        if isinstance(came, EngineAnswer) and came.streams:
+            return await at_work(came, split.question.request.path, split.question.dialect, self._upstream)
         return came
 
     async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from router.core.dialects import sse
 from router.core.dialects.base import Dialect
+from router.core.dialects.tenancy import CHAT
 from router.core.facts.legs import PrefillLeg
 from router.core.facts.replicas import Replica
 from router.http.engine_failed import BlocksFailed
@@ -42,14 +43,15 @@ class SplitRequest:
         return Replica(self.leg.replica).rank
 
 
-async def at_work(answer: EngineAnswer, dialect: Dialect, upstream: Upstream) -> EngineAnswer | Failure:
-    """A stream of the Responses API with its first event that comes of work, or why there is none: engines send two
-    events before any blocks have come, and say in a third one that none did."""
+async def at_work(answer: EngineAnswer, path: str, dialect: Dialect, upstream: Upstream) -> EngineAnswer | Failure:
+    """A stream with its first event that comes of work, or why there is none. Engines send others before: Responses has
+    two before any blocks have come, and vLLM 0.32 says that none came behind chat's event with the role, and behind
+    `message_start`, since the message begins with the engine's first word, which is that it failed."""
     if answer.status != 200 or any(line[:17].lower() == b"content-encoding:" for line in answer.lines):
         return answer
     answer.begun = False  # for whoever finds its replica lost or stuck, and for its time
     try:
-        while not (answer.complete or dialect.begun(answer.head)):
+        while not (answer.complete or _works(path, dialect, answer.head)):
             await answer.grow()
     except (Failure, BrokeMidway) as broke:
         upstream.done(answer)
@@ -60,6 +62,13 @@ async def at_work(answer: EngineAnswer, dialect: Dialect, upstream: Upstream) ->
     answer.begun = True
     said = [dialect.event_error(b"data: " + data) for data in sse.payloads_backwards(answer.head) if data]
     return BlocksFailed(answer) if any(status is not None and status >= 500 for status in said) else answer
+
+
+def _works(path: str, dialect: Dialect, head: bytes) -> bool:
+    """Whether one of these events comes of work."""
+    if path == CHAT and b'"role"' in head and not sse.several(head):
+        return False
+    return dialect.begun(head)
 
 
 def answered(came: EngineAnswer | Failure) -> EngineAnswer:

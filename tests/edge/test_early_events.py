@@ -1,26 +1,44 @@
-"""Streams of the Responses API in two legs: engines send two events of them before any work is done."""
+"""Streams in two legs whose first events come of no work: two of the Responses API, chat's role, `message_start`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 
+from loadtest.common.answers import DONE, data_event, named_event
 from router.core.facts.legs import Handshake
 from router.edge.edge import Edge
-from tests.support.fakes import FakeEngine, Reply, named_event, ok, reset, response_events, stream
+from tests.support.fakes import FakeEngine, Reply, events, message_events, ok, reset, response_events, stream
 from tests.support.splitting import SplitPlacer, splitting
 from tests.support.waiting import until
 
-EARLY = 2  # events before any work
+EARLY = 2  # events of the Responses API before any work
+ROLE = data_event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
 FAILED = named_event("response.failed", sequence_number=EARLY, response={"status": "failed", "error": {"code": "x"}})
+SAID = {"role": "user", "content": "hi"}
+# Path -> (body, what a decoding engine of vLLM's says where no blocks came, what a healthy engine says).
+BROKEN: dict[str, tuple[dict[str, Any], list[bytes], list[bytes]]] = {
+    "/v1/responses": ({"input": "hi", "store": False}, [*response_events()[:EARLY], FAILED], response_events()),
+    "/v1/chat/completions": (
+        {"messages": [SAID]},
+        [ROLE, data_event({"error": {"message": "Internal server error", "code": 500}}), DONE],
+        events(),
+    ),
+    "/v1/messages": (
+        {"messages": [SAID], "max_tokens": 9},
+        [message_events()[0], named_event("error", error={"type": "internal_error", "message": "x"})],
+        message_events(),
+    ),
+}
 
 
 @asynccontextmanager
-async def pair(**overrides: float) -> AsyncIterator[tuple[FakeEngine, FakeEngine, Edge, SplitPlacer]]:
+async def pair(**overrides: Any) -> AsyncIterator[tuple[FakeEngine, FakeEngine, Edge, SplitPlacer]]:
     """An engine that prefills, one that decodes, and an edge before them."""
     async with FakeEngine(owned_by="vllm") as prefill, FakeEngine(owned_by="vllm") as decode:
         addresses = {prefill.url: "127.0.0.1:5710"}
@@ -29,10 +47,10 @@ async def pair(**overrides: float) -> AsyncIterator[tuple[FakeEngine, FakeEngine
             yield prefill, decode, edge, placer
 
 
-async def asked(edge: Edge) -> tuple[int, bytes]:
-    """(status, body) of a streamed response."""
-    body = {"model": "m", "input": "hi", "stream": True, "store": False}
-    async with ClientSession() as client, client.post(f"{edge.url}/v1/responses", json=body) as response:
+async def asked(edge: Edge, path: str = "/v1/responses") -> tuple[int, bytes]:
+    """(status, body) of a stream."""
+    body = {"model": "m", "stream": True, **BROKEN[path][0]}
+    async with ClientSession() as client, client.post(f"{edge.url}{path}", json=body) as response:
         return response.status, await response.read()
 
 
@@ -76,18 +94,35 @@ async def test_a_prefill_that_breaks_behind_early_events_is_made_good() -> None:
             await decode.cancelled.wait()
 
 
-async def test_blocks_that_did_not_come_are_told_in_a_third_event() -> None:
-    """The decoding engine's stream fails behind the early events: the request is tried again in one leg."""
+@pytest.mark.parametrize("path", BROKEN)
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_blocks_that_did_not_come_are_told_behind_early_events(path: str, at_once: bool) -> None:
+    """The decoding engine's stream fails behind events that come of no work, in one piece with them or not: the request
+    is tried again in one leg, and its client hears of the answer alone."""
+    _, said, healthy = BROKEN[path]
     async with pair() as (prefill, decode, edge, placer):
 
         async def fails(_: FakeEngine, request: web.Request) -> web.StreamResponse:
-            return await stream(request, [*response_events()[:EARLY], FAILED])
+            return await stream(request, [b"".join(said)] if at_once else said)
 
         decode.script.append(fails)
-        assert await asked(edge) == (200, b"".join(response_events()))
+        assert await asked(edge, path) == (200, b"".join(healthy))
         assert placer.placed == [(prefill.url, decode.url), ("", decode.url)]
         assert placer.failures == [(decode.url, "decode_blocks")]
         assert placer.broken == [(prefill.url, decode.url)]
+
+
+async def test_a_stream_that_is_nothing_but_a_role_is_whole() -> None:
+    """Where no more comes, what came is passed on as it is."""
+    async with pair() as (_, decode, edge, placer):
+
+        async def short(_: FakeEngine, request: web.Request) -> web.StreamResponse:
+            return await stream(request, [ROLE])
+
+        decode.script.append(short)
+        status, body = await asked(edge, "/v1/chat/completions")
+        assert (status, body.startswith(ROLE)) == (200, True)
+        assert len(placer.placed) == 1
 
 
 async def test_early_events_are_no_beginning() -> None:
