@@ -6,7 +6,9 @@ A handshake is broken as it is broken in life, so that a router which takes libe
   longer only while the decoding engine has the request: its heartbeats renew the lease. They are fetched once, and are
   gone then.
 - Mooncake (vLLM 0.32, mooncake/mooncake_connector.py): either leg may come first. The decoding engine waits for the
-  prefill, and blocks that nobody fetches are kept for 480 s.
+  prefill, and blocks that nobody fetches are kept for 480 s. Once it has asked for them they are sent, whether its
+  request was aborted meanwhile or not, and until then, or for 480 s, it keeps room for them: a prefill that is aborted
+  strands that.
 - Offloading (vLLM 0.32, kv_offload/tiering/p2p/manager.py): the same, with 60 s.
 - SGLang (0.5.23, disaggregation/common/conn.py): nothing is computed before the decoding engine has connected. Either
   engine waits for 300 s for the other one. A room that comes again while it is in use ends the process.
@@ -64,6 +66,8 @@ class Legs:
     def __init__(self, limits: PeerLimits | None = None) -> None:
         self.limits = limits or PeerLimits()
         self.fetched = self.fetched_tokens = self.expired = 0  # since the start
+        self.stranded = 0  # decode legs of Mooncake's, since the start, whose room is kept for blocks that do not come
+        self._orphans: set[str] = set()  # legs of Mooncake's whose decode leg has asked for the blocks, and was aborted
         self._legs: dict[str, _Leg] = {}
         self._early: dict[str, tuple[Handshake, float]] = {}  # decoding engines that connected before their prefill
         self._over: dict[str, str] = {}  # id of a leg that is over -> kind of error of whoever fetches it now
@@ -96,8 +100,14 @@ class Legs:
 
     def disconnect(self, id_: str, now_s: float) -> None:
         """The decoding engine has the request no more, and has not fetched its blocks."""
+        leg, early = self._legs.get(id_), self._early.get(id_)
+        if (leg.handshake if leg else early and early[0]) is Handshake.MOONCAKE:
+            if leg is not None and leg.computed:
+                self._end(id_, "taken")
+            else:
+                self._orphans.add(id_)
+            return
         self._early.pop(id_, None)
-        leg = self._legs.get(id_)
         if leg is None:
             return
         if leg.handshake is Handshake.NIXL and leg.computed:
@@ -114,10 +124,13 @@ class Legs:
         """The prefill is over: its blocks are kept for whoever is to fetch them."""
         leg = self._legs[id_]
         leg.computed, leg.since_s = True, now_s
+        if id_ in self._orphans:
+            self._end(id_, "taken")
 
     def drop(self, id_: str) -> None:
         """The prefill leg was aborted or refused: nobody can have its blocks."""
-        if id_ in self._legs:
+        if (leg := self._legs.get(id_)) is not None:
+            self.stranded += leg.handshake is Handshake.MOONCAKE and leg.met
             self._end(id_, "failed")
 
     def end(self) -> None:
@@ -125,6 +138,7 @@ class Legs:
         for id_ in list(self._legs):
             self._end(id_, "failed")
         self._early.clear()
+        self._orphans.clear()
 
     def fetch(self, id_: str, now_s: float, lacking_tokens: int | None = None) -> float:
         """The decoding engine takes the blocks, or as many tokens as it lacks: seconds until they are there. They are
@@ -163,6 +177,7 @@ class Legs:
         for id_, (handshake, since_s) in list(self._early.items()):
             if now_s >= since_s + WAIT_S[handshake]:
                 del self._early[id_]
+                self._orphans.discard(id_)
                 self._note(id_, "expired")
         return gone
 
@@ -174,6 +189,7 @@ class Legs:
 
     def _end(self, id_: str, kind: str) -> None:
         del self._legs[id_]
+        self._orphans.discard(id_)
         self._note(id_, kind)
 
     def _note(self, id_: str, kind: str) -> None:

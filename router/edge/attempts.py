@@ -228,8 +228,7 @@ class Attempts:
         whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events
         leg = lease.receipt.leg if question.wanted.may_split else None
         if leg is not None:
-            # A whole answer is silent for as long as it is made, whether its blocks come or not.
-            within_s = None if whole else self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
+            within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
             answer = await self._legs.call(question, lease, leg, lines, whole=whole, blocks_within_s=within_s)
         else:
             replica, body, pull = lease.replica, question.body, lease.receipt.pull

@@ -5,9 +5,10 @@
 
 So no engine is left alone with its wait: a leg that fails takes the other one with it at once, by closing its
 connection, which has engines abort. Where both run at once, a stream has a limited time to begin behind its prefill,
-whose replica may be gone before the blocks have come. The failure blames the replica of the leg that failed first, and
-the request may be tried again (attempts.py). Once the decode leg has begun, the prefill leg runs to its end, since
-SGLang breaks a room whose prefill is closed; at the decode leg's end it has `linger_s` left.
+whose replica may be gone before the blocks have come; where it is known to be gone within that time nobody waits, since
+vLLM's decoding engines hear nothing of it, and wait for up to 540 s. The failure blames the replica of the leg that
+failed first, and the request may be tried again (attempts.py). Once the decode leg has begun, the prefill leg runs to
+its end, since SGLang breaks a room whose prefill is closed; at the decode leg's end it has `linger_s` left.
 
 A prefill leg without blocks to fetch (a prompt shorter than a block, an engine without a connector, a refusal of what
 we made of the body) costs nothing more: the same replica computes alone. Only SGLang, whose engines take no request
@@ -16,6 +17,10 @@ without a room and whose legs have one body, has its refusal passed on.
 A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s, as
 would a decode leg sent on a connection that its engine has closed as idle. The decoding engine frees them when it is
 sent the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py `request_finished`), so that is done.
+
+Mooncake's decoding engine keeps the room for blocks that it has asked for, aborted or not, until they have come or for
+480 s, and a prefill that is aborted sends none (vLLM 0.32, mooncake_connector.py `record_send_reqs`). So where a client
+leaves, a decode leg that was sent is closed, and its prefill leg runs to its end.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from router.core.dialects.ranks import for_rank
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
+from router.edge.split_request import SplitRequest, answered, answers, at_work, renamed
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
@@ -51,32 +57,8 @@ from router.reading.used import believed
 
 ROOM_BITS = 63  # SGLang's rooms are signed integers of 64 bits
 LOOK_S = 0.25  # between two looks whether a decode leg is over
-RELEASES_MAX = 64  # requests at once that only free blocks; beyond, engines free these when their lease is over
+RELEASES_MAX = 64  # legs at once that only free blocks; beyond, engines free these when their lease is over
 RELEASE_S = 1.0  # time that such a request has to reach its engine
-AGAIN = "-alone"  # put behind a request's id where its engine has just been sent it: none may have one twice at a time
-
-
-class SplitRequest:
-    """One request in two legs."""
-
-    __slots__ = ("body_bytes", "concluded", "id", "lease", "leg", "lines", "question", "whole")
-
-    def __init__(
-        self, question: Question, lease: Placed, leg: PrefillLeg, lines: Sequence[bytes], id_: str, *, whole: bool
-    ) -> None:
-        self.question = question
-        self.lease = lease
-        self.leg = leg
-        self.lines = lines
-        self.id = id_
-        self.whole = whole  # the decode leg is awaited to its end
-        self.body_bytes = len(question.body)
-        self.concluded = False  # the placer was told of the prefill leg's end
-
-    @property
-    def rank(self) -> int | None:
-        """Data-parallel rank of the replica that prefills."""
-        return Replica(self.leg.replica).rank
 
 
 class LegCaller:
@@ -91,8 +73,11 @@ class LegCaller:
         self._upstream = upstream
         self._clock = clock
         self._behind: set[asyncio.Task[None]] = set()  # prefill legs that go on, and requests that only free blocks
-        self._releases = 0  # number of requests under way that only free blocks
+        self._releases = 0  # number of legs under way that only free blocks
         self._rooms: set[str] = set()  # rooms of requests under way
+        # Base URL of a server whose prefill has ended -> decode legs that have not begun, told where it is gone.
+        self.awaited: dict[str, set[asyncio.Future[None]]] = {}
+        upstream.on_lost = self._lost
 
     async def close(self) -> None:
         """End what goes on behind its request."""
@@ -117,8 +102,8 @@ class LegCaller:
         blocks_within_s: float | None = None,
     ) -> EngineAnswer:
         """Return when the decode leg's answer has begun; with `whole`, when it is whole. Where both legs run at once,
-        it has `blocks_within_s` from the end of the prefill leg; None: as long as any answer. Raises a Failure, which
-        is PrefillFailed where the prefilling replica is at fault."""
+        a stream has `blocks_within_s` from the end of the prefill leg; None: as long as any answer. Raises a Failure,
+        which is PrefillFailed where the prefilling replica is at fault."""
         split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole)
         if leg.handshake is Handshake.NIXL:
             return await self._in_turn(split)
@@ -153,7 +138,7 @@ class LegCaller:
             raise
         if isinstance(answer, Stale):  # its engine closed the connection, and has not read the request
             self._release(split, params)
-        return _begun(answer)
+        return answered(answer)
 
     def _release(self, split: SplitRequest, params: bytes) -> None:
         """Have the blocks freed that nobody will fetch."""
@@ -169,7 +154,7 @@ class LegCaller:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_S):  # the timeout closes the connection, which aborts the request
-                    came = await self._decode(split, body, _renamed(split.lines))
+                    came = await self._decode(split, body, renamed(split.lines))
                     self._done(came)
         finally:
             self._releases -= 1
@@ -179,13 +164,14 @@ class LegCaller:
     async def _together(self, split: SplitRequest, blocks_within_s: float | None) -> EngineAnswer:
         leg = split.leg
         body = decode_body(split.question.body, leg.handshake, split.id, leg.address, split.rank, b"")
+        sent: list[bool] = []
         prefill = asyncio.create_task(self._prefill(split))
-        decode = asyncio.create_task(self._decode(split, body, split.lines))
+        decode = asyncio.create_task(self._decode(split, body, split.lines, lambda: sent.append(True)))
         begun: EngineAnswer | None = None
         taken = False
         try:
             await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
-            if prefill.done() and not _answers(decode):
+            if prefill.done() and not answers(decode):
                 came = prefill.result()
                 if isinstance(came, Failure):
                     taken = decode.done()
@@ -197,23 +183,54 @@ class LegCaller:
                     return came
                 if alone:
                     self._abandon(decode)
-                    return await self._alone(split, _renamed(split.lines))
-                await asyncio.wait((decode,), timeout=blocks_within_s)
-                if not decode.done():
-                    raise BlocksStalled("its answer has not begun, long after its prompt was prefilled")
+                    return await self._alone(split, renamed(split.lines))
+                await self._blocks(split, decode, blocks_within_s)
             taken = True
             came = decode.result()
             if isinstance(came, TimedOut):
                 if not prefill.done() and leg.handshake is not Handshake.SGLANG:
                     raise PrefillFailed(leg.replica, came)  # whoever decodes has waited for it
                 raise BlocksTimedOut(str(came))
-            answer = _begun(came)
+            answer = answered(came)
             begun = answer if answer.status < 400 else None
             return answer
         finally:
             if not taken:
                 self._abandon(decode)
-            self._leave(split, prefill, begun)
+            asked = sent and not taken and not prefill.done()  # whoever decodes may have asked for the blocks
+            if asked and leg.handshake is Handshake.MOONCAKE and self._releases < RELEASES_MAX:
+                self._outlast(split, prefill)
+            else:
+                self._leave(split, prefill, begun)
+
+    async def _blocks(
+        self, split: SplitRequest, decode: asyncio.Task[EngineAnswer | Failure], within_s: float | None
+    ) -> None:
+        """Return when the decode leg behind a prefill that has ended has begun, or failed. Raises BlocksStalled."""
+        server = Replica(split.leg.replica).url
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if split.leg.handshake is not Handshake.SGLANG:  # its prefills end when the blocks are there
+            self.awaited.setdefault(server, set()).add(gone)
+        try:
+            await asyncio.wait((decode, gone), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            others = self.awaited.get(server, set())
+            others.discard(gone)
+            if not others:
+                self.awaited.pop(server, None)
+        if decode.done():
+            return
+        if gone.done():
+            raise BlocksStalled("its answer has not begun, and the replica that prefilled its prompt is gone")
+        if not split.whole:
+            raise BlocksStalled("its answer has not begun, long after its prompt was prefilled")
+        await asyncio.wait((decode,))
+
+    def _lost(self, replica: str) -> None:
+        """The replica's server is gone: it will send no blocks."""
+        for gone in self.awaited.get(Replica(replica).url, ()):
+            if not gone.done():
+                gone.set_result(None)
 
     def _judged(self, split: SplitRequest, came: Failure, decode: EngineAnswer | Failure | None) -> Failure:
         """The failure of a request whose prefill leg failed, and whose decode leg has not begun or has failed, too.
@@ -237,6 +254,19 @@ class LegCaller:
             self._go_on(self._drain(split, prefill, begun))
             return
         self._end_prefill(split, prefill)
+
+    def _outlast(self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure]) -> None:
+        """Let the prefill leg run to its end behind a decode leg that nobody wants: its blocks are sent then, and room
+        for them is free again."""
+        self._releases += 1
+        self._go_on(self._outlasted(split, prefill))
+
+    async def _outlasted(self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure]) -> None:
+        try:
+            await asyncio.wait((prefill,))
+        finally:
+            self._releases -= 1
+            self._end_prefill(split, prefill)
 
     async def _drain(
         self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer
@@ -301,12 +331,14 @@ class LegCaller:
         came = await self._called(split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent)
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return BlocksFailed(came)
+        if isinstance(came, EngineAnswer) and came.streams:
+            return await at_work(came, split.question.request.path, split.question.dialect, self._upstream)
         return came
 
     async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:
         """The answer of the decoding replica where it computes the prompt, too."""
         question = split.question
-        return _begun(await self._called(split.lease.replica, question, lines, question.body, whole=split.whole))
+        return answered(await self._called(split.lease.replica, question, lines, question.body, whole=split.whole))
 
     async def _called(
         self,
@@ -362,24 +394,3 @@ class LegCaller:
             self._upstream.done(came.answer)
         elif isinstance(came, EngineAnswer):
             self._upstream.done(came)
-
-
-def _begun(came: EngineAnswer | Failure) -> EngineAnswer:
-    """An answer that has begun. Raises a Failure."""
-    if isinstance(came, Failure):
-        raise came
-    return came
-
-
-def _answers(decode: asyncio.Task[EngineAnswer | Failure]) -> bool:
-    """Whether a decode leg has begun to answer, and with no error."""
-    came = decode.result() if decode.done() else None
-    return isinstance(came, EngineAnswer) and came.status < 400
-
-
-def _renamed(lines: Sequence[bytes]) -> list[bytes]:
-    """The same header lines, with another id of the request."""
-    return [
-        b"%b%b\r\n" % (line.rstrip(), AGAIN.encode()) if line[:13].lower() == b"x-request-id:" else line
-        for line in lines
-    ]

@@ -117,6 +117,17 @@ class EngineAnswer:
         if self.streams and not self.head:
             raise BrokeEarly("the stream ended before its first event")
 
+    async def grow(self) -> None:
+        """Wait for more of a body that has begun, unless it has come by now, and add it to `head`. Raises BrokeMidway,
+        and what `fail` was given."""
+        if not self._pieces and not self.complete:
+            if self._connection is None:
+                raise BrokeMidway("connection closed")
+            self._waiter = self._loop.create_future()
+            await self._heard()
+        self.head += b"".join(self._pieces)
+        self._pieces, self._size = [], 0
+
     async def relay(self, sink: BodySink) -> None:
         """Hand the body to `sink`, `head` first, and return when it was handed over whole. Raises BrokeMidway."""
         self.resume()  # resume before the first write, which may pause again

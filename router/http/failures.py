@@ -11,6 +11,7 @@
     silent, and its replica counts as stuck   stuck        all of it     yes                     yes
     silent, and it was to pull (pulls.stall_s) pull        all of it     yes, without a pull     no
     500 of a decode leg, or as its first event blocks      all of it     yes, in one leg         no: either leg's
+      that comes of work
     silent behind its prefill (pulls.stall_s)  blocks_stalled: as above                          no: either leg's
     silent behind its prefill, to its timeout  blocks_timeout: no, as any timeout                no: either leg's
     any of these, of the prefill leg           prefill_... as above      as above, both legs     the prefilling one's

@@ -72,9 +72,11 @@ class Upstream:
         """`outbox` None: a new one. `tls` None: replicas' certificates are checked against the machine's authorities.
         `alive(replica)` is called at most twice a second for each replica whose streams go on.
 
-        `limits` may be replaced, for calls under way too, and `tls` for connections to come."""
+        `limits` may be replaced, for calls under way too, `tls` for connections to come, and `on_lost`, which is called
+        with each replica that is lost."""
         self.limits = limits
         self.tls = tls
+        self.on_lost: Callable[[str], None] = lambda _: None
         self._alive = alive
         self._answers: set[EngineAnswer] = set()
         self._streaming: set[EngineAnswer] = set()  # answers that had begun and moved when the watchdog looked
@@ -129,6 +131,7 @@ class Upstream:
         """The replica refuses connections: fail its silent calls, and those of every other rank of its server, since
         they will never be answered."""
         server, now_s = Replica(replica).url, self._loop.time()
+        self.on_lost(replica)
         for answer in list(self._answers):
             if Replica(answer.replica).url != server:
                 continue

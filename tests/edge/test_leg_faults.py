@@ -232,6 +232,52 @@ async def test_a_prefill_that_is_gone_behind_its_answer_is_not_waited_for(handsh
         assert it.placer.broken == [(it.prefill[0], it.decode[0])]
 
 
+@pytest.mark.parametrize("handshake", [Handshake.MOONCAKE, Handshake.OFFLOADING])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_replica_that_dies_behind_its_prefill_is_not_waited_for(handshake: Handshake, stream: bool) -> None:
+    """The prefill leg has ended well, and its replica dies before the blocks have gone, of which the decoding engine
+    hears nothing: the request goes on in one leg at once, whether it streams or not."""
+    async with fleet(handshake, upstream__first_byte_timeout_s=600.0, pulls__stall_s=600.0) as it:
+
+        async def hangs() -> None:
+            await asyncio.Event().wait()
+
+        trip, done = _once(Role.DECODE, Moment.ARRIVED, hangs)
+        _arm(it, trip)
+        asking = asyncio.create_task(ask(it.edge.url, stream=stream))
+        await until(lambda: it.placer.ended and done)
+        await it.engines.kill(0)
+        await it.hub.probe_now()
+        async with asyncio.timeout(60):
+            status, body = await asking
+        assert (status, '"error"' in body) == (200, False)
+        await it.idle()
+        assert it.placer.placed == [(it.prefill[0], it.decode[0]), ("", it.decode[0])]
+        assert it.placer.failures == [(it.decode[0], "decode_blocks_stalled")]
+
+
+async def test_an_answer_that_takes_long_outlives_the_replica_of_its_prefill() -> None:
+    """Its blocks have long been there when that replica dies: it is not tried again."""
+    async with fleet(Handshake.MOONCAKE, upstream__first_byte_timeout_s=600.0, pulls__stall_s=0.01) as it:
+        go_on = asyncio.Event()
+
+        async def waits() -> None:
+            await go_on.wait()
+
+        trip, done = _once(Role.DECODE, Moment.READY, waits)
+        _arm(it, trip)
+        asking = asyncio.create_task(ask(it.edge.url))
+        await until(lambda: it.placer.ended and done)
+        await until(lambda: not it.edge.legs.awaited)
+        await it.engines.kill(0)
+        await it.hub.probe_now()
+        go_on.set()
+        assert (await asking)[0] == 200
+        await it.idle()
+        assert it.placer.placed == [(it.prefill[0], it.decode[0])]
+        assert it.placer.failures == []
+
+
 @pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
 async def test_a_shedding_prefill_pool_sheds_nothing_that_decoders_take(handshake: Handshake) -> None:
     """Every replica that prefills says 429: the request goes in one leg, and no client hears of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from router.core.facts.legs import Handshake, Role
 from router.core.facts.placements import Ending
 from router.edge import legs
 from tests.support.fakes import FakeEngine, error_event
-from tests.support.splitting import PROMPT, ask, fleet, splitting, stop_clocks
+from tests.support.splitting import PROMPT, Fleet, ask, fleet, splitting, stop_clocks
 from tests.support.waiting import until
 
 
@@ -117,8 +118,61 @@ async def test_a_client_that_leaves_between_the_legs_of_nixl_frees_the_blocks(mo
         assert it.engines.links[0].legs.expired == 0
 
 
-@pytest.mark.parametrize("handshake", Handshake)
-@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def _holding(it: Fleet, role: Role, moment: Moment) -> tuple[asyncio.Event, asyncio.Event]:
+    """Have all legs of this role stop at this moment: an event that says that one has, and one that lets them go on."""
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(of: Role, at: Moment) -> None:
+        if (of, at) == (role, moment):
+            reached.set()
+            await go_on.wait()
+
+    for link in it.engines.links:
+        link.trip = hold
+    return reached, go_on
+
+
+@pytest.mark.parametrize("moment", [Moment.ARRIVED, Moment.READY])
+async def test_a_client_of_mooncake_that_leaves_strands_no_room(moment: Moment) -> None:
+    """The decoding engine keeps room for the blocks that it has asked for until they have come: the prefill that they
+    come of goes on behind the client, and then nothing is left at either engine, and nobody is blamed."""
+    async with fleet(Handshake.MOONCAKE) as it:
+        reached, go_on = await _holding(it, Role.PREFILL, moment)
+        asking = asyncio.create_task(ask(it.edge.url))
+        async with asyncio.timeout(60):
+            await reached.wait()
+        prefill, decode = it.engines.links
+        await until(lambda: decode.waiting == 1)
+        asking.cancel()
+        await until(lambda: it.edge.proxy.in_flight == decode.waiting == 0)
+        assert (prefill.waiting, it.edge.legs.open) == (1, 1)
+        go_on.set()
+        await it.idle()
+        assert (len(prefill.legs), prefill.legs.stranded, it.placer.failures) == (0, 0, [])
+
+
+@pytest.mark.inside
+async def test_prefills_behind_clients_that_left_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit both legs end with their client, whatever that strands."""
+    monkeypatch.setattr(legs, "RELEASES_MAX", 2)
+    async with fleet(Handshake.MOONCAKE) as it:
+        _, go_on = await _holding(it, Role.PREFILL, Moment.ARRIVED)
+        prefill, decode = it.engines.links
+        asking = [asyncio.create_task(ask(it.edge.url, prompt=f"{n} {PROMPT}")) for n in range(5)]
+        await until(lambda: prefill.waiting == decode.waiting == 5)
+        for each in asking:
+            each.cancel()
+        await until(lambda: it.edge.proxy.in_flight == decode.waiting == 0 and prefill.waiting == 2)
+        go_on.set()
+        await it.idle()
+        assert it.placer.failures == []
+
+
+# But for prefill legs of Mooncake's, which go on.
+ENDED = [leg for leg in product(Handshake, (Role.PREFILL, Role.DECODE)) if leg != (Handshake.MOONCAKE, Role.PREFILL)]
+
+
+@pytest.mark.parametrize(("handshake", "role"), ENDED)
 async def test_a_client_that_leaves_ends_both_legs(handshake: Handshake, role: Role) -> None:
     """Whichever leg is at work: both engines are told at once, nobody is blamed, and nothing is left."""
     async with fleet(handshake) as it:
@@ -139,7 +193,7 @@ async def test_a_client_that_leaves_ends_both_legs(handshake: Handshake, role: R
         assert it.placer.failures == []
         assert len(it.placer.placed) == 1
         # What was computed by then, and not asked for, these keep for as long as their own rule says.
-        parks = role is Role.DECODE and handshake in (Handshake.MOONCAKE, Handshake.OFFLOADING)
+        parks = role is Role.DECODE and handshake is Handshake.OFFLOADING
         assert parks or not any(len(link.legs) for link in it.engines.links)
 
 

@@ -24,7 +24,7 @@ VENV = REPO / ".venv-engines"
 VLLM = "0.32.0"
 TORCH = "2.13.0"
 # Part of the stamp: raise it when the steps below change.
-RECIPE = 2
+RECIPE = 3
 PYTHON_MIN = (3, 11)
 DISK_FREE_MIN_BYTES = 6 * 2**30
 run = partial(installing.run, "engines")
@@ -35,6 +35,11 @@ ALSO = ("xxhash",)
 # vLLM's NixlConnector imports `nixl`, which loads its build for CUDA 12, where there is no GPU, too.
 NIXL = "1.5.1"
 NIXL_WHEELS = ("nixl", "nixl-cu12")
+# Its build for machines without CUDA moves host memory by TCP, which is all that is asked of it.
+MOONCAKE, MOONCAKE_WHEEL = "0.3.13.post1", "mooncake-transfer-engine-non-cuda"
+# Loaded by it whatever it is to move by, found in no wheel of its own, and in NIXL's.
+VERBS, VERBS_NEEDED = "libibverbs", ("libnl-3", "libnl-route-3")
+HOOK = "warmroute_host_memory"
 # Models by name, each with the further arguments of tiny_model.py.
 MODELS: dict[str, tuple[str, ...]] = {"tiny": (), "attentive": ("0.2",)}
 
@@ -58,10 +63,8 @@ def dependencies(python: Path) -> list[str]:
     return [line for line in wanted if requirement_name(line) not in LEFT_OUT] + list(ALSO)
 
 
-def lay_vllm_name(python: Path) -> None:
+def lay_vllm_name(site: Path) -> None:
     """Give the environment a distribution called `vllm`: vLLM looks up its own version by that name."""
-    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    site = Path(run("find site-packages", [str(python), "-c", code]).strip())
     info = site / f"vllm-{VLLM}+cpu.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n", encoding="utf-8")
@@ -69,8 +72,31 @@ def lay_vllm_name(python: Path) -> None:
     (info / "RECORD").write_text("", encoding="utf-8")
 
 
+def site_of(venv: Path) -> Path:
+    """Where an environment keeps its packages."""
+    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    return Path(run("find site-packages", [str(python_of(venv)), "-c", code]).strip())
+
+
+def lend_verbs(site: Path) -> None:
+    """Let Mooncake's libraries find NIXL's libibverbs beside them, so that no package of the system's is needed."""
+    there, libraries = site / "mooncake", site / "nixl_cu12.libs"
+    for library in sorted(libraries.iterdir()):
+        name = library.name.partition(".so")[0].rpartition("-")[0]
+        if name == VERBS:
+            (there / f"{VERBS}.so.1").symlink_to(library)
+        elif name in VERBS_NEEDED:
+            (there / library.name).symlink_to(library)
+
+
+def lay_host_memory(site: Path) -> None:
+    """Have what host_memory.py stands in for loaded at every start."""
+    shutil.copyfile(Path(__file__).with_name("host_memory.py"), site / f"{HOOK}.py")
+    (site / f"zz_{HOOK}.pth").write_text(f"import {HOOK}\n", encoding="utf-8")
+
+
 def fill(venv: Path) -> None:
-    """Install vLLM and NIXL into the environment, and make the tiny models."""
+    """Install vLLM, NIXL and Mooncake into the environment, and make the tiny models."""
     python = python_of(venv)
     pip = installing.pip(venv, "install")
     run(f"torch {TORCH}", [*pip, f"torch=={TORCH}"])
@@ -83,7 +109,12 @@ def fill(venv: Path) -> None:
     run(f"nixl {NIXL}", [*pip, "--no-deps", *(f"{wheel}=={NIXL}" for wheel in NIXL_WHEELS)])
     # A gigabyte that vLLM switches off on a CPU.
     run("drop triton", installing.pip(venv, "uninstall", "--yes", "triton"))
-    lay_vllm_name(python)
+    site = site_of(venv)
+    lay_vllm_name(site)
+    run(f"mooncake {MOONCAKE}", [*pip, "--no-deps", f"{MOONCAKE_WHEEL}=={MOONCAKE}"])
+    lend_verbs(site)
+    lay_host_memory(site)
+    run("import Mooncake's transfer engine", [str(python), "-c", "import mooncake.engine"])
     script = Path(__file__).with_name("tiny_model.py")
     for name, spread in MODELS.items():
         run(f"make the {name} model", [str(python), str(script), str(model_dir(venv, name)), *spread])
@@ -107,7 +138,7 @@ def check_machine(venv: Path) -> None:
 
 def stamp_text() -> str:
     """What the stamp says when the environment is what this file would make."""
-    versions = {"vllm": VLLM, "torch": TORCH, "nixl": NIXL, "python": sys.version.split()[0]}
+    versions = {"vllm": VLLM, "torch": TORCH, "nixl": NIXL, "mooncake": MOONCAKE, "python": sys.version.split()[0]}
     return json.dumps({"recipe": RECIPE, **versions})
 
 

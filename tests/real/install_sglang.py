@@ -15,14 +15,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from tests.real.install import REPO, VENV, install, run
+from tests.real.install import REPO, VENV, install, lay_host_memory, run, site_of
 from tests.support import installing
 from tests.support.installing import python_of
 
 VENV_SGLANG = REPO / ".venv-sglang"
 SGLANG = "0.5.23"
 # Part of the stamp: raise it when the steps below change.
-RECIPE = 1
+RECIPE = 2
 # What it imports on a CPU and `.venv-engines` lacks, or has in a version that SGLang does not take.
 WANTED = (
     "apache-tvm-ffi==0.1.11", "compressed-tensors==0.18.0", "distro", "gguf", "nvidia-ml-py", "openai==2.8.0",
@@ -31,18 +31,13 @@ WANTED = (
 HOOK = "warmroute_sglang_absent"
 
 
-def site_of(venv: Path) -> Path:
-    """Where an environment keeps its packages."""
-    code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    return Path(run("find site-packages", [str(python_of(venv)), "-c", code]).strip())
-
-
 def lay_paths(venv: Path, engines: Path) -> None:
     """Let it see the engines' packages behind its own, and load the stand-ins at every start."""
     site = site_of(venv)
     shutil.copyfile(Path(__file__).with_name("sglang_absent.py"), site / f"{HOOK}.py")
     (site / "warmroute_engines.pth").write_text(f"{site_of(engines)}\n", encoding="utf-8")
     (site / f"zz_{HOOK}.pth").write_text(f"import {HOOK}\n", encoding="utf-8")
+    lay_host_memory(site)
 
 
 def stamp_text() -> str:

@@ -9,12 +9,10 @@ of blocks that nobody fetches is of hours instead of 30 s, so that what is free 
 from __future__ import annotations
 
 import json
-import re
-from math import nan
 from pathlib import Path
 
 from loadtest.common.processes import free_port
-from tests.real.vllm_server import ENVIRONMENT, Replica, get
+from tests.real.vllm_server import ENVIRONMENT, Replica
 
 KV_BLOCKS = 4096
 LEASE_S = 7_200
@@ -38,9 +36,3 @@ class NixlReplica(Replica):
         transfer = {"kv_connector": "NixlConnector", "kv_role": self.kv_role, "kv_buffer_device": "cpu"}
         lease = {"kv_connector_extra_config": {"kv_lease_duration": LEASE_S}}
         return [*super().command(), "--kv-transfer-config", json.dumps({**transfer, **lease})]
-
-    def told(self, metric: str, label: str = "") -> float:
-        """A metric, summed over the samples with this label; nan, which equals nothing, when it does not answer."""
-        status, text = get(f"{self.url}/metrics")
-        pattern = rf"^{re.escape(metric)}\{{[^}}]*{re.escape(label)}[^}}]*\}} (\S+)$"
-        return sum(map(float, re.findall(pattern, text, re.MULTILINE))) if status == 200 else nan

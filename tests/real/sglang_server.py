@@ -32,6 +32,7 @@ class SGLangReplica(Replica):
     """An SGLang server that can be killed and started again on the same port."""
 
     environment = ENVIRONMENT
+    running_metric = "sglang:num_running_reqs"
     homes = ("HOME", "HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
     def __init__(self, name: str, folder: Path, kv_blocks: int = KV_PAGES, buffer_steps: int | None = None) -> None:
@@ -42,10 +43,16 @@ class SGLangReplica(Replica):
     def command(self) -> list[str]:
         """The command line, as an operator would write it."""
         return [
-            *(str(python_of(VENV_SGLANG)), "-m", "sglang.launch_server", "--model-path", str(model_dir())),
+            *(
+                str(python_of(VENV_SGLANG)),
+                "-m",
+                "sglang.launch_server",
+                "--model-path",
+                str(model_dir(name=self.weights)),
+            ),
             *("--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", MODEL),
             *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
-            *("--dtype", "bfloat16", "--context-length", str(CONTEXT_TOKENS_MAX)),
+            *("--dtype", self.dtype, "--context-length", str(CONTEXT_TOKENS_MAX)),
             *("--max-running-requests", str(SEQUENCES_MAX), "--max-total-tokens", str(self.kv_blocks * PAGE_TOKENS)),
             *("--page-size", str(PAGE_TOKENS), "--enable-metrics", "--enable-cache-report", "--sleep-on-idle"),
             *("--skip-server-warmup", "--log-level", "warning", "--kv-events-config", self.events_config(bind=True)),

@@ -14,6 +14,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from math import nan
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,6 +78,7 @@ class Replica:
 
     environment = ENVIRONMENT
     weights, dtype = "tiny", "bfloat16"
+    running_metric = "vllm:num_requests_running"
     homes = ("HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "VLLM_CACHE_ROOT")
 
     def __init__(self, name: str, folder: Path, kv_blocks: int = KV_BLOCKS, buffer_steps: int | None = None) -> None:
@@ -138,6 +140,12 @@ class Replica:
     def gauge(self, metric: str) -> float:
         """As `sample`."""
         return sample(self.url, metric)
+
+    def told(self, metric: str, label: str = "") -> float:
+        """A metric, summed over the samples with this label; nan, which equals nothing, when it does not answer."""
+        status, text = get(f"{self.url}/metrics")
+        pattern = rf"^{re.escape(metric)}\{{[^}}]*{re.escape(label)}[^}}]*\}} (\S+)$"
+        return sum(map(float, re.findall(pattern, text, re.MULTILINE))) if status == 200 else nan
 
     def restart(self) -> float:
         """Kill what is left, start it on the same port, return the seconds until it serves."""

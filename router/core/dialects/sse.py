@@ -83,6 +83,12 @@ def first_payload(chunk: bytes) -> bytes:
     return payload(_END.split(chunk, 1)[0])
 
 
+def several(head: bytes) -> bool:
+    """Whether the first bytes of a stream have more than one whole event."""
+    first = _END.search(head)
+    return first is not None and _END.search(head, first.end()) is not None
+
+
 def payloads_backwards(tail: bytes) -> Iterator[bytes]:
     """Data of the whole events at the end of a stream, last first; the first piece of `tail` may be cut and is
     given as it is."""

@@ -16,7 +16,8 @@ from router.core.facts.replicas import Load
 
 NUMBER_MAX = 2.0**53  # beyond it, as below zero and for NaN, a value is nonsense and counts as absent
 
-# name -> field; of two spellings an engine has one.
+# name -> field. Of two spellings an engine has one; SGLang's queues are added up. A request that waits for its pages is
+# in one of the last two at a server that decodes, as vLLM counts it among those that wait.
 _GAUGES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -28,6 +29,8 @@ _GAUGES = {
     "vllm:prefix_cache_hits_total": "cache_hit_tokens_total",
     "sglang:num_running_reqs": "running",
     "sglang:num_queue_reqs": "waiting",
+    "sglang:num_decode_prealloc_queue_reqs": "waiting",
+    "sglang:num_decode_transfer_queue_reqs": "waiting",
     "sglang:token_usage": "kv_usage",
     "sglang:prompt_tokens_total": "prompt_tokens_total",
     "sglang:generation_tokens_total": "generation_tokens_total",

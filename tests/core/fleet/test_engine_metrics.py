@@ -70,6 +70,22 @@ def test_an_sglang_page() -> None:
     )
 
 
+def test_an_sglang_server_that_decodes_has_three_queues() -> None:
+    """Requests that wait for pages of a prefilling server count as waiting, as those of vLLM do."""
+    labels = '{engine_type="decode",model_name="tiny",moe_ep_rank="0",pid="29139",pp_rank="0",tp_rank="0"}'
+    page = f"""\
+sglang:num_running_reqs{labels} 7.0
+sglang:num_queue_reqs{labels} 1.0
+sglang:num_grammar_queue_reqs{labels} 0.0
+sglang:num_prefill_bootstrap_queue_reqs{labels} 0.0
+sglang:num_prefill_inflight_queue_reqs{labels} 0.0
+sglang:num_decode_prealloc_queue_reqs{labels} 2.0
+sglang:num_decode_transfer_queue_reqs{labels} 4.0
+"""
+    load = parse_load(page)
+    assert (load.running, load.waiting) == (7, 7)
+
+
 def test_sglang_may_state_its_capacity() -> None:
     """A stated capacity goes before pages times page size."""
     page = SGLANG + 'sglang:max_total_num_tokens{model_name="tiny"} 1500.0\n'
