@@ -102,9 +102,7 @@ class Router:
         their GPUs counts as cached; `load_guesses` say by tier what loading it takes, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
-        self.own = frozenset[
-            str
-        ]()  # replicas that this router takes first of equals (core/sharing); empty: it is alone
+        self.own: Collection[str] = ()  # as in Market; core/sharing says which
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
