@@ -102,7 +102,8 @@ class Router:
         their GPUs counts as cached; `load_guesses` say by tier what loading it takes, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
-        self.own: Collection[str] = ()  # as in Market; core/sharing says which
+        # Ids of replicas that this router takes first of equals, since other routers take the rest (sharing/hearing.py).
+        self.own: Collection[str] = ()
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
         self.answers = AnswerMemory(memory_max)
