@@ -97,7 +97,8 @@ class Pages:
         """Every replica with health, load, grade and learned speeds, how fresh the list is, by source, and which other
         routers are heard."""
         now_s = self._clock()
-        rows = [self._replica(m, now_s) for m in self._router.members]
+        pairs = self._router.pair_counts(now_s)
+        rows = [self._replica(m, now_s) | {"split": self._split(m.id, pairs)} for m in self._router.members]
         return json_answer({"replicas": rows, "discovery": self._discoveries(), "sharing": self._sharing()})
 
     async def index(self, _: AdminCall) -> AdminAnswer:
@@ -154,21 +155,20 @@ class Pages:
             "blocks": self._router.index.blocks(member.id),
             "blocks_max": self._router.index.capacity(member.id),
             "role": member.replica.role,
-            "split": self._split(member.id, now_s),
             "pull_address": self._router.pull_address(member.id),
         }
 
-    def _split(self, replica: str, now_s: float) -> dict[str, Any] | None:
+    def _split(self, replica: str, counts: dict[str, dict[str, int]]) -> dict[str, Any] | None:
         """How the replica shakes hands with those that decode what it prefills, or the reverse, and with how many; None
         where it does not."""
-        if (found := self._router.hand_of(replica, now_s)) is None:
+        if (found := self._router.hand_of(replica)) is None:
             return None
-        handshake, address, answers, pairs = found
+        handshake, address, answers = found
         return {
             "handshake": handshake,
             "address": address.partition(ENGINE_MARK)[0],
             "answers": answers,
-            "pairs": pairs,
+            "pairs": counts.get(replica) or {"warm": 0, "new": 0, "resting": 0},
         }
 
     def _events(self, replica: str) -> dict[str, Any] | None:

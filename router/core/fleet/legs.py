@@ -212,14 +212,18 @@ class Legs:
         silent = self._silent.get(replica)
         return None if silent is None else (silent, False)
 
-    def pairs_of(self, replica: str, now_s: float) -> dict[str, int]:
-        """How many pairs of a replica take traffic (`warm`), are to be warmed (`new`), and rest after a failure
-        (`resting`)."""
-        counts = {"warm": 0, "new": 0, "resting": 0}
+    def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
+        """By replica that is in one, how many pairs take traffic (`warm`), are to be warmed (`new`), and rest after a
+        failure (`resting`). One pass, as there may be thousands of pairs."""
+        found: dict[str, dict[str, int]] = {}
         for pair, known in self._pairs.items():
-            if replica in pair:
-                counts["warm" if known.warm else "resting" if known.rest_until_s > now_s else "new"] += 1
-        return counts
+            state = "warm" if known.warm else "resting" if known.rest_until_s > now_s else "new"
+            for replica in pair:
+                counts = found.get(replica)
+                if counts is None:
+                    counts = found[replica] = {"warm": 0, "new": 0, "resting": 0}
+                counts[state] += 1
+        return found
 
     def partners(self, decode: str) -> list[str]:
         """Ids of replicas with which this one that decodes is a pair, warm or not."""

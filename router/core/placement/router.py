@@ -102,7 +102,7 @@ class Router:
         their GPUs counts as cached; `load_guesses` say by tier what loading it takes, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
-        # Ids of replicas that this router takes first of equals, since other routers take the rest (sharing/hearing.py).
+        # Ids of replicas that this router takes first of equals, since others take the rest (core/sharing/hearing.py).
         self.own: Collection[str] = ()
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
@@ -192,13 +192,17 @@ class Router:
         if id_ in self.fleet.members:
             self.fleet.legs.prove(id_, handshake, address)
 
-    def hand_of(self, id_: str, now_s: float) -> tuple[Handshake, str, bool, dict[str, int]] | None:
-        """How a replica shakes hands, its address for that, whether it does so now, and how many pairs of its take
-        traffic (`warm`), are to be warmed (`new`) and rest (`resting`); None where it never shook hands."""
+    def hand_of(self, id_: str) -> tuple[Handshake, str, bool] | None:
+        """How a replica shakes hands, its address for that, and whether it does so now; None where it never did."""
         if (found := self.fleet.legs.hand_of(id_)) is None:
             return None
         hand, now = found
-        return hand.handshake, hand.address, now, self.fleet.legs.pairs_of(id_, now_s)
+        return hand.handshake, hand.address, now
+
+    def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
+        """By replica that is in one, how many pairs take traffic (`warm`), are to be warmed (`new`), and rest after a
+        failure (`resting`)."""
+        return self.fleet.legs.pair_counts(now_s)
 
     def pull_address(self, id_: str) -> str | None:
         """Where the engine of a replica takes orders of its peers (`host:port`); None: nowhere, as far as known."""
