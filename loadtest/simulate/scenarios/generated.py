@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loadtest.common.traces import Request
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
@@ -123,8 +123,14 @@ def _ladder_parts(count: int, *, honest: bool) -> list[Pieces]:
     ]
 
 
-def ladder_of(name: str, seed: int, stages: Sequence[tuple[int, int]], *, honest: bool) -> Scenario:
-    """The warm-up and these stages, (requests a second, seconds) each; honest: see `_ladder_parts`."""
+Deal = Callable[[list[Pieces]], list[Pieces]]
+
+
+def ladder_of(
+    name: str, seed: int, stages: Sequence[tuple[int, int]], *, honest: bool, deal: Deal | None = None
+) -> Scenario:
+    """The warm-up and these stages, (requests a second, seconds) each; honest: see `_ladder_parts`. `deal` gives the
+    prompts another order."""
     rng = random.Random(f"{name}:{seed}")
     warm_up = WARM_UP_RPS * WARM_UP_S
     times, end_s = poisson(rng, warm_up, WARM_UP_RPS), float(WARM_UP_S)
@@ -132,7 +138,8 @@ def ladder_of(name: str, seed: int, stages: Sequence[tuple[int, int]], *, honest
         start_s = max(end_s, times[-1]) + STAGE_GAP_S
         times += poisson(rng, rate * lasts_s, rate, start_s)
         end_s = start_s + lasts_s
-    turns = turns_of(f"{name}:{seed}", _ladder_parts(len(times), honest=honest), times)
+    parts = _ladder_parts(len(times), honest=honest)
+    turns = turns_of(f"{name}:{seed}", deal(parts) if deal is not None else parts, times)
     workload = open_workload(name, turns, BLOCK_TOKENS, warm_up=warm_up)
     return Scenario(workload, Setting(seed=seed), max(rate for rate, _ in stages), "requests/s")
 
@@ -151,6 +158,28 @@ def ladder_honest(load: str, seed: int) -> Scenario:
 def ladder_published(load: str, seed: int) -> Scenario:
     """One stage after the warm-up, every request a replay of one in the warm-up, as published."""
     return ladder_of("ladder_published", seed, [_stage(load)], honest=False)
+
+
+def ladder_reordered(load: str, seed: int) -> Scenario:
+    """`ladder_honest`, but groups come for the first time in another order than in all rounds after that. Whoever deals
+    them out to replicas by turns has no longer those together that never come at one time."""
+
+    def deal(parts: list[Pieces]) -> list[Pieces]:
+        first = parts[:GROUPS]
+        random.Random(f"ladder_reordered:{seed}:order").shuffle(first)
+        return first + parts[GROUPS:]
+
+    return ladder_of("ladder_honest", seed, [_stage(load)], honest=True, deal=deal)
+
+
+def ladder_random(load: str, seed: int) -> Scenario:
+    """`ladder_honest`, but each prompt of the stage is of a group drawn at random."""
+
+    def deal(parts: list[Pieces]) -> list[Pieces]:
+        rng, warm_up = random.Random(f"ladder_random:{seed}:groups"), WARM_UP_RPS * WARM_UP_S
+        return parts[:warm_up] + [replace(part, group=rng.randrange(GROUPS)) for part in parts[warm_up:]]
+
+    return ladder_of("ladder_honest", seed, [_stage(load)], honest=True, deal=deal)
 
 
 def ladder_full_honest(_load: str, seed: int) -> Scenario:

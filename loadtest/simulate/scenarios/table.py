@@ -67,5 +67,11 @@ LADDERS: dict[str, Make] = {
 """All stages of llm-d's ladder one after the other, 17,000 requests: to be set beside what was published. The load's
 name changes nothing."""
 
-APART: dict[str, Make] = {**LADDERS, "tier_churn": tiered.tier_churn, "drawn": drawn.drawn}
+APART: dict[str, Make] = {
+    **LADDERS,
+    "ladder_reordered": generated.ladder_reordered,
+    "ladder_random": generated.ladder_random,
+    "tier_churn": tiered.tier_churn,
+    "drawn": drawn.drawn,
+}
 """Scenarios on which no claims are made of all rules."""

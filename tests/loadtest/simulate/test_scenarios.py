@@ -12,8 +12,8 @@ import pytest
 from loadtest.common.runs import merged_runs
 from loadtest.common.traces import Request, shipped_trace
 from loadtest.simulate.scenarios import crowded, generated, recorded
-from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Scenario
-from loadtest.simulate.scenarios.table import LADDERS, SCENARIOS, loads_of
+from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS
+from loadtest.simulate.scenarios.table import SCENARIOS, loads_of
 from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens, pooled_hits
 from loadtest.simulate.world.setting import Setting, SettingError
 from loadtest.simulate.world.turns import MODEL, Turn, Workload, prepare
@@ -27,16 +27,6 @@ BLOCK_TOKENS = 64
 
 def _turns(workload: Workload) -> list[Turn]:
     return [turn for session in workload.sessions for turn in session]
-
-
-def _replays(scenario: Scenario) -> int:
-    """Requests after the warm-up whose prompt was sent before."""
-    seen, found = set(), 0
-    for number, turn in enumerate(_turns(scenario.workload)):
-        key = turn.request.prompt_key()
-        found += number >= scenario.workload.warm_up and key in seen
-        seen.add(key)
-    return found
 
 
 @pytest.mark.parametrize("engine_block", [16, 64])
@@ -88,41 +78,6 @@ def test_all_data_is_in_a_half() -> None:
 
     assert tuned + claimed == len(names)
     assert tuned / len(names) == pytest.approx(0.5, abs=0.05)
-
-
-def test_published_ladder_is_all_replays() -> None:
-    """After the warm-up the published ladder asks only what was asked before, the honest one nothing that was."""
-    published, honest = generated.ladder_published("below", 1), generated.ladder_honest("below", 1)
-    counted = published.workload.request_count - published.workload.warm_up
-
-    assert counted == 760
-    assert _replays(published) == counted
-    assert _replays(honest) == 0
-
-
-@pytest.mark.parametrize("load", COMMON_LOADS)
-def test_ladders_are_as_published(load: str) -> None:
-    """A warm-up of 15 requests a second for 50 s, 7,200 tokens each of which 6,000 are a group's, then the stage."""
-    scenario = generated.ladder_honest(load, 1)
-    turns, warm_up = _turns(scenario.workload), scenario.workload.warm_up
-    rate, _ = generated.RACED[load]
-    stage = turns[warm_up:]
-
-    assert warm_up == 750
-    assert {turn.prompt_tokens for turn in turns} == {7_200}
-    shared = [a == b for a, b in zip(turns[0].engine_keys, turns[150].engine_keys, strict=True)]
-    assert sum(shared) == 6_000 // BLOCK_TOKENS
-    assert scenario.load == rate
-    assert len(stage) / (stage[-1].at_s - stage[0].at_s) == pytest.approx(rate, rel=0.15)
-
-
-def test_whole_ladder_has_all_stages() -> None:
-    """16,334 requests after the warm-up; each stage begins when even the timed out of the one before are gone."""
-    workload = LADDERS["ladder_full_published"]("at", 1).workload
-    times = [turn.at_s for turn in _turns(workload)]
-
-    assert workload.request_count - workload.warm_up == 16_334
-    assert sum(b - a > generated.STAGE_GAP_S for a, b in pairwise(times)) == len(generated.STAGES)
 
 
 def test_open_arrivals_are_the_load() -> None:
