@@ -21,7 +21,7 @@ from typing import TypeVar
 import pytest
 
 from loadtest.common.processes import free_ports
-from tests.real.install import REPO, VENV, installed, model_dir
+from tests.real.install import REPO, VENV, caches, installed, model_dir
 from tests.real.processes import Server
 
 MODEL = "tiny"
@@ -29,7 +29,7 @@ BLOCK_TOKENS = 32
 CONTEXT_TOKENS_MAX = 4096
 KV_BLOCKS = 1024
 SEQUENCES_MAX = 16
-# A start is 19 s of CPU, and two start at a time; the first two of a run find no cache, which is 30 s (measured).
+# A start is 19 s of CPU (measured), and two start at a time.
 READY_TIMEOUT_S = 400.0  # a limit for what hangs; mostly 30 to 60, and 145 were seen
 PROBE_TIMEOUT_S = 2.0
 
@@ -83,9 +83,9 @@ class Replica:
     weights, dtype = "tiny", "bfloat16"
     running_metric = "vllm:num_requests_running"
     homes: tuple[str, ...] = ("HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
-    # Of all replicas in a folder: vLLM writes down there what it finds out about a model's class, which takes a process
-    # that imports all of vLLM.
+    """Variables with a folder of the server's own."""
     caches: tuple[str, ...] = ("VLLM_CACHE_ROOT",)
+    """Variables with the folder that all servers have in common (install.py)."""
 
     def __init__(self, name: str, folder: Path, kv_blocks: int = KV_BLOCKS, buffer_steps: int | None = None) -> None:
         """`buffer_steps` is how many batches of events a replay holds; None: vLLM's own 10,000."""
@@ -124,7 +124,7 @@ class Replica:
         """Start it and return at once; the old process, if any, must have ended."""
         scratch = self.folder / f"{self.name}-home"
         scratch.mkdir(exist_ok=True)
-        homes = {key: str(scratch) for key in self.homes} | {key: str(self.folder / "caches") for key in self.caches}
+        homes = {key: str(scratch) for key in self.homes} | {key: str(caches()) for key in self.caches}
         # The tests' own interpreter must not leak into the engine's.
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
         log = self.folder / f"{self.name}.log"
