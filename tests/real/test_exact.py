@@ -46,7 +46,7 @@ CONCURRENCY_SINCE = 4  # besides the light traffic, so that both replicas are wa
 # that a replay of 2,000 batches costs it.
 LIGHT_REST_S = 0.3
 REPLAY_STEPS = 50
-HISTORY = 900  # requests before a router is restarted: some 2,000 batches to replay
+HISTORY = 900 if FULL else 450  # requests before a router is restarted: some 2,000 or 1,000 batches to replay
 # The median counts: a machine whose cores are taken away for seconds shows in some of them.
 RESTARTS = int(os.environ.get("WARMROUTE_RESTARTS", "3"))
 WINDOW = 200
@@ -275,7 +275,7 @@ async def test_places_are_what_the_engines_counted(
         return [sum(sample(each.url, name) for each in replicas) for name in names]
 
     before, places = counted(), router.places()
-    seen = await Drive(client, scripts("funnel", allowed), "funnel").run(300, CONCURRENCY)
+    seen = await Drive(client, scripts("funnel", allowed), "funnel").run(REQUESTS // 4, CONCURRENCY)
     asked, was = sum(each.answer.prompt_tokens for each in seen), places.total()
     await asyncio.to_thread(wait_until, "counted", lambda: router.places().total() - was >= asked, EXACT_TIMEOUT_S)
     prompt, hits = (late - early for late, early in zip(counted(), before, strict=True))
