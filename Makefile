@@ -69,7 +69,7 @@ test-events: $(VENV)/.dev  ## ten thousand runs of a model engine and a lossy ne
 test-discovery: $(VENV)/.dev  ## ten thousand histories of pods and faults against the view of them, in simulated time
 	WARMROUTE_DISCOVERY_RUNS=$(DISCOVERY_RUNS) $(BIN)/python -m pytest tests/engines/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
 
-test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 5 GB of disk, some twenty-five minutes
+test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 5 GB of disk, some twenty minutes
 	$(BIN)/python -m tests.real.install
 	$(BIN)/python -m tests.real.install_sglang
 	$(BIN)/python -m tests.real.install_litellm
