@@ -69,7 +69,7 @@ test-events: $(VENV)/.dev  ## ten thousand runs of a model engine and a lossy ne
 test-discovery: $(VENV)/.dev  ## ten thousand histories of pods and faults against the view of them, in simulated time
 	WARMROUTE_DISCOVERY_RUNS=$(DISCOVERY_RUNS) $(BIN)/python -m pytest tests/engines/discovery/test_histories.py -n auto --timeout=1800 -s $(ARGS)
 
-test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 5 GB of disk, some twenty-five minutes
+test-engines: $(VENV)/.dev  ## tests against real vLLM and SGLang on this CPU: 5 GB of disk, some twenty minutes
 	$(BIN)/python -m tests.real.install
 	$(BIN)/python -m tests.real.install_sglang
 	$(BIN)/python -m tests.real.install_litellm
@@ -133,17 +133,17 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[demo]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.attack: pyproject.toml | $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[attack]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[attack]'
 	touch $@
 
 $(VENV)/.browser: pyproject.toml | $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[browser]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[browser]'
 	touch $@

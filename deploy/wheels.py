@@ -27,7 +27,8 @@ from deploy.compiled import MODULES
 REPO = dist.REPO
 GLIBC_MAX = 28  # minor version: Debian 10, RHEL 8, Amazon Linux 2023
 ARCHITECTURES = ("x86_64", "aarch64")
-LOCKED = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:")
+# What is installed is compiled as it is imported: most of it never is.
+LOCKED = ("-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", "--only-binary", ":all:")
 ASK = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
 TRIAL = """
 import importlib, sys

@@ -9,10 +9,16 @@ import hypothesis  # here, as below no later import may ask the collector who ho
 import pytest
 
 from tests.compiled import COMPILED
+from tests.support.examples import examples
 from tests.support.fakes import FakeEngine
 
 # How long an example takes, or its making, says what else the machine does; how many are made is set by each test.
-hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "untimed",
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("untimed")
 
 

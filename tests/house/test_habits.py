@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -79,3 +80,15 @@ def test_no_file_of_tests_is_too_long() -> None:
     lines = {path: path.read_bytes().count(b"\n") for path in (ROOT / "tests").rglob("*.py")}
     assert len(lines) > 200
     assert not {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > 400}
+
+
+def test_what_runs_on_native_code_alone_runs_there() -> None:
+    """No test is left out both where the core's lines are counted before a merge and on native code."""
+    long = 0
+    for path in sorted((ROOT / "tests" / "core").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                marks = {ast.unparse(each).rpartition(".")[2] for each in node.decorator_list}
+                long += "long" in marks
+                assert "long" not in marks or marks.isdisjoint({"inside", "interpreted"}), (path.name, node.name)
+    assert long > 0

@@ -16,6 +16,7 @@ from tests.real.talk import word_tokens
 from tests.real.vllm_server import Replica, vllm_servers
 
 HERE = Path(__file__).resolve().parent
+LAST = "test_replica_loss.py"
 CLIENT_TIMEOUT_S = 420.0  # a hang takes this long; a busy machine decodes 64 answers of 800 tokens in some minutes
 CONNECTIONS_MAX = 100
 # With the servers' starts, which pytest counts to the first test that needs them.
@@ -30,9 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark this folder's tests, and skip them unless they were asked for: they take minutes."""
+    """Mark this folder's tests, and skip them unless they were asked for: they take minutes. Last comes the file that
+    leaves a replica dead, so that none is started again for the others."""
     named = [config.invocation_params.dir / word.split("::")[0] for word in config.args]
     asked = "engines" in str(config.getoption("markexpr")) or any(path.is_relative_to(HERE) for path in named)
+    items.sort(key=lambda item: item.path == HERE / LAST)
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.engines)

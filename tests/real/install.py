@@ -40,13 +40,26 @@ MOONCAKE, MOONCAKE_WHEEL = "0.3.13.post1", "mooncake-transfer-engine-non-cuda"
 # Loaded by it whatever it is to move by, found in no wheel of its own, and in NIXL's.
 VERBS, VERBS_NEEDED = "libibverbs", ("libnl-3", "libnl-route-3")
 HOOK = "warmroute_host_memory"
-# Models by name, each with the further arguments of tiny_model.py.
-MODELS: dict[str, tuple[str, ...]] = {"tiny": (), "attentive": ("0.2",)}
+# Models by name, each with what tiny_model.py wants behind its folder.
+MODELS = {"tiny": "", "attentive": "=0.2"}
+# vLLM keeps in VLLM_CACHE_ROOT what it finds out about a class of models, in a process that imports all of vLLM: once
+# here, or at the first start of every server. The name of the distribution is what vLLM asks for its own version.
+LOOK = """
+import importlib.metadata
+from vllm.model_executor.models import ModelRegistry
+ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
+print(importlib.metadata.version("vllm"))
+"""
 
 
 def model_dir(venv: Path = VENV, name: str = "tiny") -> Path:
     """Where a tiny model lies once installed."""
     return venv / "models" / name
+
+
+def caches(venv: Path = VENV) -> Path:
+    """VLLM_CACHE_ROOT of every server."""
+    return venv / "caches"
 
 
 def requirement_name(line: str) -> str:
@@ -116,11 +129,12 @@ def fill(venv: Path) -> None:
     lay_host_memory(site)
     run("import Mooncake's transfer engine", [str(python), "-c", "import mooncake.engine"])
     script = Path(__file__).with_name("tiny_model.py")
-    for name, spread in MODELS.items():
-        run(f"make the {name} model", [str(python), str(script), str(model_dir(venv, name)), *spread])
-    version = run("ask vLLM its version", [str(venv / "bin" / "vllm"), "--version"])
+    models = [f"{model_dir(venv, name)}{spread}" for name, spread in MODELS.items()]
+    run("make the tiny models", [str(python), str(script), *models])
+    look = ["env", f"VLLM_CACHE_ROOT={caches(venv)}", str(python), "-c", LOOK]
+    version = run("have vLLM look at the models' class", look)
     if VLLM not in version:
-        raise InstallFailed(f"vllm --version does not say {VLLM}: {version[-200:]}")
+        raise InstallFailed(f"vLLM's version is not {VLLM}: {version[-200:]}")
 
 
 def check_machine(venv: Path) -> None:

@@ -34,6 +34,7 @@ class SGLangReplica(Replica):
     environment = ENVIRONMENT
     running_metric = "sglang:num_running_reqs"
     homes = ("HOME", "HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    caches = ()
 
     def __init__(self, name: str, folder: Path, kv_blocks: int = KV_PAGES, buffer_steps: int | None = None) -> None:
         """`buffer_steps` is how many batches of events a replay holds; None: SGLang's own 10,000."""

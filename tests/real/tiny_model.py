@@ -1,12 +1,12 @@
-"""Make a tiny chat model on this machine, without a hub: `python tiny_model.py DIR` inside `.venv-engines`.
+"""Make tiny chat models on this machine, without a hub: `python tiny_model.py DIR[=SPREAD] ...` in `.venv-engines`.
 
 Theory: what a router can see of an engine does not depend on what the model says. So random weights do, as
 long as the tokenizer is a real byte-level BPE (trained on the standard library's sources) and the template
 a real one: then bytes per token, block boundaries and cached counts behave as in production. Same Python,
 same bytes: the corpus is that Python's standard library, the seed is fixed, and the training is
 deterministic. HIDDEN and LAYERS in the environment make a larger, slower one (512 and 12: 1,900 tokens take
-1.3 s of one core). A second argument is the standard deviation of the weights: with the usual 0.02 and one matrix for
-both embeddings the model says one word again and again, whatever it was asked; with 0.2 and two matrices each answer
+1.3 s of one core). SPREAD is the standard deviation of the weights: with the usual 0.02 and one matrix for both
+embeddings the model says one word again and again, whatever it was asked; with 0.2 and two matrices each answer
 depends on its whole prompt, so that a test can tell by the answer whether the model has read the prompt's KV blocks.
 """
 
@@ -17,6 +17,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 VOCABULARY = 4096
 POSITIONS_MAX = 8192
@@ -43,8 +44,8 @@ def corpus() -> Iterator[str]:
         yield text
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Train the byte-level BPE and save it with its template."""
+def trained_tokenizer() -> Any:
+    """The byte-level BPE, trained, with its template: a PreTrainedTokenizerFast."""
     # Found in .venv-engines only, where this file is run.
     from tokenizers import (  # type: ignore[import-not-found]
         Tokenizer,
@@ -73,7 +74,7 @@ def save_tokenizer(folder: Path) -> None:
         model_max_length=POSITIONS_MAX,
     )
     fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
+    return fast
 
 
 def save_weights(folder: Path, hidden: int, layers: int, spread: float | None) -> None:
@@ -101,14 +102,17 @@ def save_weights(folder: Path, hidden: int, layers: int, spread: float | None) -
 
 
 def main() -> int:
-    """Write the model into argv[1], its weights with the standard deviation argv[2], and say its size."""
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    save_tokenizer(folder)
-    spread = float(sys.argv[2]) if len(sys.argv) > 2 else None
-    save_weights(folder, int(os.environ.get("HIDDEN", "64")), int(os.environ.get("LAYERS", "2")), spread)
-    size_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    print(f"{folder}: {size_bytes} bytes")
+    """Write a model into each DIR, its weights with the standard deviation SPREAD, and say its size."""
+    tokenizer = trained_tokenizer()
+    for word in sys.argv[1:]:
+        name, _, spread = word.partition("=")
+        folder = Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(folder)
+        hidden, layers = int(os.environ.get("HIDDEN", "64")), int(os.environ.get("LAYERS", "2"))
+        save_weights(folder, hidden, layers, float(spread) if spread else None)
+        size_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        print(f"{folder}: {size_bytes} bytes")
     return 0
 
 

@@ -19,7 +19,7 @@ from deploy.compiled import MODULES
 from loadtest.common.processes import free_ports
 from router import __version__
 from tests.supply.install import REPO, VENV
-from tests.supply.tool import program, tool
+from tests.supply.tool import program, quick_compiler, tool
 
 EPOCH_S = "1700000000"
 BUILD_TIMEOUT_S = 850.0  # a minute on two cores that do nothing else
@@ -64,7 +64,8 @@ def installed(wheel: Path, place: Path) -> Path:
 @pytest.fixture(scope="module")
 def native(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that pip builds where a C compiler is."""
-    return built(sdist, tmp_path_factory.mktemp("native") / "wheel", WARMROUTE_NATIVE="1")
+    folder = tmp_path_factory.mktemp("native")
+    return built(sdist, folder / "wheel", WARMROUTE_NATIVE="1", CC=str(quick_compiler(folder / "cc", "cc")))
 
 
 def origins(python: Path, cwd: Path) -> set[str]:

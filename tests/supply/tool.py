@@ -30,3 +30,14 @@ def program(
 def tool(name: str, *words: str | Path, cwd: Path = REPO, **environment: str) -> subprocess.CompletedProcess[str]:
     """What a tool says; its exit code is the caller's to judge."""
     return program([VENV / "bin" / name, *words], cwd=cwd, **environment)
+
+
+def quick_compiler(place: Path, compiler: str) -> Path:
+    """A program at `place` that is this C compiler, told last not to optimise.
+
+    Whether what is installed has libraries that load and serve is asked of them here, and optimising is two thirds of
+    making them; what they do is tested with those that are optimised, by `make test-compiled`.
+    """
+    place.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n', encoding="utf-8")
+    place.chmod(0o755)
+    return place

@@ -16,6 +16,7 @@ from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
 from tests.core.admission.fleet import Fleet, want
 from tests.core.admission.test_queue import POOLS, nobody, order, room, ticket
+from tests.support.examples import examples
 
 HIGH, NORMAL, LOW = Priority
 
@@ -122,7 +123,7 @@ class QueueWithDeadlines(RuleBasedStateMachine):
             self.gone(got)
 
 
-QueueWithDeadlines.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+QueueWithDeadlines.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestQueueWithDeadlines = QueueWithDeadlines.TestCase
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.core.admission.overload import ANSWER_S, SLOTS, TOKENS, Overload
 
 PEAK_PER_S = 2 * SLOTS / ANSWER_S  # of two replicas
 QUEUE_MAX = 256
+pytestmark = pytest.mark.long
 
 
 @dataclass
@@ -66,6 +68,7 @@ def test_below_its_limits_nobody_waits(metrics: bool) -> None:
     assert not fleet.clients["all"].shed_after_s
 
 
+@cache
 def solo() -> float:
     """The p99 time to first token of a tenant that is alone."""
     fleet = Overload()

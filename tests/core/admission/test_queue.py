@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.admission.queue import FairQueue, Pool, Ticket
 from router.core.facts.requests import Priority
+from tests.support.examples import examples
 
 POOLS: tuple[Pool, ...] = (("m", None), ("n", None), ("m", "http://a"))
 
@@ -139,7 +140,7 @@ class QueueAndModel(RuleBasedStateMachine):
         assert {(pool, priority): n for pool, priority, n in self.queue.waiting() if n} == by_pool
 
 
-QueueAndModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+QueueAndModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestQueueAndModel = QueueAndModel.TestCase
 
 
@@ -156,7 +157,7 @@ def test_priority_then_tenants_in_turn_then_arrival() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=5), st.integers(0, 3))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_tenants_that_wait_get_equal_parts_by_cost(costs: list[int], seed: int) -> None:
     """Between tenants that always wait, tokens admitted differ by no more than one of the costliest requests each,
     whatever their requests cost and however many they have."""

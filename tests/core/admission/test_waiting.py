@@ -22,6 +22,7 @@ from router.core.prompts.blocks import chain_of
 from router.settings.schema import AdmissionSettings
 from tests.core.admission.fleet import Fleet, want
 from tests.core.placement.placing import MODEL, chat
+from tests.support.examples import examples
 from tests.support.patient import Patient
 
 
@@ -223,7 +224,7 @@ class Doors(RuleBasedStateMachine):
                 assert not core.fits(ticket.pool, ticket.tenant, now_s)
 
 
-Doors.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Doors.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 TestDoors = Doors.TestCase

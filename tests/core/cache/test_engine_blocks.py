@@ -261,7 +261,7 @@ def test_what_is_shed_is_the_newest() -> None:
     assert engine.depth("a") == 1
 
 
-@pytest.mark.parametrize("blocks", [30_000, 90_000])
+@pytest.mark.parametrize("blocks", [30_000, pytest.param(90_000, marks=pytest.mark.long)])
 def test_a_ledger_takes_no_more_than_it_says(blocks: int) -> None:
     """Filled, and after much churn: blocks, names of blocks that are gone, and orphans, by what Python allocates."""
     rng = random.Random(blocks)

@@ -15,6 +15,7 @@ from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import Cleared
 from tests.core.cache.reporting import MANY, _Engine, _gone, _keys, _stored
+from tests.support.examples import examples
 
 
 def test_a_clear_takes_everything_at_once(engine: _Engine) -> None:
@@ -320,7 +321,7 @@ class Bounded(Machine):
 
 
 MODEL = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
+    max_examples=examples(60), stateful_step_count=30, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
 )
 
 

@@ -19,6 +19,7 @@ from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.kv_events.stream import RESTARTED
 from router.core.prompts.blocks import token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
+from tests.support.examples import examples
 
 SIZES = (8, 16)  # tokens of a block, of engines that differ
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -192,7 +193,7 @@ class Machine(RuleBasedStateMachine):
 
 
 MODEL = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
+    max_examples=examples(60), stateful_step_count=30, deadline=None, phases=[Phase.reuse, Phase.generate, Phase.shrink]
 )
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.cache.masks import STRIDE_KEYS, Masks
+from tests.support.examples import examples
 
 STRIDES = 4
 KEYS = [10_000 + n for n in range(STRIDES * STRIDE_KEYS + 5)]
@@ -95,4 +96,4 @@ class MasksModel(RuleBasedStateMachine):
 
 
 TestMasks = MasksModel.TestCase
-TestMasks.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestMasks.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)

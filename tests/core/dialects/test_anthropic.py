@@ -12,6 +12,7 @@ from router.core.facts.requests import Ask
 from router.core.prompts.blocks import chain_of
 from tests.core.dialects.chats import USER, chat, event
 from tests.core.dialects.messages_bodies import ANTHROPIC, CACHED, PNG, USE, parse, text
+from tests.support.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ TURNS = st.lists(
 
 
 @given(messages=TURNS, more=TURNS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_next_turn_extends_the_bytes_of_this_one(
     messages: list[dict[str, Any]], more: list[dict[str, Any]]
 ) -> None:

@@ -25,6 +25,7 @@ from router.core.dialects.continuing import (
 )
 from router.core.dialects.sse import EventSplitter
 from tests.core.dialects.continued import CHAT, COMPLETIONS, TOOLS, VLLM, body_of, planned, streamed
+from tests.support.examples import examples
 from tests.support.speaking import Piece, asked_of, chunks_of, events_of, said_in, spoken, text_of, whole
 
 
@@ -52,7 +53,7 @@ def killed(
 STOPS = st.sampled_from([[], "s", ["STOP"], [" cat", " the cat sat"], ["🙂"], ["é", "atat"]])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     path=st.sampled_from([CHAT, COMPLETIONS]),
     text=st.text(max_size=8),

@@ -20,6 +20,7 @@ from router.core.dialects.continuing import (
     resumed_of,
 )
 from tests.core.dialects.continued import CHAT, TOOLS, body_of, planned, streamed
+from tests.support.examples import examples
 from tests.support.speaking import chunks_of, said_in, whole
 
 
@@ -46,7 +47,7 @@ def chatted(
     return chunks_of(got), carried.approximate
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     text=st.text(max_size=8),
     stop=st.sampled_from([[], ["STOP"], [" cat sat", "s"], ["🙂"]]),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.core.dialects import OPENAI, PATHS, BadBody, spoken_on
 from router.core.dialects.base import Dialect
 from router.core.facts.placements import Ending
+from tests.support.examples import examples
 from tests.support.fakes import events, generate_events, message_events, response_events
 
 ROWS = pytest.mark.parametrize(("path", "dialect"), PATHS.items(), ids=PATHS)
@@ -73,7 +74,7 @@ ANYTHING: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
 @given(
     part=st.one_of(st.binary(max_size=60), st.recursive(st.none() | st.integers() | st.just("x"), st.lists).map(repr))
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_no_body_breaks_the_parser(path: str, part: bytes | str) -> None:
     """Whatever stands in a field, the answer is an Ask or BadBody."""
     value = part if isinstance(part, bytes) else part.replace("'", '"').replace("None", "null").encode()
@@ -103,7 +104,7 @@ def test_errors_name_their_code(path: str, dialect: Dialect) -> None:
 
 @ROWS
 @given(data=st.binary(max_size=200))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_no_answer_of_an_engine_breaks_a_dialect(path: str, dialect: Dialect, data: bytes) -> None:
     """Whatever an engine sends, nothing raises, and nothing is found in noise."""
     assert dialect.usage(data) is None
@@ -116,7 +117,7 @@ def test_no_answer_of_an_engine_breaks_a_dialect(path: str, dialect: Dialect, da
 
 @ROWS
 @given(data=st.binary(max_size=200))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_every_piece_has_begun_or_not(path: str, dialect: Dialect, data: bytes) -> None:
     """Whether a piece shows that prefill is done is answered for any bytes."""
     assert dialect.begun(data) in (True, False)
@@ -169,7 +170,7 @@ def test_an_error_ends_a_stream(path: str, dialect: Dialect) -> None:
 @ROWS
 @given(data=st.binary(max_size=200))
 @example(data=b'"finish_reason":"')
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_noise_ends_nothing(path: str, dialect: Dialect, data: bytes) -> None:
     """Whatever the last bytes are, nothing raises, and noise is no end."""
     assert dialect.ended(data) is None

@@ -12,6 +12,7 @@ from router.core.facts.requests import Ask, Prompt
 from router.core.prompts.blocks import chain_of
 from router.core.prompts.bodies import BadBody
 from router.core.prompts.canonical import OPAQUE_REPEATS
+from tests.support.examples import examples
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 OPENAI = OpenAI()
@@ -59,7 +60,7 @@ MESSAGES = st.lists(
     more=[{"role": "user", "content": [{"type": "text", "text": "b"}]}],
     tools=False,
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_next_turn_extends_the_bytes_of_this_one(
     messages: list[dict[str, Any]], more: list[dict[str, Any]], tools: bool
 ) -> None:

@@ -11,6 +11,7 @@ from router.core.facts.placements import Usage
 from router.core.facts.requests import Ask
 from tests.core.dialects.chats import USER, event
 from tests.core.dialects.responses_bodies import CALLED, RESPONSES, RESULT, SAID, SYSTEM, THOUGHT, parse
+from tests.support.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ ANSWERS = st.lists(st.sampled_from([SAID, CALLED, THOUGHT]), min_size=1, max_siz
 
 
 @given(items=ITEMS, answers=ANSWERS, more=ITEMS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_next_turn_extends_the_bytes_of_this_one(
     items: list[dict[str, Any]], answers: list[dict[str, Any]], more: list[dict[str, Any]]
 ) -> None:

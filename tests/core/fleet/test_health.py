@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.fleet.health import FAILURES_MAX, Health
 from router.edge.retry_budget import RetryBudget
+from tests.support.examples import examples
 
 
 def test_a_replica_starts_unfit_and_one_good_check_brings_it_in() -> None:
@@ -84,7 +85,7 @@ def test_no_budget_no_retry() -> None:
     ratio=st.sampled_from([0.0, 0.2, 1.0]),
     floor_per_s=st.sampled_from([0.0, 1.0, 10.0]),
 )
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_what_a_dead_fleet_costs(began_s: float, rate: int, ratio: float, floor_per_s: float) -> None:
     """A fleet that is dead for half a minute, from the first request on: each request is tried again as often as it may
     be, and attempts stay below requests x (1 + ratio), the floor and the ten in stock, whatever the clock says."""

@@ -14,6 +14,7 @@ from router.core.fleet.kv_room import STRIDE, Live, behind_marks
 from router.core.placement.room import shortage
 from router.core.prompts.blocks import BLOCK_BYTES
 from tests.core.placement.placing import World, chat, words
+from tests.support.examples import examples
 
 BLOCK_TOKENS = BLOCK_BYTES // 4
 FORKS = (0, 3, 4, 9, 17)  # blocks before prompts part, on marks and beside them
@@ -32,7 +33,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(PROMPTS, st.integers(0, 500), st.booleans(), st.integers(0, 30), st.booleans()), max_size=30))
 def test_what_is_live_is_the_union_of_prompts(steps: list[tuple[list[int], int, bool, int, bool]]) -> None:
     """After any openings and closings: blocks up to each prompt's last mark count once however many share them, to a

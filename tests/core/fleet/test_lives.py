@@ -17,6 +17,7 @@ from router.core.fleet.models import NoReplica
 from router.core.kv_events.decoding import Stored
 from tests.core.cache.known import prompt_of
 from tests.core.placement.placing import MODEL, World, chat, words
+from tests.support.examples import examples
 
 IDS = "abc"
 INSTANCES = ("", "1", "2")
@@ -130,7 +131,7 @@ class Lives(RuleBasedStateMachine):
         assert all(used == (0, 0, 0.0) for used in self.world.in_use())
 
 
-Lives.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Lives.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestLives = Lives.TestCase
 
 

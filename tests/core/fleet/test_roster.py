@@ -12,6 +12,7 @@ from router.core.facts.replicas import Replica, ServedModel
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from tests.core.work import interpreted, steps
+from tests.support.examples import examples
 
 IDS, NAMES = "abcd", ["m", "n", "lora"]
 
@@ -106,7 +107,7 @@ class Fleets(RuleBasedStateMachine):
         self.given += [(given, list(given)) for given in lists]
 
 
-Fleets.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Fleets.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)
 TestFleets = Fleets.TestCase
 
 

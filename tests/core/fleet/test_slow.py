@@ -70,6 +70,7 @@ def test_all_become_slow() -> None:
     assert world.opened == []
 
 
+@pytest.mark.long
 def test_busy_with_a_long_prefill() -> None:
     """Short prompts behind long ones are slow for that; their replica stays."""
     world = World(fleet())

@@ -17,8 +17,9 @@ from router.core.placement.router import Router
 from router.core.placement.wanted import Wanted
 from tests.core.fleet.simulated import Engine, World
 from tests.core.work import interpreted, steps
+from tests.support.examples import examples
 
-RUNS = int(os.environ.get("WARMROUTE_SILENCE_RUNS", "40"))  # 1,000 for a thorough look: two minutes
+RUNS = examples(int(os.environ.get("WARMROUTE_SILENCE_RUNS", "40")))  # 1,000 for a thorough look: two minutes
 
 
 def fleet(count: int = 4, **how: float | bool) -> dict[str, Engine]:
@@ -26,6 +27,7 @@ def fleet(count: int = 4, **how: float | bool) -> dict[str, Engine]:
     return {f"http://{n}": Engine(**how) for n in range(count)}  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_hung_in_mid_work() -> None:
     """A replica that hangs with streams under way is out within the allowance and three seconds; no request is lost,
     and of the next 1,000 at most 2 % are sent there. One trial readmits it once it works."""
@@ -131,6 +133,7 @@ def test_all_slow_alike(slower: float) -> None:
     assert (world.opened, world.moved) == ([], 0)
 
 
+@pytest.mark.long
 def test_a_queue_that_is_worked_off() -> None:
     """Five times the load that the fleet can bear: everybody waits, and nobody is stuck."""
     world = World(fleet())

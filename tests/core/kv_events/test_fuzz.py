@@ -83,6 +83,7 @@ def _mutated(rng: random.Random, frame: bytes, other: bytes) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.long
 def test_mutated_frames() -> None:
     """100,000 damaged frames: each is decoded or refused, and what is decoded can be applied."""
     rng = random.Random(3)

@@ -21,8 +21,9 @@ from router.core.kv_events import stream
 from router.core.kv_events.stream import StreamLimits
 from tests.core.kv_events.kv_engine import Engine, Flavour, Identity
 from tests.core.kv_events.kv_network import Rig
+from tests.support.examples import examples
 
-RUNS = int(os.environ.get("WARMROUTE_KV_RUNS", "300"))
+RUNS = examples(int(os.environ.get("WARMROUTE_KV_RUNS", "300")))
 OTHERS = os.environ.get("WARMROUTE_KV_OTHERS") == "1"
 STEPS = 30
 PLAIN: Identity = ("", "")

@@ -17,6 +17,7 @@ from router.core.learned.prefill import (
     PrefillModel,
 )
 from tests.core.learned.fading import fades
+from tests.support.examples import examples
 
 H100 = PrefillModel(floor_ms=12.0, per_token_ms=0.055, per_token_context_ms=1.1e-6)
 SLOW = PrefillModel(floor_ms=40.0, per_token_ms=0.9, per_token_context_ms=2e-5)
@@ -142,7 +143,7 @@ OBSERVATIONS = st.tuples(st.integers(0, 200_000), st.integers(0, 1_000_000), st.
 
 @given(observations=st.lists(OBSERVATIONS, max_size=40), weight=st.sampled_from([GUESS_WEIGHT, PRIOR_WEIGHT]))
 @example(observations=[(1_000, 0, 5e-324)], weight=PRIOR_WEIGHT)  # a time that is 0 as a share of the prior's
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_no_history_makes_work_free_or_negative(observations: list[tuple[int, int, float]], weight: float) -> None:
     """Whatever was seen, coefficients are not negative and more tokens never take less time."""
     fit = PrefillFit()

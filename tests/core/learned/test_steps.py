@@ -11,6 +11,7 @@ from router.core.learned.answer_tokens import GUESS_TOKENS, AnswerTokens
 from router.core.learned.steps import GUESS_WEIGHT, PRIOR_WEIGHT, DecodeClock, StepFit, StepModel
 from tests.core.learned.fading import fades
 from tests.core.placement.placing import World, chat, words
+from tests.support.examples import examples
 
 TRUE = StepModel(12.0, 0.4, 2e-4)
 
@@ -59,7 +60,7 @@ def test_answers_alike_never_say_that_a_stream_costs_nothing(seed: int, slower: 
 @given(
     seen=st.lists(st.tuples(st.floats(0.1, 500), st.floats(0, 5e6), st.floats(-10, 1e7, allow_nan=False)), max_size=60)
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_no_coefficient_is_ever_negative(seen: list[tuple[float, float, float]]) -> None:
     """Whatever is observed, a step takes time, and no less for more streams or more context."""
     fit = StepFit()

@@ -34,7 +34,7 @@ def shown(scores: Scores) -> list[str]:
     return list(chain.from_iterable(score.wrong[:WRONG_SHOWN_MAX] for score in scores.values()))
 
 
-pytestmark = pytest.mark.timeout(60 + 10 * SEEDS)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(60 + 10 * SEEDS)]
 BOTH = pytest.mark.parametrize("half", ["development", "held out"])
 
 

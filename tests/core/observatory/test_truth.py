@@ -19,6 +19,7 @@ from tests.core.observatory.corpus import CLEAN, TURNS_MAX, TURNS_MIN, Options, 
 from tests.core.observatory.rewriting import ALL
 from tests.core.observatory.truth import Request
 
+pytestmark = pytest.mark.long
 SEEDS = (0, 1, 3)
 WINDOW_BYTES = 64
 

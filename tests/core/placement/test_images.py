@@ -84,6 +84,7 @@ def test_long_answers_count_once_in_the_share() -> None:
     assert (member.sent_prompt_tokens - under_way) / member.seen_prompt_tokens == pytest.approx(0.5, abs=0.1)
 
 
+@pytest.mark.long
 def test_a_cache_holds_as_many_images_as_fit() -> None:
     """An image takes more of the engine's cache than its bytes do as text: the belief is as large as the cache."""
     world = served([seen(n) for n in range(600)])

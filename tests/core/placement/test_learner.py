@@ -16,6 +16,7 @@ from router.core.fleet.models import MODELS_MAX, NoReplica
 from router.core.prompts import blocks
 from router.core.prompts.blocks import chain_of, ring_key
 from tests.core.placement.placing import CHAT, MODEL, World, chat, words
+from tests.support.examples import examples
 from tests.support.records import replace
 
 LONG = words(1, 8_000)
@@ -281,7 +282,7 @@ STEPS = st.one_of(
 
 
 @given(steps=st.lists(STEPS, max_size=40))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_every_lease_comes_back(steps: list[tuple[str, Any]]) -> None:
     """Whatever happens in whatever order, once all leases are finished nothing is in use, pending or pinned."""
     world, leases = World("abc", blocks_max=12), list[Lease]()

@@ -10,6 +10,7 @@ from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import chain_of, ring_key
 from router.core.prompts.identity import Names
 from tests.core.placement.placing import MODEL, World, chat, words
+from tests.support.examples import examples
 
 LORA = ServedModel("lora", root="/loras/x", parent="a")
 
@@ -100,7 +101,7 @@ REPLICAS = st.dictionaries(
 
 
 @given(changes=st.lists(st.tuples(st.sampled_from(["r0", "r1", "r2"]), st.none() | REPLICAS), max_size=12))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_names_that_are_one_are_one_everywhere(
     changes: list[tuple[str, dict[str, tuple[str | None, str | None]] | None]],
 ) -> None:

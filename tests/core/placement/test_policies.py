@@ -14,6 +14,7 @@ from router.core.facts.placements import Candidate, Choice, Grade, Market
 from router.core.placement.policies import POLICIES, Policy
 from router.core.placement.policies.warm import Warm, Weights, price
 from router.core.placement.ring import Ring
+from tests.support.examples import examples
 from tests.support.records import replace
 
 IDS = [f"http://10.0.0.{n}:8000" for n in range(6)]
@@ -81,7 +82,7 @@ QUESTIONS = st.builds(
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(fleets=st.lists(st.tuples(QUESTIONS, FLEETS), min_size=1, max_size=6))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_a_policy_chooses_a_candidate_and_can_be_repeated(
     name: str, fleets: list[tuple[Market, list[Candidate]]]
 ) -> None:

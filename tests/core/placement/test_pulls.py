@@ -22,8 +22,9 @@ from router.core.prompts.blocks import Chain, token_chain, token_root
 from router.core.prompts.token_keys import TokenPrompt
 from tests.core.placement.tiered_fleet import PULL_GUESS, TOKENS, TieredFleet
 from tests.core.ready import router_of
+from tests.support.examples import examples
 
-RUNS = int(os.environ.get("WARMROUTE_PULL_RUNS", "300"))
+RUNS = examples(int(os.environ.get("WARMROUTE_PULL_RUNS", "300")))
 
 
 def _fleet(names: str = "abc") -> TieredFleet:

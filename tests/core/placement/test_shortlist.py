@@ -32,6 +32,7 @@ def busy_world(seed: int) -> World:
     return world
 
 
+@pytest.mark.inside
 @given(seed=st.integers(0, 10_000), prefix=st.integers(0, 9), tokens=st.sampled_from([600, 3_000]))
 @example(seed=8, prefix=8, tokens=3_000)  # a replica that looks slow is dearer for its prefill, too
 @example(seed=500, prefix=9, tokens=3_000)

@@ -17,8 +17,9 @@ from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from tests.core.placement.paired import PairedFleet
 from tests.core.work import interpreted, steps
+from tests.support.examples import examples
 
-RUNS = int(os.environ.get("WARMROUTE_SPLIT_RUNS", "300"))
+RUNS = examples(int(os.environ.get("WARMROUTE_SPLIT_RUNS", "300")))
 ROLES = {"p": Role.PREFILL, "q#dp0": Role.PREFILL, "b": Role.BOTH, "d": Role.DECODE, "q#dp1": Role.DECODE}
 NAMES = list(ROLES)
 REVISIONS, MODELS, BLOCKS = ("", "1", "2"), ("m", "other"), (16, 32)

@@ -16,6 +16,7 @@ from router.core.dialects import ANTHROPIC, OPENAI, PATHS, BadBody, Dialect
 from router.core.facts.requests import Ask
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.blocks import SPANS_MAX, chain_of, ring_key
+from tests.support.examples import examples
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 CELL = 64  # so small that short bodies have many
@@ -124,7 +125,7 @@ def talks(draw: st.DrawFn) -> tuple[str, list[bytes]]:
 
 
 @given(talk=talks())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_memory_changes_nothing(talk: tuple[str, list[bytes]]) -> None:
     """The same requests, prompts, keys and refusals as without, however often a body comes, and if little is kept."""
     path, bodies = talk
@@ -138,7 +139,7 @@ def test_a_memory_changes_nothing(talk: tuple[str, list[bytes]]) -> None:
 
 
 @given(path=st.sampled_from([*PATHS]), name=st.sampled_from(["model", "stream", "max_tokens", "messages"]), value=JUNK)
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_reading_less_reads_the_same(path: str, name: str, value: object) -> None:
     """With fields of any type, what is not kept for the template makes no difference to placement."""
     body = json.dumps({"model": "m", "prompt": "p", "input": "i", "text": "t", name: value}).encode()
@@ -265,6 +266,7 @@ def test_a_prompt_that_is_let_go_keeps_its_size() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.long
 def test_what_is_kept_is_bounded(keep: bool) -> None:
     """A client that always sends something new, or other heads and salts, fills no more than was allowed."""
     bytes_max = 400_000

@@ -13,6 +13,7 @@ from router.core.facts.placements import Ending, Outcome
 from router.core.facts.requests import Kin
 from router.core.sharing.messages import VERSION, BadMessage, head, packed, unpacked
 from tests.core.sharing.several import Several
+from tests.support.examples import examples
 
 HEAD = head("a", 1)
 NUMBERS = st.integers(-(1 << 63), (1 << 64) - 1) | st.integers(-2, 300)
@@ -31,7 +32,7 @@ def _message() -> bytes:
     return routers.say("a", 1.2)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(noise=st.binary(max_size=200))
 def test_noise_is_a_bad_message_or_none_of_ours(noise: bytes) -> None:
     """Whatever comes raises BadMessage or is ignored, and whoever heard it works as before."""
@@ -42,7 +43,7 @@ def test_noise_is_a_bad_message_or_none_of_ours(noise: bytes) -> None:
     assert routers.place("b", prompt_tokens=1_000, now_s=2.0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(body=VALUES)
 def test_any_shape_is_a_bad_message_or_taken(body: object) -> None:
     """Well-formed msgpack of the wrong shape, or with figures that cannot be, never raises anything else."""
@@ -52,7 +53,7 @@ def test_any_shape_is_a_bad_message_or_taken(body: object) -> None:
     assert routers.place("b", prompt_tokens=1_000, now_s=2.0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(place=st.integers(0), byte=st.integers(0, 255), more=st.data())
 def test_a_damaged_message_does_no_damage(place: int, byte: int, more: st.DataObject) -> None:
     """One byte of a good message is another: it is bad, or says something else, and placing goes on."""

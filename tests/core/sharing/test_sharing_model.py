@@ -13,6 +13,7 @@ from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.fleet.lease import Lease
 from router.core.sharing.limits import SharingLimits
 from tests.core.sharing.several import TOKENS_A_BLOCK, Several
+from tests.support.examples import examples
 
 NAMES = ("a", "b", "c")
 LIMITS = SharingLimits(
@@ -147,5 +148,5 @@ class Routers(RuleBasedStateMachine):
                 assert not self.routers.router(name).index.holders[id_].unproven
 
 
-Routers.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Routers.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestRouters = Routers.TestCase

@@ -32,6 +32,7 @@ from tests.core.observatory.difference.compared import (
     tools_moved,
     words,
 )
+from tests.support.examples import examples
 
 
 def messages_body(system: Any = "You are an agent.\n" + RULES, turns: int = 3) -> Body:
@@ -337,7 +338,7 @@ JSONS = st.recursive(
 
 
 @given(TEXT, TEXT, TEXT, TEXT, JSONS, st.sampled_from([CHAT, MESSAGES, RESPONSES, "/generate", "/v1/completions", ""]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_no_bytes_are_too_odd(start: bytes, before: bytes, after: bytes, end: bytes, body: bytes, path: str) -> None:
     """Whatever the texts are, the counts fit them and nothing is raised."""
     one, other = start + before + end * 4, start + after + end * 4

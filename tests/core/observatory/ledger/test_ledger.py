@@ -89,6 +89,7 @@ def test_one_answer_that_tells_does_not_stand_for_a_thousand_that_do_not() -> No
     assert (row["verified_tokens"], row["verified_hit_tokens"]) == (29, 0)
 
 
+@pytest.mark.long
 def test_bounds_hold_whatever_comes() -> None:
     """A hundred thousand requests of as many templates, steps, tenants and differences: nothing is over its bound."""
     chance, of = random.Random(1), ledger()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.observatory.ledger.shown import PASSES_RATIO, ROWS_MAX, STAYS_S, STAYS_SHARE, Shown
+from tests.support.examples import examples
 
 LEAST = 0.01
 KEYS = "abcdef"
@@ -60,7 +61,7 @@ class Showing(RuleBasedStateMachine):
         assert set(before) <= set(again)
 
 
-Showing.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Showing.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestShowing = Showing.TestCase
 
 

@@ -16,6 +16,7 @@ from router.core.observatory.memory.suspect import Suspect
 from router.core.observatory.memory.texts import LINKS_MAX, Record, Siblings, Text, Texts, common, piece
 from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
+from tests.support.examples import examples
 
 MIB = 1 << 20
 
@@ -72,7 +73,7 @@ def grown(said: list[bytes], step: tuple[int, float, bytes, bool]) -> bytes:
     return before[: len(before) if whole else int(len(before) * part)] + behind
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.booleans())
 def test_known_is_the_longest_prefix_of_all(steps: list[tuple[int, float, bytes, bool]], skips: bool) -> None:
     """Whatever is appended, forked and repeated, known are as many bytes as any earlier prompt begins with, also where
@@ -88,7 +89,7 @@ def test_known_is_the_longest_prefix_of_all(steps: list[tuple[int, float, bytes,
             said.append(text)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(STEPS)
 def test_what_is_forgotten_is_forgotten_as_a_whole(steps: list[tuple[int, float, bytes, bool]]) -> None:
     """With a small memory known is at most the truth, and never less than what the prompt just before it shares."""
