@@ -85,6 +85,8 @@ class SharingLink:
             )
             self._hearing.handing = self._handing
         self._news: deque[Written] = deque(maxlen=limits.owners_max)  # owners that others were not told of
+        # Owners that others were told of in messages that this router has not heard yet, with the times of these.
+        self._unheard: deque[tuple[float, Written]] = deque(maxlen=limits.owners_max)
         self._unwritten: deque[Written] = deque(maxlen=limits.owners_max)  # owners that the store was not told of
         self._made: deque[Written] = deque(maxlen=limits.owners_max)  # all owners that this router has told of
         self._lost = False  # whether the store had something of this router's, and has it no more
@@ -159,6 +161,7 @@ class SharingLink:
             try:
                 async with self._open() as session:
                     self._session, self._begin, self._everything = session, True, True
+                    self._tell_again()
                     try:
                         await self._serve(session)
                     finally:
@@ -185,6 +188,11 @@ class SharingLink:
         while self._awake_s - max(self._echo_s, opened_s) < ALONE_S:  # noqa: ASYNC110 - a look every so often
             await asyncio.sleep(WATCH_S)
         raise StoreFailed("silent", "own messages are not heard")
+
+    def _tell_again(self) -> None:
+        """What was said to a session that has failed, and was not heard, is news again: nobody may have heard it."""
+        self._news = deque([*(owner for _, owner in self._unheard), *self._news], self._news.maxlen)
+        self._unheard.clear()
 
     def _failed(self, failed: StoreFailed) -> None:
         self.failures[failed.kind] += 1
@@ -261,6 +269,7 @@ class SharingLink:
         frame.asks = self._handing.asks if self._handing is not None else None
         self._side.add_to(frame, everything=everything)
         frame.owners = [self._news.popleft() for _ in range(min(OWNERS_MAX, len(self._news)))]
+        self._unheard.extend((now_s, owner) for owner in frame.owners)
         self._begin = self._everything = self._hearing.asked = False
         return packed(frame, self.origin, now_s)
 
@@ -281,6 +290,8 @@ class SharingLink:
         if own_s is not None:
             self._echo_s, self.delay_s = self._awake_s, max(0.0, now_s - own_s)
             self._whole_s = now_s
+            while self._unheard and self._unheard[0][0] <= own_s:
+                self._unheard.popleft()
             if not self.whole:
                 self._became_whole()
         elif self._hearing.asked:
@@ -291,13 +302,13 @@ class SharingLink:
     async def _keep(self, session: Session) -> None:
         """Keep in the store what it is to remember. What it refuses is tried again, and said once. Raises StoreFailed
         where it does not answer."""
-        last_s = self._whole_s
-        read = False
+        last_s, began_s, reads = self._whole_s, self._clock(), 0
         while True:
             try:
-                if not read:
+                # Read twice: what another router has said before this one listened, it may have written since.
+                if reads == 0 or (reads == 1 and self._clock() - began_s >= KEEP_S):
                     await self._read(session, last_s)
-                    read = True
+                    last_s, reads = began_s, reads + 1
                 await self._written(session)
             except StoreFailed as failed:
                 if failed.kind not in REFUSALS:

@@ -126,6 +126,7 @@ class Index:
     def told(self, replica: str, until_s: float) -> None:
         """How far it was said."""
         self.told_s.append(until_s)
+        self.changed.set()
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
         """Nothing is sure."""

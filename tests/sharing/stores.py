@@ -113,9 +113,7 @@ class Network:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.lose()
 
     def cut(self, *, there: bool = True, back: bool = True) -> None:
         """Let nothing through any more, in these directions; connections stay open."""
@@ -128,6 +126,13 @@ class Network:
         """Let everything through again, what was sent meanwhile too."""
         self._there.set()
         self._back.set()
+
+    async def lose(self) -> None:
+        """End all connections; what was sent while they were cut never arrives."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -101,6 +101,34 @@ async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytes
         assert a.link.counts["interruptions"] >= 1  # once, and again where the store's process is not given a turn
 
 
+async def test_what_was_said_into_a_cut_network_is_said_again() -> None:
+    """A response that was made before its router noticed that nobody hears it: another router, whose own way to the
+    store was never cut and which reads nothing there, hears of it afterwards."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StoreServer())
+        network = await stack.enter_async_context(Network(server.port))
+        a = await stack.enter_async_context(linked(f"redis://127.0.0.1:{network.port}", "a", timeout_s=0.5))
+        b = await stack.enter_async_context(linked(server.url, "b"))
+        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.whole and b.link.whole)
+        await asyncio.sleep(1.5)  # b has read the store for the last time
+        network.cut(there=True, back=False)
+        a.link.made("resp_1", "http://r", "acme")
+        await until(lambda: not a.link.whole)
+        await network.lose()
+        network.mend()
+        await until(lambda: bool(b.owners))
+
+
+async def test_what_is_written_while_a_router_begins_to_listen_is_read() -> None:
+    """An owner that was told before a router listened, and written after it had read: it reads once more."""
+    async with StoreServer() as server, linked(server.url, "b") as b:
+        while await server.ask("EXISTS", "warmroute:{f}:router:b") != b":1\r\n":  # written after the first reading
+            await asyncio.sleep(0.01)
+        words = ("i", "resp_1", "r", "http://r", "t", "acme")
+        await server.ask("XADD", "warmroute:{f}:responses", "*", *words)
+        await until(lambda: bool(b.owners))
+
+
 async def test_an_emptied_store_is_filled_again() -> None:
     """After FLUSHALL routers go on hearing each other, and one that comes later still learns of every response."""
     async with StoreServer() as server:
