@@ -6,7 +6,7 @@ cores that does nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PYTHON = "{python}"
 LOADTEST = (PYTHON, "-m", "loadtest")
@@ -97,10 +97,19 @@ REPEATED = (
 
 DEMOS = tuple(f"{{folder}}/demo-{number}.json" for number in (1, 2, 3))
 COMPILED = Command(("make", "compiled"), optional=True)
+NATIVE = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ".compiled:."}
+"""Environment of a command that takes the native code of COMPILED, where that could be made."""
+GROWTH = ("cost", "--replicas", "8,64,256,1000", "--runs", "9", "--check")
 
 PARTS = (
     Part("cost", 5, "CPU of decisions and of following KV events", (_loadtest("cost", "--check"),)),
     Part("memory", 2, "bytes by what they are kept for, and the start", (_loadtest("cost", "--memory", "--check"),)),
+    Part(
+        "growth",
+        3,
+        "CPU of decisions as the fleet grows",
+        (COMPILED, replace(_loadtest(*GROWTH), environment=NATIVE)),
+    ),
     Part(
         "overhead",
         20,

@@ -26,6 +26,7 @@ from loadtest.pages.digests import costs_digest, demo_digest, race_digest
 from loadtest.pages.faults import faults_block
 from loadtest.pages.floors import floors
 from loadtest.pages.forecasts import forecasts_block
+from loadtest.pages.growth import growth_block
 from loadtest.pages.linked import pulls_block, split_block
 from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
@@ -64,6 +65,7 @@ BLOCKS = {
     "rows": "docs/evidence/race.md",
     "demo": "docs/evidence/demo.md",
     "overhead": "docs/evidence/overhead.md",
+    "growth": "docs/evidence/overhead.md",
     "faults": "docs/evidence/faults.md",
     "race": "docs/evidence/placement.md",
     "peers": "docs/evidence/placement.md",
@@ -105,6 +107,7 @@ DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
 FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "overhead": ("overhead", {"overhead": overhead_block}),
     "faults": ("faults", {"faults": faults_block}),
+    "growth": ("cost --replicas", {"growth": growth_block}),
     "sharing": ("cost --sharing", {"sharing": cost_block}),
     "several": ("simulate --several", {"several": several_block}),
     "tiers": ("simulate --tiers", {"tiers": tiers_block}),

@@ -14,6 +14,8 @@ from loadtest.cost import decision as cost
 from loadtest.cost import growth as cost_growth
 from loadtest.cost.conversations import MODEL
 from loadtest.cost.world import BLOCK_TOKENS, REPLICAS, STAGES, PricedRouter, follow
+from loadtest.pages.growth import growth_block
+from loadtest.pages.markdown import PageError
 from router.core.facts.placements import Grade
 from router.core.kv_events.decoding import Removed, Stored, decode
 
@@ -169,6 +171,11 @@ def test_growth_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(row["got"] > 0 for row in rows)
     assert all(row["ok"] is (row["got"] <= row["expected"]) for row in rows)
     assert all(row.get("timed", False) is (row["case"] != "open_request_bytes") for row in rows)
+    block = growth_block(json.loads(file.read_text())).splitlines()
+    assert [line.split("|")[1].strip() for line in block if line.startswith("| ")][2:] == ["3", "20"]
+    assert f"{rows[0]['got']:.2f} of 0.08" in block[-2]
+    with pytest.raises(PageError):
+        growth_block({**json.loads(file.read_text()), "rows": []})
     monkeypatch.setattr(cost_growth, "OPEN_GOAL_BYTES", 1.0)
     assert cost.main([*words, "--check"]) == 1
 
