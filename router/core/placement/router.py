@@ -50,6 +50,7 @@ from router.core.placement.eligible import refusal, who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.opening import Opener
+from router.core.placement.places import Places
 from router.core.placement.policies import Near, Policy, Pulling, Splitting
 from router.core.placement.receipts import kept, reason_of, take_pull
 from router.core.placement.spill import spill
@@ -145,6 +146,9 @@ class Router:
         self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
         self.observe_load, self.alive = observations.observe_load, observations.alive
         self.found_dead, self.told_dead = self.fitness.found_dead, self.fitness.told_dead
+        places = Places(self.fleet, self.fitness, splits=splitting is not None)
+        self.who_may_prefill, self.has_room = places.prefill, places.has_room
+        self.places_of, self.may_split = places.of, places.may_split
         learner = Learner(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
@@ -281,6 +285,8 @@ class Router:
                 chosen = split.decode
             elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
                 if not any(self.fleet.legs.takes_whole(member) for member in members):
+                    if full:  # those that are not may be no pairs
+                        return self.route(wanted, now_s, exclude=exclude, only=only, may_hold_back=may_hold_back)
                     raise refusal(self.fleet, wanted.model, exclude, only, now_s)
                 wanted.may_split = False
                 try:
@@ -348,11 +354,6 @@ class Router:
                 times_ms.append(splitter.predicted_ms(split))
                 prefills_ms.append(split.prefill.loading_ms + split.prefill.uncached_ms)
         return min(times_ms), min(prefills_ms)
-
-    def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
-        """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
-        and Shed."""
-        return who_may(self.fleet, self.fitness, model, NOBODY, only, (), now_s)
 
     def turned_away(self, wanted: Wanted) -> None:
         """A request will not be placed, though its text may be remembered."""
