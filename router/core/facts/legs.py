@@ -28,6 +28,26 @@ class Handshake(StrEnum):
     SGLANG = "sglang"  # SGLang's bootstrap server: both legs at once, in one room
 
 
+class PairState(StrEnum):
+    """Whether two replicas take requests in two legs."""
+
+    WARM = "warm"  # they do
+    NEW = "new"  # not before they have handed a prompt over
+    RESTING = "resting"  # not for now: they failed to
+
+
+class PairSeen(Struct, gc=False):
+    """Two replicas that pair, for pages. Numbers are counts since they do."""
+
+    prefill: str
+    decode: str
+    state: PairState
+    rests_s: float  # seconds until they are tried again; 0 where they do not rest
+    sent: int  # requests in two legs
+    prefills_failed: int  # those whose prefill leg failed
+    broken: int  # those whose blocks did not come, by all that is known
+
+
 class PrefillLeg(Struct, gc=False):
     """The replica that prefills a request which another one decodes. Times are milliseconds."""
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.legs import Handshake
+from router.core.facts.legs import Handshake, PairSeen
 from router.core.facts.placements import (
     Brought,
     Candidate,
@@ -207,6 +207,10 @@ class Router:
         """By replica that is in one, how many pairs take traffic (`warm`), are to be warmed (`new`), and rest after a
         failure (`resting`)."""
         return self.fleet.legs.pair_counts(now_s)
+
+    def pairs(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
+        """Pairs as pages show them, those that rest first, and how many there are."""
+        return self.fleet.legs.seen(pairs_max, now_s)
 
     def pull_address(self, id_: str) -> str | None:
         """Where the engine of a replica takes orders of its peers (`host:port`); None: nowhere, as far as known."""
