@@ -172,7 +172,7 @@ class Attempts:
             self._note(lease, failure, tried)
             question.wanted.may_pull = False
             leg = lease.receipt.leg
-            if leg is not None:  # its replica may be chosen again, and holds nothing of the prompt
+            if leg is not None:  # the replica may be chosen again, and holds nothing of the prompt
                 question.wanted.may_split = _may_split_again(leg, failure, tried)
                 self._drop(lease, None, failure.ending)
             said = failure.answer if isinstance(failure, EngineFailed) else None

@@ -25,7 +25,7 @@ def is_read(answer: EngineAnswer) -> bool:
 async def at_work(answer: EngineAnswer, works: Callable[[bytes], bool], upstream: Upstream) -> EngineAnswer | Failure:
     """A stream with its first event that comes of work, as `works` says of what has come so far; or why there is none,
     and then the answer is over."""
-    answer.begun = False  # for whoever finds its replica lost or stuck, and for its time
+    answer.begun = False  # a request that is found lost, stuck or late can be tried again
     try:
         while not (answer.complete or works(answer.head)):
             await answer.grow()

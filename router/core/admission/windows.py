@@ -201,7 +201,7 @@ class Admission:
             del self._open_of_tenant[whose]
         if replica in self.full:
             self._count(replica)
-        self.prefilled(lease)  # it ends with the decode leg, at the latest
+        self.prefilled(lease)  # a prefill leg ends with its decode leg, at the latest
         return True
 
     def _count(self, replica: str) -> None:

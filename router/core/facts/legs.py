@@ -31,9 +31,9 @@ class Handshake(StrEnum):
 class PairState(StrEnum):
     """Whether two replicas take requests in two legs."""
 
-    WARM = "warm"  # they do
-    NEW = "new"  # not before they have handed a prompt over
-    RESTING = "resting"  # not for now: they failed to
+    WARM = "warm"  # requests go there
+    NEW = "new"  # no request goes there before the two have handed a prompt over
+    RESTING = "resting"  # no request goes there for now, since the two failed to hand a prompt over
 
 
 class PairSeen(Struct, gc=False):
@@ -44,8 +44,8 @@ class PairSeen(Struct, gc=False):
     state: PairState
     rests_s: float  # seconds until they are tried again; 0 where they do not rest
     sent: int  # requests in two legs
-    prefills_failed: int  # those whose prefill leg failed
-    broken: int  # those whose blocks did not come, by all that is known
+    prefills_failed: int  # requests whose prefill leg failed
+    broken: int  # requests whose blocks did not come, by all that is known
 
 
 class PrefillLeg(Struct, gc=False):

@@ -202,7 +202,7 @@ class Legs:
             return
         pair.broken += 1
         if not pair.warm:
-            return  # it rests, or is warmed: of one break many requests tell
+            return  # of one break many requests tell, and the pair rests or is warmed already
         there = members.get(decode)
         if there is None or self.takes_whole(there) or self._has_another(members, prefill, there):
             self._failed(pair, now_s)

@@ -64,8 +64,8 @@ class Places:
         return False
 
     def of(self, members: list[Member], *, may_split: bool = False) -> list[Member]:
-        """Those of these members at which requests find places: where they go whole, or in two legs are decoded. Not to
-        be changed."""
+        """Members of these at which requests find places: where they go whole, or in two legs are decoded. Not to be
+        changed."""
         legs, members = self._fleet.legs, self._fleet.whole(members)
         return legs.whole(members) if legs.hands and not may_split else members
 

@@ -289,7 +289,7 @@ class Router:
                 chosen = split.decode
             elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
                 if not any(self.fleet.legs.takes_whole(member) for member in members):
-                    if full:  # those that are not may be no pairs
+                    if full:  # the replicas that are not full may be no pairs
                         return self.route(wanted, now_s, exclude=exclude, only=only, may_hold_back=may_hold_back)
                     raise refusal(self.fleet, wanted.model, exclude, only, now_s)
                 wanted.may_split = False
@@ -410,7 +410,7 @@ class Router:
         if lease.stored is not None and lease.tokens is not None:
             grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
-        computed = computed or (left and not lease.streams)  # it may have been computed unseen
+        computed = computed or (left and not lease.streams)  # the prompt may have been computed unseen
         answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
         if self.watch is not None:
             self.watch.ended(lease, outcome, len(answer_keys), computed=computed)

@@ -68,7 +68,7 @@ class Splitter:
             prefill += self._candidates(more, survey, match, now_s)
         self.prefill = prefill
         split = self._policy.split(market, chosen, prefill, decode, self, waits_ms=waits_ms, must=must)
-        if split is None and must and len(more) > FEW:  # those few are no partners of the few that decode
+        if split is None and must and len(more) > FEW:  # the cheapest few are no partners of the few that decode
             near = self._near(decode)
             more = [m for m in more if m.id in near]
             if more:
