@@ -15,6 +15,7 @@ import msgspec
 
 from router import __version__
 from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got, json_answer
+from router.admin.rows import fields_of
 from router.core.facts.legs import Role
 from router.core.facts.misses import STAGES, Template
 from router.core.fleet.member import Member
@@ -212,7 +213,7 @@ class Observatory:
             return None
         rows.sort(key=lambda row: row["role"] is Role.DECODE)
         pairs, in_all = router.pairs(PAIRS_SHOWN_MAX, now_s)
-        shown = [{**msgspec.structs.asdict(pair), "rests_s": round(pair.rests_s, 1)} for pair in pairs]
+        shown = [{**fields_of(pair), "rests_s": round(pair.rests_s, 1)} for pair in pairs]
         return {"replicas": rows, "pairs": shown, "pairs_in_all": in_all}
 
     def _replica(self, member: Member) -> dict[str, Any]:
