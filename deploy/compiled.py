@@ -48,8 +48,8 @@ ROOMS = {
     "core/observatory/ledger": "ledger sums",
     "core/observatory/memory": "anchors glance watcher",
     "core/placement": (
-        "candidates conversations credit deadlines eligible evictions learner match opening receipts ring room router"
-        " spill splitting two_legs wanted"
+        "candidates conversations credit deadlines eligible evictions learner match opening places receipts ring room"
+        " router spill splitting two_legs wanted"
     ),
     "core/placement/policies": "warm",
     "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deploy.openapi.answers import GRADES
 from deploy.openapi.parts import Part, by_name, each, flag, maybe, number, one_of, record, ref, rows, text, whole
 from router.admin.prewarm import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
-from router.core.facts.legs import Handshake, Role
+from router.core.facts.legs import Handshake, PairState, Role
 from router.core.facts.misses import STAGES, Miss, TokenPlace
 from router.core.fleet.breaker import State
 from router.core.placement.spill import SpillCause
@@ -441,6 +441,7 @@ def _observatory() -> Part:
         ),
         "timeline": record("The last hour.", {"step_s": whole(), "points": rows(record("A step.", point))}),
         "replicas": rows(record("A replica in short.", replica)),
+        "split": maybe(record("Prefill apart from decode; null: no replica shakes hands.", _split())),
         "map": rows(ref("Branch")),
         "advice": rows(ref("AdviceRow")),
         "models": rows(record("A model.", model)),
@@ -448,6 +449,27 @@ def _observatory() -> Part:
         "decisions": rows(ref("Decision")),
     }
     return {"Observatory": record("Everything that the dashboard shows but series and searches.", page)}
+
+
+def _split() -> Part:
+    replica = {
+        "id": text(),
+        "role": one_of(*Role),
+        "handshake": one_of(*Handshake),
+        "answers": flag("It shakes hands now."),
+        "pairs": record("How many pairs it is in.", each(whole(), "warm new resting")),
+    }
+    pair = {
+        **each(text(), "prefill decode"),
+        "state": one_of(*PairState),
+        "rests_s": number("Until it is tried again."),
+        **each(whole(), "sent prefills_failed broken"),
+    }
+    return {
+        "replicas": rows(record("A replica that prefills for others or decodes for them.", replica)),
+        "pairs": rows(record("A pair, those that rest first. Requests are counted since the two pair.", pair)),
+        "pairs_in_all": whole(),
+    }
 
 
 def _prewarming() -> Part:

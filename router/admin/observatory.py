@@ -15,6 +15,8 @@ import msgspec
 
 from router import __version__
 from router.admin.calls import AdminAnswer, AdminCall, AdminRoute, got, json_answer
+from router.admin.rows import fields_of
+from router.core.facts.legs import Role
 from router.core.facts.misses import STAGES, Template
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import BYTES_PER_TOKEN
@@ -30,6 +32,7 @@ ADVICE_MAX = 50  # rows of the advice page
 TOP_ADVICE_MAX = 5  # rows of advice in the overview
 GROUPS_SHOWN_MAX = 50
 MODELS_SHOWN_MAX = 50
+PAIRS_SHOWN_MAX = 100
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # differences shown per template
 SLICE_ROWS = 25  # rows made without a break: about half a millisecond
@@ -134,6 +137,8 @@ class Observatory:
         }
         await asyncio.sleep(0)
         page["replicas"] = await _in_slices(self._router.members, self._replica)
+        page["split"] = self._split()
+        await asyncio.sleep(0)
         views = self._views()
         drawn, others = views.drawn()
         await asyncio.sleep(0)
@@ -193,6 +198,23 @@ class Observatory:
             ms_per_token=lambda context: model.per_token_ms + model.per_token_context_ms * context,
             kv_tokens=sum(member.load.kv_tokens_max or 0 for member in self._router.ready()),
         )
+
+    def _split(self) -> dict[str, Any] | None:
+        """Replicas that shake hands, so that one may prefill what another one decodes, those that prefill first, and
+        their pairs; None where no replica ever did."""
+        router, now_s = self._router, self._clock()
+        counts, rows = router.pair_counts(now_s), Rows()
+        for member in router.members:
+            if (found := router.hand_of(member.id)) is not None:
+                handshake, _, answers = found
+                row = {"id": member.id, "role": member.replica.role, "handshake": handshake, "answers": answers}
+                rows.append({**row, "pairs": counts.get(member.id) or {"warm": 0, "new": 0, "resting": 0}})
+        if not rows:
+            return None
+        rows.sort(key=lambda row: row["role"] is Role.DECODE)
+        pairs, in_all = router.pairs(PAIRS_SHOWN_MAX, now_s)
+        shown = [{**fields_of(pair), "rests_s": round(pair.rests_s, 1)} for pair in pairs]
+        return {"replicas": rows, "pairs": shown, "pairs_in_all": in_all}
 
     def _replica(self, member: Member) -> dict[str, Any]:
         now_s, load = self._clock(), member.load

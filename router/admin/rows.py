@@ -50,7 +50,7 @@ def decision_row(record: RequestRecord, number: int) -> Row:
         "inter_token_s": record.inter_token_s,
         "duration_s": record.duration_s,
         "events": record.events,
-        "usage": _fields(record.usage) if record.usage is not None else None,
+        "usage": fields_of(record.usage) if record.usage is not None else None,
         "replica": receipt and receipt.replica,
         "policy": receipt and receipt.policy,
         "reason": receipt and receipt.reason,
@@ -113,20 +113,20 @@ def conversation_of(record: RequestRecord) -> str | None:
 
 
 def _difference(difference: Difference) -> Row:
-    row = _fields(difference)
+    row = fields_of(difference)
     # Hashed with a key: if the shape shows that a piece has few digits, a plain hash would reveal its text.
     named = blake2b(difference.piece_hash.to_bytes(8), digest_size=8, key=_HASH_KEY).hexdigest()
     return {**row, "piece_hash": named}
 
 
 def _candidate(candidate: Candidate) -> Row:
-    row = _fields(candidate)
+    row = fields_of(candidate)
     del row["moved"]
     row |= {"tier_tokens": candidate.tier_tokens, "loading_ms": candidate.loading_ms}
     return {name: round(value, 2) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def _fields(record: msgspec.Struct) -> Row:
+def fields_of(record: msgspec.Struct) -> Row:
     """The fields of a record, which is no Struct where it is compiled (deploy/compiled_sources.py)."""
     return {name: getattr(record, name) for name in record.__struct_fields__}
 

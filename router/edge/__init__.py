@@ -8,6 +8,7 @@ routes        where a request goes: to an engine, one of our own pages, or nowhe
 proxy         the story of one request that goes to an engine
 attempts      placing and calling until an answer has begun, within a retry_budget
 legs          calling two replicas where one prefills what another one decodes
+early         streams whose first events come of no work
 continuing    streams that go on on another replica when theirs breaks or is about to leave
 relay         bytes from engine to client
 """

@@ -34,9 +34,11 @@ from router.core.dialects.ranks import for_rank
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
+from router.edge.early import at_work, is_read
 from router.edge.legs import LegCaller
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
+from router.edge.split_request import answered
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
@@ -170,7 +172,7 @@ class Attempts:
             self._note(lease, failure, tried)
             question.wanted.may_pull = False
             leg = lease.receipt.leg
-            if leg is not None:  # its replica may be chosen again, and holds nothing of the prompt
+            if leg is not None:  # the replica may be chosen again, and holds nothing of the prompt
                 question.wanted.may_split = _may_split_again(leg, failure, tried)
                 self._drop(lease, None, failure.ending)
             said = failure.answer if isinstance(failure, EngineFailed) else None
@@ -241,6 +243,8 @@ class Attempts:
             answer = await self._upstream.call(
                 replica, request.method, request.target, lines, body, whole=whole, pull_within_s=pull_within_s
             )
+            if pull_within_s is not None and is_read(answer):
+                answer = answered(await at_work(answer, question.dialect.begun, self._upstream))
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:

@@ -78,6 +78,11 @@ class Carrying:
         self._splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
         self._told: Callable[[], None] | None = None
 
+    @property
+    def early(self) -> bool:
+        """Whether nothing that has passed shows that prefill is done."""
+        return self._relay.early
+
     def body(self, data: bytes) -> None:
         """Take any bytes of the body."""
         if self._relay.paused:

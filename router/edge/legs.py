@@ -36,7 +36,7 @@ from router.core.dialects.ranks import for_rank
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
-from router.edge.split_request import SplitRequest, answered, answers, at_work, renamed
+from router.edge.split_request import SplitRequest, answered, answers, renamed, with_blocks
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
@@ -332,7 +332,7 @@ class LegCaller:
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return BlocksFailed(came)
         if isinstance(came, EngineAnswer) and came.streams:
-            return await at_work(came, split.question.request.path, split.question.dialect, self._upstream)
+            return await with_blocks(came, split.question.request.path, split.question.dialect, self._upstream)
         return came
 
     async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:

@@ -85,6 +85,11 @@ class Relay:
         """The last TAIL_PIECES pieces that have passed."""
         return b"".join(_unframed(piece) for piece in self._tail) if self._client.chunked else b"".join(self._tail)
 
+    @property
+    def early(self) -> bool:
+        """Whether nothing that has passed shows that prefill is done, of a stream in which something will."""
+        return self._begun is not None
+
     # -- the engine's side ---------------------------------------------------------------------------------------
 
     def body(self, data: bytes) -> None:

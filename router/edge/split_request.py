@@ -10,9 +10,10 @@ from router.core.dialects.base import Dialect
 from router.core.dialects.tenancy import CHAT
 from router.core.facts.legs import PrefillLeg
 from router.core.facts.replicas import Replica
+from router.edge.early import at_work, is_read
 from router.http.engine_failed import BlocksFailed
 from router.http.exchange import EngineAnswer
-from router.http.failures import BrokeEarly, BrokeMidway, Failure
+from router.http.failures import Failure
 from router.http.upstream import Upstream
 from router.placer import Placed
 from router.reading.question import Question
@@ -43,23 +44,15 @@ class SplitRequest:
         return Replica(self.leg.replica).rank
 
 
-async def at_work(answer: EngineAnswer, path: str, dialect: Dialect, upstream: Upstream) -> EngineAnswer | Failure:
+async def with_blocks(answer: EngineAnswer, path: str, dialect: Dialect, upstream: Upstream) -> EngineAnswer | Failure:
     """A stream with its first event that comes of work, or why there is none. Engines send others before: Responses has
     two before any blocks have come, and vLLM 0.32 says that none came behind chat's event with the role, and behind
     `message_start`, since the message begins with the engine's first word, which is that it failed."""
-    if answer.status != 200 or any(line[:17].lower() == b"content-encoding:" for line in answer.lines):
+    if not is_read(answer):
         return answer
-    answer.begun = False  # for whoever finds its replica lost or stuck, and for its time
-    try:
-        while not (answer.complete or _works(path, dialect, answer.head)):
-            await answer.grow()
-    except (Failure, BrokeMidway) as broke:
-        upstream.done(answer)
-        return broke if isinstance(broke, Failure) else BrokeEarly(str(broke))
-    except BaseException:
-        upstream.done(answer)
-        raise
-    answer.begun = True
+    came = await at_work(answer, lambda head: _works(path, dialect, head), upstream)
+    if isinstance(came, Failure):
+        return came
     said = [dialect.event_error(b"data: " + data) for data in sse.payloads_backwards(answer.head) if data]
     return BlocksFailed(answer) if any(status is not None and status >= 500 for status in said) else answer
 

@@ -45,6 +45,11 @@ class BodySink(Protocol):
         """Where whole chunks that end with an event may be written as they come; None while they must be looked at."""
 
     @property
+    def early(self) -> bool:
+        """Whether all that has come of a stream says only that its request has arrived, and not that it is worked
+        on."""
+
+    @property
     def mark(self) -> bytes:
         """Bytes of which a chunk that has them may not take the shortcut; b"" where any chunk may."""
 
@@ -95,6 +100,11 @@ class EngineAnswer:
     def whole(self) -> bool:
         """Whether `head` is all of the body."""
         return self.complete and self.until_whole
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it has begun with more than early events."""
+        return self.begun and (self.sink is None or not self.sink.early)
 
     @property
     def over(self) -> bool:

@@ -102,30 +102,35 @@ class Upstream:
         """The watchdog: runs until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            now_s, limits = self._loop.time(), self.limits
-            for pool in self._pools.values():
-                pool.close_idle(now_s - limits.keepalive_s)
-            alive: set[str] = set()
-            for answer in list(self._answers):
-                limit_s = limits.idle_timeout_s if answer.begun else limits.first_byte_timeout_s
-                since_s = answer.silent_since(now_s)
-                if since_s == now_s and answer.begun and answer.streams:
-                    # A stream of the Responses API begins before any work is done, so its first move proves nothing.
-                    if answer in self._streaming:
-                        alive.add(answer.replica)
-                    self._streaming.add(answer)
-                if answer.pull_within_s is not None and not answer.begun and now_s - since_s > answer.pull_within_s:
-                    answer.fail(PullStalled("no answer within the time of its pull"))
-                elif now_s - since_s > limit_s:
-                    answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
-            for replica in alive:
-                self._alive(replica)
+            self.look(self._loop.time())
+
+    def look(self, now_s: float) -> None:
+        """Look at all answers, as the watchdog does every WATCH_INTERVAL_S."""
+        limits, alive = self.limits, set[str]()
+        for pool in self._pools.values():
+            pool.close_idle(now_s - limits.keepalive_s)
+        for answer in list(self._answers):
+            since_s, at_work = answer.silent_since(now_s), answer.at_work
+            limit_s = limits.idle_timeout_s if at_work else limits.first_byte_timeout_s
+            if since_s == now_s and at_work and answer.streams:
+                # A stream of a stored response comes of no work at all, so its first move proves nothing.
+                if answer in self._streaming:
+                    alive.add(answer.replica)
+                self._streaming.add(answer)
+            if answer.pull_within_s is not None and not answer.begun and now_s - since_s > answer.pull_within_s:
+                answer.fail(PullStalled("no answer within the time of its pull"))
+            elif now_s - since_s > limit_s:
+                answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
+        for replica in alive:
+            self._alive(replica)
 
     def stuck(self, replica: str) -> None:
-        """The replica accepts and does not answer: fail its silent calls, so that they are tried elsewhere."""
+        """The replica accepts and does not answer: fail its silent calls, so that they are tried elsewhere. Where a
+        client has heard that its request arrived, and no more, nobody else can go on: it is told the end."""
         for answer in list(self._answers):
-            if answer.replica == replica and not answer.begun:
-                answer.fail(ReplicaStuck("its replica is stuck"))
+            if answer.replica == replica and not answer.at_work:
+                why = "its replica is stuck"
+                answer.fail(Stalled(why) if answer.begun else ReplicaStuck(why))
 
     def lost(self, replica: str) -> None:
         """The replica refuses connections: fail its silent calls, and those of every other rank of its server, since

@@ -182,6 +182,13 @@ class Admitter:
         if self._admission.deadlines.any and self._admission.queue:
             self._give_turns(now_s)
 
+    def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
+        """The prefill leg of a decode leg's lease ended, well or not: its replica has a place, and is calmer."""
+        self._router.prefilled(lease, outcome, now_s)
+        self._admission.prefilled(lease)
+        if self._admission.queue:
+            self._give_turns(now_s)
+
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back, whatever the end, and its place to another request. A second time changes nothing."""
         self._router.finish(lease, outcome, now_s)
@@ -209,10 +216,11 @@ class Admitter:
     def _place(
         self, wanted: Wanted, exclude: frozenset[str], charged_tokens: int, *, may_hold_back: bool = False
     ) -> Lease:
-        only, now_s = self._only(wanted), self._clock()
+        pool, now_s = self._pool(wanted), self._clock()
+        only = pool[1]
         hold_back = may_hold_back and only is None
         admission, urgent = self._admission, wanted.due_s is not None and wanted.due_s > now_s
-        full = admission.full if urgent or exclude else admission.busy((wanted.model, only), wanted.priority, now_s)
+        full = admission.full if urgent or exclude else admission.busy(pool, wanted.priority, now_s)
         lease = self._router.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=hold_back)
         admission.opened(lease, wanted.tenant, wanted.due_s)
         if charged_tokens:
@@ -228,7 +236,7 @@ class Admitter:
         return owner if is_among(owner, among) else frozenset()
 
     def _pool(self, wanted: Wanted) -> Pool:
-        return wanted.model, self._only(wanted)
+        return wanted.model, self._only(wanted), self._router.may_split(wanted)
 
     def _prompt_tokens(self, wanted: Wanted) -> int:
         """Tokens of the prompt, as far as known before it is matched."""

@@ -155,8 +155,8 @@ class LocalPlacer:
         self._router.rest_source(source, self._clock() + self._pull_rest_s)
 
     def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Have the Router take note of the end of a lease's prefill leg."""
-        self._router.prefilled(lease, outcome, now_s)
+        """Take note of the end of a lease's prefill leg."""
+        self.admission.prefilled(lease, outcome, now_s)
 
     def pair_broke(self, prefill: str, decode: str) -> None:
         """Have two replicas warmed again before they take another request in two legs."""

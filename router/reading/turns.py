@@ -19,7 +19,7 @@ from router.http.request import Refusal
 REQUESTS_MAX = 4_096  # requests that wait for a turn
 AGAIN_S = 1.0  # Retry-After of those that are turned away: the queue moves by many bodies a second
 
-_THREAD: Pool = (None, None)  # there is one thread, so all tickets are of one pool
+_THREAD: Pool = (None, None, False)  # there is one thread, so all tickets are of one pool
 
 
 class ReadingTurns:

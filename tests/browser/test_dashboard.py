@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.browser.admin import LIVE, OPENED, Admin, opened
 from tests.browser.tab import Tab
-from tests.support.observatory_page import HOSTILE, empty, observatory
+from tests.support.observatory_page import HOSTILE, empty, observatory, split
 
 INLINE = """
     const script = document.createElement('script');
@@ -94,6 +94,45 @@ async def test_a_hundred_replicas(tab: Tab) -> None:
         assert await tab.js("return document.querySelector('#replicas').closest('.scroll').clientHeight < 600")
         assert "100 replicas share 8 colours" in await tab.text("#map")
         assert await tab.js("return document.querySelectorAll('#map .legend li').length") == 0
+
+
+async def test_pairs_of_a_fleet_that_splits(tab: Tab) -> None:
+    """Where one replica prefills what another one decodes, the page says who takes which legs, and of each pair whether
+    it takes requests, how many it got, and what failed; those that rest come first. Elsewhere it says nothing of
+    that."""
+    cells = """
+        return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)].map(({cells}) =>
+            [...cells].map((cell) => cell.textContent))"""
+    async with opened(tab):
+        assert await tab.js("return document.querySelector('#split-card').hidden")
+    async with opened(tab, lambda now_s: {**observatory(now_s), "split": split()}):
+        assert await tab.js("return document.querySelector('#split-card').checkVisibility()")
+        assert await tab.js(cells, "split") == [
+            ["prod/vllm-0", "prefills", "nixl", "1", "1", "0"],
+            ["prod/vllm-1", "prefills", "nixl, silent", "1", "0", "1"],
+            ["prod/vllm-2", "decodes", "nixl", "1", "0", "1"],
+            ["prod/vllm-3", "decodes", "nixl", "1", "1", "0"],
+        ]
+        assert await tab.js(cells, "pairs") == [
+            ["prod/vllm-1", "prod/vllm-2", "rests 1 min", "12", "2", "5"],
+            ["prod/vllm-0", "prod/vllm-3", "to be warmed", "0", "0", "0"],
+            ["prod/vllm-0", "prod/vllm-2", "takes requests", "12.3K", "3", "1"],
+            ["prod/vllm-1", "prod/vllm-3", "takes requests", "1,234", "0", "0"],
+        ]
+        assert await tab.js("return document.querySelector('#split-note').hidden")
+        assert await tab.complaints() == []
+
+
+async def test_of_many_pairs_the_page_says_how_many_more(tab: Tab) -> None:
+    """A large fleet has thousands, of which it shows the first; and a fleet without any says what they need."""
+
+    def many(now_s: float) -> Any:
+        return {**observatory(now_s), "split": {**split(), "pairs_in_all": 4_096}}
+
+    async with opened(tab, many):
+        assert "4,092 more pairs are not shown" in await tab.text("#split-note")
+    async with opened(tab, lambda now_s: {**observatory(now_s), "split": {**split(), "pairs": [], "pairs_in_all": 0}}):
+        assert "No two replicas pair" in await tab.text("#pairs")
 
 
 async def test_the_axis_fits_what_there_is(tab: Tab) -> None:

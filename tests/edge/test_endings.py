@@ -88,7 +88,9 @@ async def faulty(monkeypatch: pytest.MonkeyPatch, fault: str) -> AsyncIterator[t
     faults.fault = fault
     if fault == "stall":
         monkeypatch.setattr(router.http.upstream, "WATCH_INTERVAL_S", 0.02)
-    settings = {"upstream__idle_timeout_s": 0.3} if fault == "stall" else {}
+    # The latter counts behind events that come of no work.
+    limits = {"upstream__idle_timeout_s": 0.3, "upstream__first_byte_timeout_s": 2.0}
+    settings = limits if fault == "stall" else {}
     async with faults.engine as engine, running(engine.url, **settings) as app:
         monkeypatch.setattr("router.core.fleet.breaker.BREAKER_FAILURES", 1 << 30)
         yield faults, app

@@ -85,6 +85,12 @@ async def test_a_long_prompt_is_prefilled_apart(handshake: Handshake, caplog: py
         async with ClientSession() as client, client.get(app.admin_url + "/metrics") as response:
             page = await response.text()
         assert 'warmroute_disagg_decisions_total{decision="prefill-decode",model="sim"} 1.0' in page
+        split = await _split_page(app)
+        assert [row["role"] for row in split["replicas"]] == ["prefill", "decode", "decode"]
+        assert [row["pairs"]["warm"] for row in split["replicas"]] == [2, 1, 1]
+        used = {row["decode"]: row["sent"] for row in split["pairs"]}
+        assert (used.pop(headers["x-warmroute-replica"]), list(used.values())) == (1, [0])
+        assert {(row["state"], row["prefills_failed"], row["broken"]) for row in split["pairs"]} == {("warm", 0, 0)}
         events = [getattr(line, "event", "") for line in caplog.records]
         assert events.count("pair_warmed") == 2
         assert events.count("handshake_up") == (handshake is not Handshake.NIXL)
@@ -191,6 +197,13 @@ async def test_nothing_is_split_without_a_handshake() -> None:
         assert app.hub.roster._hands is None
         assert [member.replica.role for member in app.router.members] == [Role.BOTH]
         assert not app.router.fleet.legs.hands
+        assert await _split_page(app) is None
+
+
+async def _split_page(app: App) -> Any:
+    """What the dashboard is told of replicas that pair."""
+    async with ClientSession() as client, client.get(app.admin_url + "/admin/observatory") as response:
+        return (await response.json())["split"]
 
 
 @pytest.mark.parametrize("handshake", Handshake)

@@ -42,6 +42,7 @@ def observatory(now_s: float, *, seed: int = 7, label: str = "You are a coding a
         "timeline": {"step_s": STEP_S, "points": points},
         "stages": STAGES,
         "replicas": replicas,
+        "split": None,
         "models": _models(),
         "map": _map(label),
         "advice": _advice(label),
@@ -97,6 +98,34 @@ def _totals(points: list[dict[str, Any]]) -> dict[str, Any]:
     sums = {name: 60 * sum(point[name] for point in points) for name in numbers}
     misses = {name: 60 * sum(point["misses"].get(name, 0) for point in points) for name in REASONS}
     return {**sums, "misses": misses, "diversity": 0.91, "ttft_p50_s": 0.187, "ttft_p90_s": 0.812, "ttft_p99_s": 2.41}
+
+
+def split() -> dict[str, Any]:
+    """The first two replicas of the fleet prefill, the others decode; of their pairs one rests, and one is new."""
+    ids = [f"http://10.0.0.{n + 1}:8000" for n in range(4)]
+    counts = [(1, 1, 0), (1, 0, 1), (1, 0, 1), (1, 1, 0)]
+    replicas = [
+        {
+            "id": id_,
+            "role": "prefill" if n < 2 else "decode",
+            "handshake": "nixl",
+            "answers": n != 1,
+            "pairs": dict(zip(("warm", "new", "resting"), counts[n], strict=True)),
+        }
+        for n, id_ in enumerate(ids)
+    ]
+    pairs = [
+        (ids[1], ids[2], "resting", 75.0, 12, 2, 5),
+        (ids[0], ids[3], "new", 0.0, 0, 0, 0),
+        (ids[0], ids[2], "warm", 0.0, 12_345, 3, 1),
+        (ids[1], ids[3], "warm", 0.0, 1_234, 0, 0),
+    ]
+    names = ("prefill", "decode", "state", "rests_s", "sent", "prefills_failed", "broken")
+    return {
+        "replicas": replicas,
+        "pairs": [dict(zip(names, pair, strict=True)) for pair in pairs],
+        "pairs_in_all": len(pairs),
+    }
 
 
 def fleet(now_s: float) -> list[dict[str, Any]]:

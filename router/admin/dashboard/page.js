@@ -6,6 +6,7 @@ import { showAttention } from "./attention.js";
 import { requestsCsv, save, seriesCsv, fileName } from "./export.js";
 import { showFunnel } from "./funnel.js";
 import { PromptMap } from "./map.js";
+import { showSplit } from "./pairs.js";
 import { Panels } from "./panels.js";
 import { showReasons } from "./reasons.js";
 import { Requests } from "./requests.js";
@@ -59,6 +60,7 @@ export class Page {
     $("models-card").hidden = !seen.models?.length;
     if (seen.models) showModels($("models"), seen.models, seen.replicas, this.narrow);
     showReplicas($("replicas"), seen.replicas, this.narrow);
+    showSplit($("split-card"), $("split-note"), $("split"), $("pairs"), seen);
     showGroups($("groups"), seen.groups, this.narrow);
   }
 

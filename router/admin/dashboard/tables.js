@@ -17,7 +17,7 @@ function gauge(cell, share, words, hot) {
   text(cell.lastElementChild, words);
 }
 
-function tag(cell, words, kind, title) {
+export function tag(cell, words, kind, title) {
   if (cell.childElementCount === 0) cell.append(h("span"));
   set(cell.firstElementChild, "class", `tag ${kind}`);
   set(cell.firstElementChild, "title", title);

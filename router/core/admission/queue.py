@@ -28,7 +28,8 @@ from router.core.facts.requests import Priority
 
 TENANTS_MAX = 4_096  # tenants whose last turn is remembered
 PASSES_MAX = 15  # turns in a row in which urgent requests of a tenant pass its oldest one
-Pool = tuple[str | None, str | frozenset[str] | None]  # model, and who can answer: one replica, or those at addresses
+# Model; who can answer: one replica, or those at addresses; and whether one may prefill what another one decodes.
+Pool = tuple[str | None, str | frozenset[str] | None, bool]
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,8 @@ for another reason: then nothing was learned. Before and after, there may be BUR
 since an engine that was never seen full may be so at any moment. Without word of the engine, or only old or absurd
 word, the window is `in_flight_max`: bad metrics never block anybody.
 
-A request finds room where a replica that may take it has fewer leases than its window. While others are about, a
+A request finds room where a replica that may take it has fewer leases than its window. Where one replica prefills what
+another one decodes, and nobody takes the request whole, both must have, and be a pair. While others are about, a
 tenant that holds `tenant_share_max` of the places (of what engines work on at once, without what may wait there) finds
 none: the rest is kept free for them, since who waits for a place waits for the end of an answer. Whoever finds no room
 waits (queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
@@ -174,8 +175,14 @@ class Admission:
         self._open[lease.id] = tenant
         whose = replica, tenant
         self._open_of_tenant[whose] = self._open_of_tenant.get(whose, 0) + 1
-        if self._router.fleet.members[replica].open_leases >= self.window(replica):
-            self.full.add(replica)
+        self._count(replica)
+        if lease.receipt.leg is not None:
+            self._count(lease.receipt.leg.replica)
+
+    def prefilled(self, lease: Lease) -> None:
+        """The prefill leg of a decode leg's lease ended, and gives its place back."""
+        if lease.receipt.leg is not None and lease.receipt.leg.replica in self.full:
+            self._count(lease.receipt.leg.replica)
 
     def closed(self, lease: Lease, now_s: float) -> bool:
         """A lease is back; returns whether it was open here."""
@@ -193,10 +200,17 @@ class Admission:
         if not self._open_of_tenant[whose]:
             del self._open_of_tenant[whose]
         if replica in self.full:
-            member = self._router.fleet.members.get(replica)
-            if member is None or member.open_leases < self.window(replica):
-                self.full.discard(replica)
+            self._count(replica)
+        self.prefilled(lease)  # a prefill leg ends with its decode leg, at the latest
         return True
+
+    def _count(self, replica: str) -> None:
+        """Note whether a replica is full."""
+        member = self._router.fleet.members.get(replica)
+        if member is not None and member.open_leases >= self.window(replica):
+            self.full.add(replica)
+        else:
+            self.full.discard(replica)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -213,16 +227,15 @@ class Admission:
         """Whether a request finds room now; `calm_for` is its priority if only a calm replica will do. Raises
         NoReplica, or Shed when all replicas have asked for a rest."""
         busy = self.full if calm_for is None else self.busy(pool, calm_for, now_s)
-        members = self._router.candidates(*pool, now_s)
-        return any(m.id not in busy for m in members) and not self._has_its_share(pool, tenant, now_s)
+        return self._router.has_room(*pool, now_s, busy) and not self._has_its_share(pool, tenant, now_s)
 
     def busy(self, pool: Pool, priority: Priority, now_s: float) -> set[str]:
-        """Replicas that are full, or not to be given a request of that priority without a deadline. Raises NoReplica
-        and Shed."""
+        """Replicas that are full, or not to be given a request of that priority without a deadline, or its prefill.
+        Raises NoReplica and Shed."""
         limit_ms = self.deadlines.waiting_ms(priority)
         if limit_ms == inf:
             return self.full
-        members = self._router.candidates(*pool, now_s)
+        members = self._router.who_may_prefill(*pool, now_s)
         calm = {m.id for m in members if m.id not in self.full and m.pending_ms(now_s) <= limit_ms}
         reserved = self.deadlines.reserved(len(members))
         if reserved and len(calm) <= reserved and self._backlog(pool, members, now_s) >= RESERVED_FROM:
@@ -257,7 +270,7 @@ class Admission:
 
         def room(pool: Pool) -> bool:
             try:
-                return any(m.id not in self.full for m in self._router.candidates(*pool, now_s))
+                return self._router.has_room(*pool, now_s, self.full)
             except NoReplica:
                 return True  # placing the request raises NoReplica, which tells the client
             except Shed:
@@ -266,7 +279,7 @@ class Admission:
         def calm(pool: Pool, priority: Priority) -> bool:
             try:
                 busy = self.busy(pool, priority, now_s)
-                return busy is self.full or any(m.id not in busy for m in self._router.candidates(*pool, now_s))
+                return busy is self.full or self._router.has_room(*pool, now_s, busy)
             except (NoReplica, Shed):
                 return True
 
@@ -331,7 +344,7 @@ class Admission:
         self.full = {m.id for m in fleet.members.values() if m.open_leases >= self.window(m.id)}
         names = fleet.model_names()
         pools = [fleet.serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.usable()]
-        places = (sum(map(self._places, members)) for members in pools)
+        places = (sum(map(self._places, self._router.places_of(members))) for members in pools)
         self._few = limits.tenant_share_max * min(places, default=limits.in_flight_max)
 
     def _places(self, member: Member) -> int:
@@ -353,6 +366,7 @@ class Admission:
             return False
         model, fleet = pool[0], self._router.fleet
         members = fleet.usable() if model is None else fleet.serving(model)
+        members = self._router.places_of(members, may_split=pool[2])
         own = sum(self._open_of_tenant.get((m.id, tenant), 0) for m in members)
         places = sum(map(self._places, members))
         return own >= max(1.0, places * self._limits.tenant_share_max)

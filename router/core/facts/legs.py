@@ -28,6 +28,26 @@ class Handshake(StrEnum):
     SGLANG = "sglang"  # SGLang's bootstrap server: both legs at once, in one room
 
 
+class PairState(StrEnum):
+    """Whether two replicas take requests in two legs."""
+
+    WARM = "warm"  # requests go there
+    NEW = "new"  # no request goes there before the two have handed a prompt over
+    RESTING = "resting"  # no request goes there for now, since the two failed to hand a prompt over
+
+
+class PairSeen(Struct, gc=False):
+    """Two replicas that pair, for pages. Numbers are counts since they do."""
+
+    prefill: str
+    decode: str
+    state: PairState
+    rests_s: float  # seconds until they are tried again; 0 where they do not rest
+    sent: int  # requests in two legs
+    prefills_failed: int  # requests whose prefill leg failed
+    broken: int  # requests whose blocks did not come, by all that is known
+
+
 class PrefillLeg(Struct, gc=False):
     """The replica that prefills a request which another one decodes. Times are milliseconds."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from router.core.facts.legs import Handshake, Role
+from router.core.facts.legs import Handshake, PairSeen, PairState, Role
 from router.core.facts.replicas import Replica
 from router.core.facts.tiers import LEG
 from router.core.fleet.lease import Lease
@@ -44,12 +44,17 @@ class _Hand:
 class _Pair:
     """What is known of the way between two replicas."""
 
-    __slots__ = ("rest_s", "rest_until_s", "warm", "warming_since_s")
+    __slots__ = ("broken", "prefills_failed", "rest_s", "rest_until_s", "sent", "warm", "warming_since_s")
 
     def __init__(self) -> None:
         self.warm = False
         self.warming_since_s = -inf  # time at which its warming began; -inf: nobody warms it
         self.rest_s, self.rest_until_s = 0.0, -inf
+        self.sent = self.prefills_failed = self.broken = 0  # requests (facts.legs.PairSeen)
+
+    def state(self, now_s: float) -> PairState:
+        """Whether it takes traffic."""
+        return PairState.WARM if self.warm else PairState.RESTING if self.rest_until_s > now_s else PairState.NEW
 
 
 class Legs:
@@ -193,11 +198,26 @@ class Legs:
         """The blocks of a request did not come over a pair that takes traffic: it rests, and is warmed anew. Where
         requests are only taken in two legs, the last pair of a model goes on."""
         pair = self._pairs.get((prefill, decode))
-        if pair is None or not pair.warm:
-            return  # it rests, or is warmed: of one break many requests tell
+        if pair is None:
+            return
+        pair.broken += 1
+        if not pair.warm:
+            return  # of one break many requests tell, and the pair rests or is warmed already
         there = members.get(decode)
         if there is None or self.takes_whole(there) or self._has_another(members, prefill, there):
             self._failed(pair, now_s)
+
+    def sent(self, prefill: str, decode: str) -> None:
+        """A request was placed on a pair."""
+        pair = self._pairs.get((prefill, decode))
+        if pair is not None:
+            pair.sent += 1
+
+    def prefill_failed(self, prefill: str, decode: str) -> None:
+        """A request's prefill leg failed."""
+        pair = self._pairs.get((prefill, decode))
+        if pair is not None:
+            pair.prefills_failed += 1
 
     def came(self, prefill: str, decode: str) -> None:
         """The blocks of a request came over a pair."""
@@ -217,13 +237,25 @@ class Legs:
         failure (`resting`). One pass, as there may be thousands of pairs."""
         found: dict[str, dict[str, int]] = {}
         for pair, known in self._pairs.items():
-            state = "warm" if known.warm else "resting" if known.rest_until_s > now_s else "new"
+            state = known.state(now_s)
             for replica in pair:
                 counts = found.get(replica)
                 if counts is None:
                     counts = found[replica] = {"warm": 0, "new": 0, "resting": 0}
-                counts[state] += 1
+                counts[state.value] += 1
         return found
+
+    def seen(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
+        """Pairs, and how many there are: of more than `pairs_max` those that rest, then those to be warmed, then those
+        that most requests went to."""
+        order = {PairState.RESTING: 0, PairState.NEW: 1, PairState.WARM: 2}
+        first = sorted(self._pairs, key=lambda name: (order[self._pairs[name].state(now_s)], -self._pairs[name].sent))
+        found = list[PairSeen]()
+        for name in first[:pairs_max]:
+            pair = self._pairs[name]
+            rests_s = max(0.0, pair.rest_until_s - now_s) if not pair.warm else 0.0
+            found.append(PairSeen(*name, pair.state(now_s), rests_s, pair.sent, pair.prefills_failed, pair.broken))
+        return found, len(first)
 
     def partners(self, decode: str) -> list[str]:
         """Ids of replicas with which this one that decodes is a pair, warm or not."""

@@ -75,11 +75,13 @@ def only_prefill(
     now_s: float,
     *,
     must: bool,
+    whole: bool = False,
 ) -> list[Member]:
     """Members that take a request's prefill leg and no whole requests, and of which nothing says that they had better
     not. One whose breaker was open long enough is among them while it has no trial, and one that has just come back
     while it has room for as many as it may have. Where there `must` be two legs, and no such member is left, those with
-    open breakers are (as Fitness.allowed has it), but for a retry."""
+    open breakers are (as Fitness.allowed has it), but for a retry. Full ones are passed over while there are others, or
+    while somebody has room for the request `whole`."""
     there = _prefillers(fleet, model, exclude, among)
     awake = [m for m in there if m.rest_until_s <= now_s]
     found = [m for m in awake if m.breaker.allows(now_s)]
@@ -87,7 +89,7 @@ def only_prefill(
         found = fitness.with_room(found, now_s) or found
     if must and not found and not exclude:
         found = awake
-    return [m for m in found if m.id not in full] or found
+    return [m for m in found if m.id not in full] or ([] if whole else found)
 
 
 def refusal(

@@ -100,6 +100,7 @@ class Opener:
         leg.lease, self._fleet.legs.open[lease.id] = prefill.id, prefill
         if leg.handshake is not Handshake.NIXL:
             self._fleet.legs.decoders[prefill.id] = lease.replica
+        self._fleet.legs.sent(prefill.replica, lease.replica)
         if chosen.tier_tokens:
             self._load(prefill, member, chosen)
         member.open(prefill, now_s, chosen.kv_wait_ms)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import BYTES_MAX as STORED_BYTES_MAX
-from router.core.facts.legs import Handshake
+from router.core.facts.legs import Handshake, PairSeen
 from router.core.facts.placements import (
     Brought,
     Candidate,
@@ -50,6 +50,7 @@ from router.core.placement.eligible import refusal, who_may
 from router.core.placement.learner import Learner
 from router.core.placement.match import Matcher, PromptMatch
 from router.core.placement.opening import Opener
+from router.core.placement.places import Places
 from router.core.placement.policies import Near, Policy, Pulling, Splitting
 from router.core.placement.receipts import kept, reason_of, take_pull
 from router.core.placement.spill import spill
@@ -145,6 +146,9 @@ class Router:
         self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
         self.observe_load, self.alive = observations.observe_load, observations.alive
         self.found_dead, self.told_dead = self.fitness.found_dead, self.fitness.told_dead
+        places = Places(self.fleet, self.fitness, splits=splitting is not None)
+        self.who_may_prefill, self.has_room = places.prefill, places.has_room
+        self.places_of, self.may_split = places.of, places.may_split
         learner = Learner(self.fleet, self.fitness, self.models, self.answers, self.knowledge)
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
@@ -203,6 +207,10 @@ class Router:
         """By replica that is in one, how many pairs take traffic (`warm`), are to be warmed (`new`), and rest after a
         failure (`resting`)."""
         return self.fleet.legs.pair_counts(now_s)
+
+    def pairs(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
+        """Pairs as pages show them, those that rest first, and how many there are."""
+        return self.fleet.legs.seen(pairs_max, now_s)
 
     def pull_address(self, id_: str) -> str | None:
         """Where the engine of a replica takes orders of its peers (`host:port`); None: nowhere, as far as known."""
@@ -281,6 +289,8 @@ class Router:
                 chosen = split.decode
             elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
                 if not any(self.fleet.legs.takes_whole(member) for member in members):
+                    if full:  # the replicas that are not full may be no pairs
+                        return self.route(wanted, now_s, exclude=exclude, only=only, may_hold_back=may_hold_back)
                     raise refusal(self.fleet, wanted.model, exclude, only, now_s)
                 wanted.may_split = False
                 try:
@@ -349,11 +359,6 @@ class Router:
                 prefills_ms.append(split.prefill.loading_ms + split.prefill.uncached_ms)
         return min(times_ms), min(prefills_ms)
 
-    def candidates(self, model: str | None, only: str | frozenset[str] | None, now_s: float) -> list[Member]:
-        """Members that may take a request, as `route` would find now, full or not. Not to be changed. Raises NoReplica
-        and Shed."""
-        return who_may(self.fleet, self.fitness, model, NOBODY, only, (), now_s)
-
     def turned_away(self, wanted: Wanted) -> None:
         """A request will not be placed, though its text may be remembered."""
         if self.explainer is not None and wanted.chain is not None:
@@ -405,7 +410,7 @@ class Router:
         if lease.stored is not None and lease.tokens is not None:
             grown = outcome.usage.grown_blocks(lease.stored.block_tokens) if outcome.usage else 0
             self.knowledge.settle(lease.replica, lease.id, lease.tokens, now_s, computed=computed, grown_blocks=grown)
-        computed = computed or (left and not lease.streams)  # it may have been computed unseen
+        computed = computed or (left and not lease.streams)  # the prompt may have been computed unseen
         answer_keys = self._credits.keys_of_answer(lease, outcome) if computed else []
         if self.watch is not None:
             self.watch.ended(lease, outcome, len(answer_keys), computed=computed)

@@ -56,8 +56,9 @@ class Splitter:
         prefill = [each for each in candidates if legs.may_prefill(members[each.id])]
         waits_ms, more = [wait_ms(each) for each in prefill], list[Member]()
         if self._fleet.prefillers:
-            known = {each.id for each in prefill}
-            more = only_prefill(self._fleet, self._fitness, wanted.model, exclude, among, full, now_s, must=must)
+            known, model = {each.id for each in prefill}, wanted.model
+            whole = must and any(legs.takes_whole(members[each.id]) and each.id not in full for each in candidates)
+            more = only_prefill(self._fleet, self._fitness, model, exclude, among, full, now_s, must=must, whole=whole)
             if match.size.prompt_tokens > self._fleet.context_tokens_min:
                 more = with_context(more, wanted, match.size.prompt_tokens)
             more = [m for m in more if m.id not in known]
@@ -67,7 +68,7 @@ class Splitter:
             prefill += self._candidates(more, survey, match, now_s)
         self.prefill = prefill
         split = self._policy.split(market, chosen, prefill, decode, self, waits_ms=waits_ms, must=must)
-        if split is None and must and len(more) > FEW:  # those few are no partners of the few that decode
+        if split is None and must and len(more) > FEW:  # the cheapest few are no partners of the few that decode
             near = self._near(decode)
             more = [m for m in more if m.id in near]
             if more:

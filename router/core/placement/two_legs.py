@@ -48,6 +48,8 @@ class TwoLegs:
             if prefill.first_token_s is None:
                 self._first_token(prefill, now_s)
             lease.turn_s = now_s
+        elif outcome.ending in (Ending.FAILED, Ending.UNREACHED):
+            self._fleet.legs.prefill_failed(prefill.replica, lease.replica)
         member, leg = self._fleet.members.get(lease.replica), lease.receipt.leg
         if member is not None and leg is not None and lease.id in member.leases:
             if outcome.ending is Ending.OK:

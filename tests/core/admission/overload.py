@@ -25,6 +25,7 @@ from router.core.placement.wanted import Wanted
 from router.hub.local_placer import LocalPlacer
 from router.placer import Page
 from router.settings.schema import AdmissionSettings
+from tests.core.placement.paired import PairedFleet
 from tests.core.placement.placing import MODEL, World
 
 SLOTS = 64
@@ -53,7 +54,7 @@ async def _no_page(*_: object) -> Page | None:
     return None
 
 
-def placer_of(world: World, **limits: Any) -> LocalPlacer:
+def placer_of(world: World | PairedFleet, **limits: Any) -> LocalPlacer:
     """Places in that world."""
     return LocalPlacer(
         world.router,

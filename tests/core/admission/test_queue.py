@@ -12,7 +12,7 @@ from router.core.admission.queue import FairQueue, Pool, Ticket
 from router.core.facts.requests import Priority
 from tests.support.examples import examples
 
-POOLS: tuple[Pool, ...] = (("m", None), ("n", None), ("m", "http://a"))
+POOLS: tuple[Pool, ...] = (("m", None, False), ("n", None, False), ("m", "http://a", False))
 
 
 def ticket(

@@ -107,7 +107,7 @@ def test_checks_without_an_answer_are_no_outage() -> None:
     assert router.fitness.panics == 10
     assert router.fleet.ready() == []
     for model in ("m", None):
-        assert [member.id for member in router.candidates(model, None, 1.0)] == IDS[:2]
+        assert [member.id for member in router.who_may_prefill(model, None, False, 1.0)] == IDS[:2]
     router.observe_health(IDS[0], False, "/health: status 503")
     assert {place(router, 1.0).replica for _ in range(10)} == {IDS[1]}
     router.observe_health(IDS[1], False, "connection refused", proof=True)

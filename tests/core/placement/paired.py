@@ -99,9 +99,12 @@ class PairedFleet:
         self.router.prefilled(lease, Outcome(ending, usage), self.now_s)
 
     def finish(self, lease: Lease, ending: Ending = Ending.OK) -> None:
-        """The answer ends now; the decoding engine counts all that came as cached, as by most handshakes."""
-        usage = Usage(lease.prompt_tokens, 100, lease.prompt_tokens - 1) if ending is Ending.OK else None
-        self.router.finish(lease, Outcome(ending, usage), self.now_s)
+        """The answer ends now."""
+        self.router.finish(lease, self.ok(lease) if ending is Ending.OK else Outcome(ending), self.now_s)
+
+    def ok(self, lease: Lease) -> Outcome:
+        """A good end; the decoding engine counts all that came as cached, as by most handshakes."""
+        return Outcome(Ending.OK, Usage(lease.prompt_tokens, 100, lease.prompt_tokens - 1))
 
     def serve(self, seed: int = 0, tokens: int = TOKENS, *, transfer_s: float = 0.25, **how: Any) -> Lease:
         """A request from its placement to its end, in as many legs as it gets."""

@@ -1,0 +1,39 @@
+"""Streams whose first events come of no work.
+
+Engines send some events when a request has arrived, before anything is known of its prompt: the Responses API begins
+with two, Messages may begin with `message_start` and pings. Clients get them at once, so that behind them nothing can
+be tried again. Where an engine waits for another one's blocks that must be possible: then they wait here for the first
+event that comes of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.http.exchange import EngineAnswer
+from router.http.failures import BrokeEarly, BrokeMidway, Failure
+from router.http.upstream import Upstream
+
+
+def is_read(answer: EngineAnswer) -> bool:
+    """Whether an answer is a stream whose events can be told apart."""
+    if not answer.streams or answer.status != 200:
+        return False
+    return not any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
+
+
+async def at_work(answer: EngineAnswer, works: Callable[[bytes], bool], upstream: Upstream) -> EngineAnswer | Failure:
+    """A stream with its first event that comes of work, as `works` says of what has come so far; or why there is none,
+    and then the answer is over."""
+    answer.begun = False  # a request that is found lost, stuck or late can be tried again
+    try:
+        while not (answer.complete or works(answer.head)):
+            await answer.grow()
+    except (Failure, BrokeMidway) as broke:
+        upstream.done(answer)
+        return broke if isinstance(broke, Failure) else BrokeEarly(str(broke))
+    except BaseException:
+        upstream.done(answer)
+        raise
+    answer.begun = True
+    return answer
