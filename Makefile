@@ -131,6 +131,7 @@ clean:  ## remove .venv and everything else that targets made
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade 'pip>=25.1'  # older ones take twice the CPU to install
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[demo]'
