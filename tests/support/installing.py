@@ -51,9 +51,9 @@ def python_of(venv: Path) -> Path:
 
 
 def pip(venv: Path, *words: str) -> list[str]:
-    """A command of this interpreter's pip upon the environment, which has none of its own: that of Python's `venv` is as
-    old as Python, and takes twice the CPU of a new one. What is installed is compiled as it is imported: of vLLM's
-    21,000 modules most never are."""
+    """A command of this interpreter's pip upon the environment, which has none: the one that Python brings is as old as
+    it, and takes twice the CPU. What is installed is compiled as it is imported: of vLLM's 21,000 modules most never
+    are."""
     if words[:1] == ("install",):
         words = ("install", "--no-compile", *words[1:])
     options = ["--python", str(python_of(venv)), "--disable-pip-version-check", "--quiet"]
