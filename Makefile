@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
+# Where it is set, each process compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-envoy test-k8s test-supply manifests lock sbom dist wheels clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
