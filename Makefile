@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
+# Where it is set, each process compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help run race evidence docs attack test test-compiled compiled coverage check format setup test-events test-discovery test-engines test-node test-browser test-envoy test-k8s test-supply manifests lock sbom dist wheels clean
 
 run: $(VENV)/.demo  ## see warmroute beat round robin on this machine
@@ -131,6 +134,7 @@ clean:  ## remove .venv and everything else that targets made
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("warmroute needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --upgrade 'pip>=25.1'  # older ones take twice the CPU to install
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --editable '.[demo]'

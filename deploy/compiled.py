@@ -7,7 +7,9 @@ is imported instead of it; without one the module runs as it is. So a native whe
 (native_wheel.py), the image has the same beside its modules, and whoever has none misses only speed.
 
 How long it takes counts, since `pip install` does it: the C of all modules is put into a few files of one size, which
-the compiler takes side by side, and `-O1` makes code that is as fast here as that of `-O2`, in 0.6 of its time.
+the compiler takes side by side, and `-O1` makes code that is as fast here as that of `-O2`, in 0.6 of its time. Each
+module has a library of a few lines besides, which calls its part of the one that has all: those lines do without
+Python.h (DECLARED), which is nearly all that the compiler would read for them.
 
 What is compiled is what a request passes, and can be: mypyc drops keywords of classes (`Struct, frozen=True`), no class
 that is not compiled can inherit from one that is, exceptions lose the attributes of their class, what inherits weak
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -76,6 +79,20 @@ FLAGS = ("-O1", "-g0", "-w", "-fvisibility=hidden")
 """Flags of the C compiler, after Python's own. Warnings are off since no two compilers have the same ones."""
 PARTS = 8
 """How many C files the modules make: each has the same 450 kB of declarations to read, and more share fewer cores."""
+DECLARED = {
+    "PyObject": "typedef struct _object PyObject;",
+    "PyMODINIT_FUNC": '#define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *',
+    "Py_BuildValue": "PyObject *Py_BuildValue(const char *, ...);",
+    "Py_DECREF": "#define Py_DECREF Py_DecRef\nvoid Py_DecRef(PyObject *);",
+    "PyCapsule_GetPointer": "void *PyCapsule_GetPointer(PyObject *, const char *);",
+    "PyErr_Clear": "void PyErr_Clear(void);",
+    "PyImport_ImportModuleLevel": (
+        "PyObject *PyImport_ImportModuleLevel(const char *, PyObject *, PyObject *, PyObject *, int);"
+    ),
+    "PyObject_GetAttrString": "PyObject *PyObject_GetAttrString(PyObject *, const char *);",
+}
+"""What a module's own library names of Python, the type first, with its declaration. All of it is of the stable ABI:
+https://docs.python.org/3/c-api/stable.html"""
 JOBS_MAX = 8  # a compiler that has a part needs some 300 MB
 
 
@@ -97,6 +114,9 @@ def build(sources: Path, python: str) -> list[Path]:
         group_name="warmroute",
         target_dir=str(sources / "c"),
     )
+    for extension in extensions[1:]:
+        [source] = extension.sources
+        without_header(Path(source))
     extensions[0].sources = parts([Path(source) for source in extensions[0].sources], sources / "c")
     for extension in extensions:
         extension.extra_compile_args = list(FLAGS)
@@ -113,6 +133,16 @@ def build(sources: Path, python: str) -> list[Path]:
     command.build_extensions = build_all
     command.run()
     return sorted(sources.glob("router/**/*.so")) + sorted(sources.glob("*.so"))
+
+
+def without_header(source: Path) -> None:
+    """Have this C file of a module's own library declare what it names of Python, in place of Python.h. One that names
+    what is not in DECLARED, as another mypyc may make it, stays as it is."""
+    text = re.sub(r"//.*", "", source.read_text(encoding="utf-8")).replace("#include <Python.h>", "")
+    wanted = {name for name in re.findall(r"\b_?Py\w+", text) if not name.startswith("PyInit_")}
+    if wanted <= DECLARED.keys():
+        lines = [declaration for name, declaration in DECLARED.items() if name in wanted]
+        source.write_text("\n".join(["#define NULL ((void *)0)", *lines, text]), encoding="utf-8")
 
 
 def parts(sources: Sequence[Path], folder: Path) -> list[str]:

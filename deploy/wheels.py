@@ -28,7 +28,7 @@ REPO = dist.REPO
 GLIBC_MAX = 28  # minor version: Debian 10, RHEL 8, Amazon Linux 2023
 ARCHITECTURES = ("x86_64", "aarch64")
 # What is installed is compiled as it is imported: most of it never is.
-LOCKED = ("-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", "--only-binary", ":all:")
+INSTALL = ("install", "--quiet", "--no-compile", "--disable-pip-version-check")
 ASK = "import sys; print(sys.implementation.name, '%d.%d' % sys.version_info[:2])"
 TRIAL = """
 import importlib, sys
@@ -104,17 +104,22 @@ def finish(python: Path, made: Path, out: Path) -> Path:
         if glibc_of(repaired.name) > GLIBC_MAX:
             raise WheelError(f"{repaired.name}: asks for a newer glibc than 2.{GLIBC_MAX}: make it on an older system")
         trial = _environment(python, place / "trial", "image")  # with the extras that compiled modules import
-        _run([trial, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", repaired])
+        _install(trial, "--no-deps", "--no-index", repaired)
         _run([trial, "-c", TRIAL, *(module.removesuffix(".py").replace("/", ".") for module in MODULES)], cwd=place)
         return Path(shutil.copy(repaired, out))
 
 
 def _environment(python: Path, place: Path, lock: str) -> Path:
     """A fresh environment with the packages of this lock; its interpreter."""
-    _run([python, "-m", "venv", place])
+    _run([python, "-m", "venv", "--without-pip", place])
     made = place / "bin" / "python"
-    _run([made, *LOCKED, "--require-hashes", "-r", REPO / "requirements" / f"{lock}.lock"])
+    _install(made, "--only-binary", ":all:", "--require-hashes", "-r", REPO / "requirements" / f"{lock}.lock")
     return made
+
+
+def _install(python: Path, *words: str | Path) -> None:
+    """Have this interpreter's pip install into that one's environment, which has none."""
+    _run([sys.executable, "-m", "pip", "--python", python, *INSTALL, *words])
 
 
 def _run(words: Sequence[str | Path], cwd: Path = REPO, **more: str) -> str:

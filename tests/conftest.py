@@ -3,6 +3,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import hypothesis  # here, as below no later import may ask the collector who holds an object (it does)
@@ -29,8 +30,30 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of compiled code only the outside can be tested."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For `.ci/run`: rooms whose other tests run on native code."""
+    parser.addoption("--only-inside", action="append", default=[], help="of tests in this folder only those so marked")
+
+
+def only_inside(config: pytest.Config, path: Path) -> bool:
+    """Whether of this file's tests only those that are marked `inside` are wanted."""
+    return any(path.is_relative_to(config.rootpath / folder) for folder in config.getoption("only_inside"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that has none of the tests that are wanted of it is not imported."""
+    named = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if named and only_inside(config, collection_path):
+        return True if "mark.inside" not in collection_path.read_text("utf-8") else None
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of compiled code only the outside can be tested, and of some folders only the inside is wanted."""
+    unwanted = [item for item in items if only_inside(config, item.path) and not item.get_closest_marker("inside")]
+    if unwanted:
+        config.hook.pytest_deselected(items=unwanted)
+        items[:] = [item for item in items if item not in set(unwanted)]
     for item in items:
         if COMPILED and item.get_closest_marker("inside"):
             item.add_marker(pytest.mark.skip(reason="compiled code calls what it was compiled with"))

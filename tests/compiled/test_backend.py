@@ -8,10 +8,11 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import mypyc.build
 import pytest
 
 from deploy import backend, native_wheel
-from deploy.compiled import MODULES, PARTS, REPO, parts, side_by_side
+from deploy.compiled import MODULES, PARTS, REPO, parts, side_by_side, without_header
 
 PROJECT = '[project]\nname = "tiny"\nversion = "1"\n[tool.setuptools]\npy-modules = []\n'
 PURE, NATIVE = "tiny-1-py3-none-any.whl", "tiny-1-cp311-cp311-linux_x86_64.whl"
@@ -176,3 +177,19 @@ def test_this_machines_compiler_is_tried(monkeypatch: pytest.MonkeyPatch) -> Non
     """A compiler that is there with Python's headers will do."""
     monkeypatch.delenv("CC")
     assert backend.why_pure() == ""
+
+
+def test_small_libraries_do_without_pythons_header(tmp_path: Path) -> None:
+    """The C file of a module's own library, as mypyc makes it, declares what it names in place of Python.h; one that
+    names more keeps the header, and compiles with another mypyc, too."""
+    template = Path(mypyc.build.__file__).parent / "lib-rt" / "module_shim.tmpl"
+    made = template.read_text("utf-8").format(modname="one", libname="all__mypyc", full_modname="pack.one")
+    small, large = tmp_path / "small.c", tmp_path / "large.c"
+    small.write_text(made, encoding="utf-8")
+    large.write_text(f"{made}\nPyObject *more(void) {{ return PyList_New(0); }}\n", encoding="utf-8")
+    before = large.read_bytes()
+    without_header(small)
+    without_header(large)
+    assert "#include" not in small.read_text("utf-8")
+    assert "PyInit_one(void)" in small.read_text("utf-8")
+    assert large.read_bytes() == before

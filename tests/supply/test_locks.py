@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.supply.install import REPO
-from tests.supply.tool import tool
+from tests.supply.install import REPO, VENV
+from tests.supply.tool import program, tool
 
 REQUIREMENTS = REPO / "requirements"
 PYPROJECT: dict[str, Any] = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
@@ -142,14 +142,19 @@ def test_few_dependencies() -> None:
     assert len(PROJECT["dependencies"]) <= RUNTIME_DEPENDENCIES_MAX
 
 
+def pip_upon(venv: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """What pip says of an environment that has none."""
+    command = [VENV / "bin" / "python", "-m", "pip", "--python", venv / "bin" / "python", *words]
+    return program(command, timeout_s=INSTALL_TIMEOUT_S)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fresh environment with the lock of the image in it, as the Dockerfile makes it."""
     venv = tmp_path_factory.mktemp("locked") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=INSTALL_TIMEOUT_S)
-    pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
-    options = ["--require-hashes", "--only-binary", ":all:", "-r", REQUIREMENTS / "image.lock"]
-    done = subprocess.run([*pip, *options], capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=INSTALL_TIMEOUT_S)
+    install = ("install", "--quiet", "--no-compile", "--disable-pip-version-check")
+    done = pip_upon(venv, *install, "--require-hashes", "--only-binary", ":all:", "-r", REQUIREMENTS / "image.lock")
     assert done.returncode == 0, done.stderr
     return venv
 
@@ -157,14 +162,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_lock_is_complete(installed: Path) -> None:
     """With hashes asked for, pip takes the lock: nothing that any package needs is missing or contradicts another, and
     nothing is installed that the lock does not name."""
-    done = subprocess.run(
-        [installed / "bin" / "python", "-m", "pip", "check"], capture_output=True, text=True, check=False
-    )
+    done = pip_upon(installed, "check")
     assert done.returncode == 0, done.stdout
-    listed = subprocess.run(
-        [installed / "bin" / "python", "-m", "pip", "freeze", "--all"], capture_output=True, text=True, check=True
-    )
-    there = {canonicalize_name(line.partition("==")[0]) for line in listed.stdout.split()} - {"pip", "setuptools"}
+    listed = pip_upon(installed, "freeze", "--all")
+    assert listed.returncode == 0, listed.stderr
+    there = {canonicalize_name(line.partition("==")[0]) for line in listed.stdout.split()}
     assert there == set(lock_of("image"))
 
 

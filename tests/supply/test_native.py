@@ -54,9 +54,10 @@ def built(sdist: Path, place: Path, **environment: str) -> Path:
 
 def installed(wheel: Path, place: Path) -> Path:
     """A fresh environment with the router, and the extra that compiled modules import."""
-    subprocess.run([sys.executable, "-m", "venv", place], check=True, timeout=BUILD_TIMEOUT_S)
-    words = ["-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", f"{wheel}[gateway]"]
-    done = program([place / "bin" / "python", *words], cwd=place, timeout_s=BUILD_TIMEOUT_S)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=BUILD_TIMEOUT_S)
+    install = ["install", "--no-compile", "--no-cache-dir", "--disable-pip-version-check", f"{wheel}[gateway]"]
+    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python"]
+    done = program([*pip, *install], cwd=place, timeout_s=BUILD_TIMEOUT_S)
     assert done.returncode == 0, done.stdout[-4000:]
     return place / "bin"
 
