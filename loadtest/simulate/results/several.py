@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from rich.console import Console
 
@@ -26,6 +26,7 @@ from loadtest.simulate.world.world import World
 OF_SEVERAL = ("two_routers", "four_routers")
 """Scenarios that are another one with several routers."""
 NEAR_S, FAR_S, LOST = 0.005, 0.2, 0.05
+LEAST = 0.001  # part of one router's figure that counts in a mean for no part at all
 NEAR_LIMIT, FAR_LIMIT = 0.03, 0.06  # parts of one router's figure by which several may be worse
 
 
@@ -183,7 +184,8 @@ def _cell(compared_: Compared | None) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """For each number of routers and channel: how many workloads keep the limit, and which do not."""
+    """For each number of routers and channel: how many workloads keep the limit, how far off they are in the mean, and
+    which do not."""
     said, found = [], compared(rows)
     for variant in TOGETHER:
         cases = {key: each for key, all_ in found.items() for each in all_ if each.variant == variant}
@@ -192,8 +194,14 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
         ]
         if cases:
             kept = f"{len(cases) - len(missed)} of {len(cases)} workloads within {100 * variant.limit:g} %"
+            kept += f", {_means(list(cases.values()))} in the geometric mean"
             said.append(f"{variant.label} routers: {kept}{'; not ' if missed else ''}{', '.join(missed)}")
     return said
+
+
+def _means(cases: Sequence[Compared]) -> str:
+    offs = {each.name: [max(1 + case.off[each.name], LEAST) for case in cases] for each in FIGURES}
+    return ", ".join(f"{name} {100 * (geometric_mean(parts) - 1):+.1f} %" for name, parts in offs.items())
 
 
 def print_several(console: Console, rows: Sequence[Row]) -> None:
