@@ -14,6 +14,7 @@ are fast again: times of which nothing was heard for TIMES_S are forgotten.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nsmallest
 from math import inf
 
 from router.core.facts.legs import Handshake, PairSeen, PairState, Role
@@ -29,6 +30,8 @@ _Kind = tuple[Handshake, str, int, int]
 PAIRS_MAX = 4_096  # pairs that there may be, and whose times are remembered
 PAIR_REST_S, PAIR_REST_MAX_S = 5.0, 300.0  # rest of a pair that failed: the first, and the longest
 TIMES_S = 120.0  # how long times of transfers count for without another one
+_RANK_RESTING, _RANK_NEW, _RANK_WARM = 0, 1, 2  # order of pairs on pages
+_RANKS = (PairState.RESTING.value, PairState.NEW.value, PairState.WARM.value)
 WARMING_MAX_S = 60.0  # a warming of which nothing was heard for so long has failed
 
 
@@ -235,27 +238,31 @@ class Legs:
     def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
         """By replica that is in one, how many pairs take traffic (`warm`), are to be warmed (`new`), and rest after a
         failure (`resting`). One pass, as there may be thousands of pairs."""
-        found: dict[str, dict[str, int]] = {}
-        for pair, known in self._pairs.items():
-            state = known.state(now_s)
-            for replica in pair:
-                counts = found.get(replica)
-                if counts is None:
-                    counts = found[replica] = {"warm": 0, "new": 0, "resting": 0}
-                counts[state.value] += 1
-        return found
+        counts: dict[str, list[int]] = {}
+        for (first, second), pair in self._pairs.items():
+            state = _RANK_WARM if pair.warm else _RANK_RESTING if pair.rest_until_s > now_s else _RANK_NEW
+            one, other = counts.get(first), counts.get(second)
+            if one is None:
+                one = counts[first] = [0, 0, 0]
+            if other is None:
+                other = counts[second] = [0, 0, 0]
+            one[state] += 1
+            other[state] += 1
+        return {replica: dict(zip(_RANKS, each, strict=True)) for replica, each in counts.items()}
 
     def seen(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
         """Pairs, and how many there are: of more than `pairs_max` those that rest, then those to be warmed, then those
         that most requests went to."""
-        order = {PairState.RESTING: 0, PairState.NEW: 1, PairState.WARM: 2}
-        first = sorted(self._pairs, key=lambda name: (order[self._pairs[name].state(now_s)], -self._pairs[name].sent))
+        ranked = [
+            (_RANK_WARM if pair.warm else _RANK_RESTING if pair.rest_until_s > now_s else _RANK_NEW, -pair.sent, name)
+            for name, pair in self._pairs.items()
+        ]
         found = list[PairSeen]()
-        for name in first[:pairs_max]:
+        for _, _, name in nsmallest(pairs_max, ranked):
             pair = self._pairs[name]
             rests_s = max(0.0, pair.rest_until_s - now_s) if not pair.warm else 0.0
             found.append(PairSeen(*name, pair.state(now_s), rests_s, pair.sent, pair.prefills_failed, pair.broken))
-        return found, len(first)
+        return found, len(ranked)
 
     def partners(self, decode: str) -> list[str]:
         """Ids of replicas with which this one that decodes is a pair, warm or not."""
