@@ -211,10 +211,10 @@ async def test_keyboard_reaches_everything(tab: Tab) -> None:
         assert count >= wanted, last
         await tab.js("document.querySelector('#decisions summary').focus()")
         focused = await tab.js("return document.activeElement.parentElement.dataset.id")
+        asked = admin.asked
         await tab.press(Keys.ENTER)
         await tab.until(OPENED)
         assert "Who could have taken it" in await tab.text("#decisions details[open]")
-        asked = admin.asked
         await tab.until("return !document.querySelector('#newer').hidden")
         assert admin.asked > asked
         assert await tab.js(OPEN_ONES) == [focused, True]
