@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from router.sharing.store import TlsFiles
-from tests.sharing.links import linked
+from tests.sharing.links import OneRouter, linked
 from tests.sharing.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
 from tests.support.waiting import until
 
@@ -64,6 +64,16 @@ async def test_a_router_that_comes_later_knows_all_owners() -> None:
             assert b.owners["resp_1299"] == ("http://r", "acme")
 
 
+async def two_routers(stack: AsyncExitStack) -> tuple[StoreServer, Network, OneRouter, OneRouter]:
+    """A store, and two routers that hear each other: the first one's way there is a network that can be cut."""
+    server = await stack.enter_async_context(StoreServer())
+    network = await stack.enter_async_context(Network(server.port))
+    a = await stack.enter_async_context(linked(f"redis://127.0.0.1:{network.port}", "a", timeout_s=0.5))
+    b = await stack.enter_async_context(linked(server.url, "b"))
+    await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.whole and b.link.whole)
+    return server, network, a, b
+
+
 @pytest.mark.parametrize("how", ["frozen", "killed", "cut", "cut there", "cut back", "paused"])
 async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """A store that is frozen, killed, cut off in both directions or in one, or told to answer nobody: the router is
@@ -71,11 +81,7 @@ async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytes
     arrives."""
     caplog.set_level(logging.INFO)
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(StoreServer())
-        network = await stack.enter_async_context(Network(server.port))
-        a = await stack.enter_async_context(linked(f"redis://127.0.0.1:{network.port}", "a", timeout_s=0.5))
-        b = await stack.enter_async_context(linked(server.url, "b"))
-        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.whole and b.link.whole)
+        server, network, a, b = await two_routers(stack)
         caplog.clear()
         if how == "frozen":
             server.freeze()
@@ -105,11 +111,7 @@ async def test_what_was_said_into_a_cut_network_is_said_again() -> None:
     """A response that was made before its router noticed that nobody hears it: another router, whose own way to the
     store was never cut and which reads nothing there, hears of it afterwards."""
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(StoreServer())
-        network = await stack.enter_async_context(Network(server.port))
-        a = await stack.enter_async_context(linked(f"redis://127.0.0.1:{network.port}", "a", timeout_s=0.5))
-        b = await stack.enter_async_context(linked(server.url, "b"))
-        await until(lambda: a.link.routers == 2 and b.link.routers == 2 and a.link.whole and b.link.whole)
+        _, network, a, b = await two_routers(stack)
         await asyncio.sleep(1.5)  # b has read the store for the last time
         network.cut(there=True, back=False)
         a.link.made("resp_1", "http://r", "acme")

@@ -30,8 +30,7 @@ _Kind = tuple[Handshake, str, int, int]
 PAIRS_MAX = 4_096  # pairs that there may be, and whose times are remembered
 PAIR_REST_S, PAIR_REST_MAX_S = 5.0, 300.0  # rest of a pair that failed: the first, and the longest
 TIMES_S = 120.0  # how long times of transfers count for without another one
-_RANK_RESTING, _RANK_NEW, _RANK_WARM = 0, 1, 2  # order of pairs on pages
-_RANKS = (PairState.RESTING.value, PairState.NEW.value, PairState.WARM.value)
+_STATES = (PairState.RESTING, PairState.NEW, PairState.WARM)  # in the order of pairs on pages
 WARMING_MAX_S = 60.0  # a warming of which nothing was heard for so long has failed
 
 
@@ -55,9 +54,9 @@ class _Pair:
         self.rest_s, self.rest_until_s = 0.0, -inf
         self.sent = self.prefills_failed = self.broken = 0  # requests (facts.legs.PairSeen)
 
-    def state(self, now_s: float) -> PairState:
-        """Whether it takes traffic."""
-        return PairState.WARM if self.warm else PairState.RESTING if self.rest_until_s > now_s else PairState.NEW
+    def rank(self, now_s: float) -> int:
+        """Position of its state in _STATES."""
+        return 2 if self.warm else 0 if self.rest_until_s > now_s else 1
 
 
 class Legs:
@@ -205,7 +204,7 @@ class Legs:
             return
         pair.broken += 1
         if not pair.warm:
-            return  # of one break many requests tell, and the pair rests or is warmed already
+            return  # the pair rests or is being warmed already: many requests report one failed transfer
         there = members.get(decode)
         if there is None or self.takes_whole(there) or self._has_another(members, prefill, there):
             self._failed(pair, now_s)
@@ -240,28 +239,26 @@ class Legs:
         failure (`resting`). One pass, as there may be thousands of pairs."""
         counts: dict[str, list[int]] = {}
         for (first, second), pair in self._pairs.items():
-            state = _RANK_WARM if pair.warm else _RANK_RESTING if pair.rest_until_s > now_s else _RANK_NEW
+            rank = pair.rank(now_s)
             one, other = counts.get(first), counts.get(second)
             if one is None:
                 one = counts[first] = [0, 0, 0]
             if other is None:
                 other = counts[second] = [0, 0, 0]
-            one[state] += 1
-            other[state] += 1
-        return {replica: dict(zip(_RANKS, each, strict=True)) for replica, each in counts.items()}
+            one[rank] += 1
+            other[rank] += 1
+        states = [state.value for state in _STATES]
+        return {replica: dict(zip(states, each, strict=True)) for replica, each in counts.items()}
 
     def seen(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
         """Pairs, and how many there are: of more than `pairs_max` those that rest, then those to be warmed, then those
         that most requests went to."""
-        ranked = [
-            (_RANK_WARM if pair.warm else _RANK_RESTING if pair.rest_until_s > now_s else _RANK_NEW, -pair.sent, name)
-            for name, pair in self._pairs.items()
-        ]
+        ranked = [(pair.rank(now_s), -pair.sent, name) for name, pair in self._pairs.items()]
         found = list[PairSeen]()
-        for _, _, name in nsmallest(pairs_max, ranked):
+        for rank, _, name in nsmallest(pairs_max, ranked):
             pair = self._pairs[name]
             rests_s = max(0.0, pair.rest_until_s - now_s) if not pair.warm else 0.0
-            found.append(PairSeen(*name, pair.state(now_s), rests_s, pair.sent, pair.prefills_failed, pair.broken))
+            found.append(PairSeen(*name, _STATES[rank], rests_s, pair.sent, pair.prefills_failed, pair.broken))
         return found, len(ranked)
 
     def partners(self, decode: str) -> list[str]:

@@ -11,6 +11,7 @@ from router.core.facts.requests import Ask, Priority
 from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.core.placement.wanted import Wanted
+from router.hub.local_placer import LocalPlacer
 from tests.core.admission.overload import placer_of
 from tests.core.placement.placing import MODEL, World
 
@@ -25,6 +26,19 @@ def want(
     return Wanted(ask, model, None, "k", body_tokens=10, tenant=tenant, priority=priority, body_bytes=size, **more)
 
 
+def asked(placer: LocalPlacer, wanted: Wanted, exclude: frozenset[str]) -> list[Any]:
+    """A list that holds the answer to a request, or will: a lease, or the error that it was turned away with."""
+    answers: list[Any] = []
+    try:
+        answer = placer.ask(wanted, exclude, answers.append)
+    except (Shed, NoReplica) as error:
+        answers.append(error)
+    else:
+        if not isinstance(answer, Ticket):
+            answers.append(answer)
+    return answers
+
+
 class Fleet:
     """Requests of one fleet, and what was answered to them."""
 
@@ -35,15 +49,7 @@ class Fleet:
 
     def ask(self, *args: Any, exclude: frozenset[str] = frozenset(), **kwargs: Any) -> list[Any]:
         """A list that holds the answer, or will."""
-        answers: list[Any] = []
-        try:
-            answer = self.placer.ask(want(*args, **kwargs), exclude, answers.append)
-        except (Shed, NoReplica) as error:
-            answers.append(error)
-        else:
-            if not isinstance(answer, Ticket):
-                answers.append(answer)
-        return answers
+        return asked(self.placer, want(*args, **kwargs), exclude)
 
     def load(self, replica: str, waiting: int | None, in_flight: int | None = None) -> None:
         """A probe, and what is made of it."""

@@ -9,12 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.admission.queue import Ticket
 from router.core.facts.legs import Role
-from router.core.facts.placements import Shed
 from router.core.fleet.lease import Lease
 from router.core.fleet.models import NoReplica
 from router.settings.schema import AdmissionSettings
+from tests.core.admission.fleet import asked
 from tests.core.admission.overload import placer_of
 from tests.core.placement.paired import APART, PairedFleet
 from tests.core.placement.test_split_sglang import MIXED, sglang
@@ -48,15 +47,7 @@ class Halves:
         wanted.tenant = tenant
         if due_in_s is not None:
             wanted.due_s = self.fleet.now_s + due_in_s
-        answers: list[Any] = []
-        try:
-            answer = self.placer.ask(wanted, exclude, answers.append)
-        except (Shed, NoReplica) as error:
-            answers.append(error)
-        else:
-            if not isinstance(answer, Ticket):
-                answers.append(answer)
-        return answers
+        return asked(self.placer, wanted, exclude)
 
     def split(self, **how: Any) -> Lease:
         """A request that is placed at once, in two legs."""
