@@ -73,9 +73,14 @@ class Admin:
 
 
 @asynccontextmanager
-async def opened(tab: Tab, page: Callable[[float], Any] = observatory, at: str = "") -> AsyncIterator[Admin]:
+async def opened(
+    tab: Tab,
+    page: Callable[[float], Any] = observatory,
+    at: str = "",
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Admin]:
     """The page, with its first figures on it; `at` is what stands behind its address."""
-    async with Admin(page) as admin:
+    async with Admin(page, clock=clock) as admin:
         await tab.open(admin.url + at)
         await tab.until(LIVE)
         yield admin
