@@ -21,8 +21,12 @@ race: $(VENV)/.demo  ## a small part of the placement race, judged; ARGS="--race
 evidence: $(VENV)/.dev  ## all that measures time or rates, and one table of it: hours; ARGS="--list", "--only cost,demo"
 	$(BIN)/python -m loadtest evidence $(ARGS)
 
-test: $(VENV)/.dev  ## the test suite; ARGS=router/core/placement runs the tests of that room
-	$(BIN)/python -m pytest -n auto --dist worksteal $(patsubst loadtest/%,tests/loadtest/%,$(patsubst router/%,tests/%,$(ARGS)))
+# More than there are cores, as many tests wait for sockets and processes.
+WORKERS := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
+NAMED := $(patsubst loadtest/%,tests/loadtest/%,$(patsubst router/%,tests/%,$(ARGS)))
+
+test: $(VENV)/.dev  ## the suite without what takes long; ARGS=router/core/placement is that room in full, ARGS=tests all
+	$(if $(NAMED),,EXAMPLES_PART=0.2) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(or $(NAMED),-m 'not long')
 
 COMPILED_TESTS ?= tests/compiled tests/core tests/admin tests/attack tests/edge tests/engines tests/gateway tests/http tests/hub tests/prewarm tests/reading tests/telemetry tests/tokens tests/workers
 

@@ -18,8 +18,9 @@ from tests.attack.mutate import mutated
 from tests.attack.target import Hangs, Target, TooCostly, limited
 from tests.attack.targets import TARGETS
 from tests.compiled import COMPILED
+from tests.support.examples import examples
 
-ATTACKS = int(os.environ.get("WARMROUTE_ATTACKS", "100"))
+ATTACKS = examples(int(os.environ.get("WARMROUTE_ATTACKS", "100")))
 SEED = 20_262
 
 
@@ -87,10 +88,9 @@ def test_a_replay_says_what_broke() -> None:
     assert (done.returncode, done.stdout.split(":")[0]) == (0, "forms"), done.stderr
 
 
+@pytest.mark.inside
 def test_what_costs_too_much_is_told() -> None:
     """Steps and bytes that grow faster than the input are findings, and so is what has no end."""
-    if COMPILED:
-        pytest.skip("native code takes no steps of Python")
     target = Target(slow)
     target.try_metered(b"x" * 20)
     assert isinstance(broken(target, b"x" * 400, metered=True), TooCostly)

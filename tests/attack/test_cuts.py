@@ -12,9 +12,10 @@ from tests.attack import cuts, plain
 from tests.attack.received import BODY_BYTES_MAX, Received, judged, received
 from tests.attack.relayed import Got, Way, relayed
 from tests.attack.relayed import judged as answer_judged
+from tests.support.examples import examples
 from tests.support.recorded import SSE, chunked, event, head, words
 
-CUTS = int(os.environ.get("WARMROUTE_CUTS", "2000"))
+CUTS = examples(int(os.environ.get("WARMROUTE_CUTS", "2000")))
 SEED = 20_261
 BEHIND = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 

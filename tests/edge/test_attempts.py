@@ -15,6 +15,7 @@ from aiohttp import ClientSession, web
 from router.http.failures import ConnectFailed
 from router.http.upstream import EngineLimits, Upstream
 from tests.http.wire import RawEngine, Wire, connect, on_uvloop, post, proxied
+from tests.support.examples import examples
 from tests.support.fakes import (
     FakeEngine,
     Reply,
@@ -32,7 +33,7 @@ from tests.support.fakes import (
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "stream": True, "messages": []}
-FAULTS = int(os.environ.get("WARMROUTE_FAULTS", "100"))  # 1000 for the full size
+FAULTS = examples(int(os.environ.get("WARMROUTE_FAULTS", "100")))  # 1000 for the full size
 SHUTDOWN = status(500, '{"error": {"message": "EngineCore encountered an issue", "code": 500}}')
 EARLY: dict[str, Reply] = {
     "reset": reset,
@@ -127,6 +128,7 @@ async def test_no_tls_is_no_connection(engine: FakeEngine) -> None:
     await upstream.close()
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("ends", ["FIN", "RST"])
 @on_uvloop
 async def test_stale_connections(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:

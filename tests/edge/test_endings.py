@@ -261,6 +261,7 @@ def said_early(path: str) -> list[bytes]:
     ]
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/generate"])
 async def test_a_reason_in_the_middle_of_a_long_event(

@@ -21,6 +21,7 @@ import pytest
 from aiohttp import ClientSession, web
 
 from router.core.dialects import PATHS
+from tests.support.examples import examples
 from tests.support.fakes import FakeEngine, Reply, running, status, stream
 from tests.support.keyring import ADMIN, SECRET, Keyring, bearer
 from tests.telemetry.collector import Collector
@@ -28,7 +29,7 @@ from tests.telemetry.collector import Collector
 CHAT = "/v1/chat/completions"
 PROMPT, SYSTEM, COMPLETION, STRANGER = (f"CANARY{n}" for n in range(4))
 SERIES_MAX = 20
-REQUESTS = int(os.environ.get("WARMROUTE_RANDOM_REQUESTS", "500"))
+REQUESTS = examples(int(os.environ.get("WARMROUTE_RANDOM_REQUESTS", "500")))
 
 
 @dataclass

@@ -17,10 +17,11 @@ from router.app import App
 from router.placer import TokenView
 from tests.edge.test_attempts import Hole
 from tests.http.wire import CHAT, post
+from tests.support.examples import examples
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, mute, running, silent
 from tests.support.figures import figure
 
-LEAVERS = int(os.environ.get("WARMROUTE_DISCONNECTS", "200"))  # 10000 for the full size
+LEAVERS = examples(int(os.environ.get("WARMROUTE_DISCONNECTS", "200")))  # 10000 for the full size
 AT_ONCE = 20
 CLOSED_MS = 50.0  # of the slowest but one in a hundred
 

@@ -190,6 +190,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         yield Shell(tmp_path, running)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WITH_COMMANDS)
 def test_commands_run(name: str, shell: Shell) -> None:
     """What a page tells its reader to type does what the page says: nothing ends in an error."""

@@ -60,6 +60,7 @@ async def all_came(app: App, size: int) -> None:
 # -- the key comes first ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("lines", [(), ("Expect: 100-continue",), ("Authorization: Bearer wr-no",)])
 @on_uvloop
 async def test_a_head_without_a_key(lines: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,6 +84,7 @@ async def test_a_head_without_a_key(lines: tuple[str, ...], monkeypatch: pytest.
         client.transport.close()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_bodies_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Sixteen clients without a key, each with a body of 32 MiB under way: nothing of it is kept while they send."""
@@ -103,6 +105,7 @@ async def test_bodies_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert not engine.seen
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("raw", [b"POST / HTTP/1.1\r\nHost: x\r\n\r\nG\r\n", started(MIB) + bytes(200_000)])
 @on_uvloop
 async def test_a_refusal_keeps_nothing(raw: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -120,6 +123,7 @@ async def test_a_refusal_keeps_nothing(raw: bytes, monkeypatch: pytest.MonkeyPat
         client.transport.close()
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/nowhere"])
 @pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
 @on_uvloop
@@ -144,6 +148,7 @@ async def test_pages_keep_no_body(path: str, framing: str, monkeypatch: pytest.M
         client.transport.close()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_a_key_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A key that is no more when the body is there opens nothing, though it was there when the body began; one that is
@@ -173,6 +178,7 @@ async def test_a_key_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch,
         client.transport.close()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_requests_sent_ahead_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Behind a request with a key, one without gets no place among those that wait."""
@@ -265,6 +271,7 @@ async def half_sent(app: App, key: str) -> Client:
     return client
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A body for which there is no room is not read, and 503 with `Retry-After` after `bodies_wait_s`; another tenant's
@@ -297,6 +304,7 @@ async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             client.transport.close()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_the_budget_holds_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty clients, each with a body of nearly a megabyte by length or in chunks, or with one in a single read: no
@@ -322,6 +330,7 @@ async def test_the_budget_holds_whatever_comes(monkeypatch: pytest.MonkeyPatch) 
             client.transport.abort()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_a_body_counts_until_its_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """While it is with an engine that has not answered, a body counts and is there for another attempt; behind the

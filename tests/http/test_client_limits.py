@@ -120,6 +120,7 @@ def test_many_header_lines() -> None:
     assert refused.value.status == 431
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabyte that stands for a gigabyte is refused with 415 unread: nothing unpacks it, here or on the admin
@@ -161,6 +162,7 @@ def test_connection_slots(steps: list[tuple[bool, str]], in_all: int, of_one: in
     assert slots._of_address == +there
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("setting", ["connections_max", "connections_per_client_max"])
 @on_uvloop
 async def test_too_many_connections(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +198,7 @@ async def flood(wire: Wire) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_clients_that_do_not_read_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty clients read nothing while their engine floods them: little is kept for each, others are served, and
@@ -228,6 +231,7 @@ async def test_clients_that_do_not_read_are_ended(monkeypatch: pytest.MonkeyPatc
             client.transport.abort()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_a_slow_engine_is_not_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that has read all there is waits for its engine as long as that takes, and one that reads little by

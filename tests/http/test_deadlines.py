@@ -16,6 +16,7 @@ from router.http.receiver import BETWEEN, BODY, HEAD
 from tests.http.clients import LIMITS, LINE, play
 from tests.http.looks import Looks
 from tests.http.wire import RawEngine, connect, on_uvloop, post, proxied
+from tests.support.examples import examples
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -80,11 +81,12 @@ def test_only_a_client_that_takes_nothing_is_ended(looks: list[tuple[int, int]])
         assert patience.reads(now_s, LIMITS, left_bytes, taken_bytes) == wanted
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of connections with half a head, dripping or silent, or without a byte: all are ended at the limit, with
     a 408 where something was said, while others are served; metrics say how many, and none is left."""
-    count = int(os.environ.get("WARMROUTE_HALF_OPEN", "300"))
+    count = examples(int(os.environ.get("WARMROUTE_HALF_OPEN", "300")))
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
         looks = Looks(app.edge._server)
         clients = [await connect(app.url) for _ in range(count)]
@@ -118,6 +120,7 @@ async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert app.edge._server.connections == 0
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
 @on_uvloop
 async def test_slow_bodies(framing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:

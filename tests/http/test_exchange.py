@@ -10,8 +10,11 @@ import pytest
 import router.http.upstream
 from router.app import App
 from tests.http.wire import Answered, Client, RawEngine, Wire, connect, on_uvloop, post, proxied, settled
+from tests.support.examples import some
 from tests.support.fakes import outwaited
 from tests.support.recorded import RECORDED, SSE, Recorded, chunked, head, words
+
+pytestmark = pytest.mark.inside
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 ASKED = b'{"model":"m","messages":[]}'
@@ -79,7 +82,7 @@ async def test_every_prefix(name: str, ends: str, version: str, monkeypatch: pyt
     recorded = RECORDED[name]
     script = Script(ends=ends)
     async with script.engine as engine, proxied(engine, monkeypatch) as app:
-        for length in range(0, len(recorded.raw) + 1, 1 if version == "1.1" else 3):
+        for length in some(range(0, len(recorded.raw) + 1, 1 if version == "1.1" else 3)):
             script.answers.append(recorded.raw[:length])
             client = await asked(app, post(recorded.path, recorded.request, version=version))
             answer = await client.answer() if version == "1.1" else await _old(client)
@@ -173,7 +176,7 @@ async def test_interim_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         await wire.send(*script.answers)
 
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
-        for place in range(1, len(interim)):
+        for place in some(range(1, len(interim))):
             client = await asked(app, post(body=ASKED))
             answer = await client.answer()
             assert (answer.status, bytes(answer.body), client.error) == (200, b"{}", None)

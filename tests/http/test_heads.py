@@ -11,6 +11,8 @@ from tests.http.clients import play
 from tests.http.wire import CHAT, RawEngine, Wire, connect, fields, on_uvloop, post, proxied
 from tests.support.keyring import Keyring
 
+pytestmark = pytest.mark.inside
+
 ASKED = b'{"model":"m","messages":[]}'
 WHOLE = b"content-length: 2\r\n\r\n{}"
 

@@ -165,6 +165,7 @@ def test_very_many_short_chunks_are_refused() -> None:
         assert refused == status
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_a_read_full_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read full of short requests behind one that hangs: no more of them are parsed than may wait, what is left of
@@ -192,6 +193,7 @@ async def test_a_read_full_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         client.transport.close()
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("how", ["in one read", "in two reads"])
 @on_uvloop
 async def test_behind_the_last_request(how: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize(("play", "body"), ENDS, ids=lambda each: getattr(each, "__name__", ""))
 @on_uvloop
 async def test_nothing_waits_for_the_collector(
@@ -91,6 +92,7 @@ async def test_nothing_waits_for_the_collector(
             gc.enable()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_an_idle_connection_keeps_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand idle clients are not ten thousand prompts."""

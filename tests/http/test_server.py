@@ -108,6 +108,7 @@ def limited() -> dict[str, Any]:
     return {"limits__body_bytes_max": 100_000}
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("how", ["at once", "behind another", "in pieces"])
 @on_uvloop
 async def test_what_is_refused(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +155,7 @@ ACCEPTED: dict[str, bytes] = {
 }
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_what_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is odd and yet clear reaches the engine as one plain request, and the connection goes on."""
@@ -177,6 +179,7 @@ async def test_what_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
         client.transport.close()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_expect(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that waits for it is told once to go on, and one whose request is refused is not."""
@@ -201,6 +204,7 @@ async def test_expect(monkeypatch: pytest.MonkeyPatch) -> None:
             assert b" 100 " not in client.raw
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_no_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wish for WebSocket is left aside (RFC 9110 section 7.8), and HEAD is answered without a body."""
@@ -217,6 +221,7 @@ async def test_no_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
         client.transport.close()
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("ends", ["close", "half-close", "RST"])
 @on_uvloop
 async def test_clients_that_leave(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +247,7 @@ async def test_clients_that_leave(ends: str, monkeypatch: pytest.MonkeyPatch) ->
         await engine.wires[-1].lost.wait()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_clients_that_leave_midway(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that leaves after any number of events ends the engine's work."""
@@ -276,6 +282,7 @@ def _leave(client: Client, ends: str) -> None:
     client.transport.close()
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("body_bytes", [100, 200_000])
 @on_uvloop
 async def test_requests_sent_ahead(body_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +323,7 @@ async def test_requests_sent_ahead(body_bytes: int, monkeypatch: pytest.MonkeyPa
         assert len(engine.seen) <= 3
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that has had an answer is kept for `keepalive_s`, and one that is being answered for as long as that

@@ -16,9 +16,10 @@ import pytest
 from tests.http.strict_wire import WHOLE, Read, Said, StrictEngine, exchanged
 from tests.http.test_server import BODY, CHUNKED, HOST, LINE, coding, length
 from tests.http.wire import Client, on_uvloop
+from tests.support.examples import examples
 from tests.support.fakes import running
 
-MUTATED = int(os.environ.get("WARMROUTE_SMUGGLING_RUNS", "600"))
+MUTATED = examples(int(os.environ.get("WARMROUTE_SMUGGLING_RUNS", "600")))
 
 
 SEED = 20_260

@@ -16,7 +16,10 @@ import pytest
 from router.app import App
 from router.edge.relay import PARTIAL_BYTES_MAX, Relay
 from tests.http.wire import Client, RawEngine, Wire, connect, on_uvloop, post, proxied
+from tests.support.examples import examples, some
 from tests.support.recorded import LONG, RECORDED, SSE, Recorded, chunked, words
+
+pytestmark = pytest.mark.inside
 
 ALL = [*RECORDED.values(), *LONG.values()]
 SETTINGS = {"limits__held_answer_bytes_max": 400}  # "long JSON" is longer
@@ -85,7 +88,7 @@ async def test_every_split_in_two(name: str, monkeypatch: pytest.MonkeyPatch) ->
     player = Player(RECORDED[name])
     raw = player.recorded.raw
     async with player.playing(monkeypatch, **SETTINGS) as check:
-        for place in range(1, len(raw)):
+        for place in some(range(1, len(raw))):
             await check(cut(raw, place))
         assert player.recorded.closes or sum(wire.asked > 0 for wire in player.engine.wires) == 1
 
@@ -97,7 +100,7 @@ async def test_random_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     async with player.playing(monkeypatch, **SETTINGS) as check:
         for player.recorded in ALL:
             raw = player.recorded.raw
-            for count in [2] * 30 + [3, 4, 6, 9, 20, 50] * 3:
+            for count in some([2] * 30 + [3, 4, 6, 9, 20, 50] * 3):
                 await check(cut(raw, *rng.sample(range(1, len(raw)), count)))
             if len(raw) < 2_000:
                 await check(cut(raw, *range(1, len(raw))))
@@ -110,7 +113,7 @@ async def test_random_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     async with player.playing(monkeypatch, **SETTINGS) as check:
         for recorded in ALL:
             kind = SSE if recorded.events else "content-type: application/json"
-            for count in [1, 2, 3, 5, 8, 13] * 5:
+            for count in some([1, 2, 3, 5, 8, 13] * 5):
                 pieces = cut(recorded.body, *rng.sample(range(1, len(recorded.body)), count))
                 raw = chunked(pieces, kind=kind)
                 player.recorded = dataclasses.replace(recorded, raw=raw, closes=False)
@@ -125,7 +128,7 @@ async def test_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     the same stream, however long it is and whatever the sizes."""
     rng, player = random.Random(3), Player(RECORDED["chat"])
     async with player.playing(monkeypatch) as check:
-        for odd in [0.0, 0.1, 0.4] * 30:
+        for odd in some([0.0, 0.1, 0.4] * 30):
             events = words(*("x" * rng.choice((0, 1, 7, 200, 5_000)) for _ in range(rng.randint(1, 30))))
             raw = chunked(events)
             player.recorded = Recorded(raw, b"".join(events), used=(9, 8, 2), events=len(events))
@@ -135,7 +138,6 @@ async def test_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
             await check(cut(raw, *kept))
 
 
-@pytest.mark.inside
 @on_uvloop
 async def test_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose chunks come many in one read, as from an engine that was waited for, is the same stream, whatever
@@ -170,7 +172,7 @@ async def test_content_that_looks_like_chunks(monkeypatch: pytest.MonkeyPatch) -
     player = Player(Recorded(raw, b"".join(events), used=(9, 8, 2), events=sum(each.count(b"\n\n") for each in events)))
     ends = list(itertools.accumulate(map(framed_bytes, events), initial=raw.index(b"\r\n\r\n") + 4))
     async with player.playing(monkeypatch) as check:
-        for places in itertools.combinations(range(ends[3], ends[4], 2), 2):
+        for places in some([*itertools.combinations(range(ends[3], ends[4], 2), 2)]):
             await check(cut(raw, *ends, *places))
 
 
@@ -179,7 +181,7 @@ async def test_old_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of HTTP/1.0 gets the same bytes without chunks, and the end of the connection behind them."""
     rng, player = random.Random(4), Player(RECORDED["chat"])
     async with player.engine as engine, proxied(engine, monkeypatch, **SETTINGS) as app:
-        for player.recorded in ALL * 10:
+        for player.recorded in ALL * examples(10):
             raw = player.recorded.raw
             player.pieces = cut(raw, *rng.sample(range(1, len(raw)), 3))
             # Without chunks, what the client reads is the router's writes only as long as they are short.
@@ -237,7 +239,7 @@ async def test_requests_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         server_side = next(iter(app.edge._server.clients))
         for raw in (by_length, in_chunks, upgrade):
             twice = raw + raw
-            for place in range(1, len(twice)):
+            for place in some(range(1, len(twice))):
                 for piece in cut(twice, place):
                     server_side.data_received(piece)
                 client._methods += [b"POST", b"POST"]

@@ -81,6 +81,7 @@ async def secure(url: str, context: ssl.SSLContext) -> Client:
     return client
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_served(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams and pages are served over TLS as they are without; the URL says so, and what speaks no TLS, or an old
@@ -117,6 +118,7 @@ async def test_served(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
         assert server.closed["tls_handshake"] == 2
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_clients_must_show_a_certificate(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `listen.tls_client_ca` only clients of that authority are served."""
@@ -145,6 +147,7 @@ async def test_clients_must_show_a_certificate(files: Files, monkeypatch: pytest
         assert len(engine.seen) == 1
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_stalled_handshakes(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who begins a handshake and does not go on is ended as one who does not finish a head, counts as a connection
@@ -185,6 +188,7 @@ async def test_stopping_in_mid_handshake(begun: bytes, files: Files, monkeypatch
         writer.close()
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_a_certificate_is_replaced(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """A context that takes another's place is used by connections to come; those that exist go on."""
@@ -203,6 +207,7 @@ async def test_a_certificate_is_replaced(files: Files, monkeypatch: pytest.Monke
         assert numbers[0] != numbers[1]
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @on_uvloop
 async def test_a_cut_answer_does_not_look_whole(version: str, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +244,7 @@ def _read_to_end(host: str, port: int, context: ssl.SSLContext, raw: bytes) -> b
         return got
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_clients_that_do_not_read(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over TLS too the engine is stopped for such a client, little is kept, and after `send_timeout_s` it is ended."""

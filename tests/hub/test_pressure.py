@@ -110,6 +110,7 @@ async def stalled(
         client.transport.abort()
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @pytest.mark.parametrize("kind", KINDS)
 @on_uvloop
@@ -128,6 +129,7 @@ async def test_a_client_that_does_not_read(kind: str, version: str, monkeypatch:
         assert answer.body == event * OFFERED
 
 
+@pytest.mark.inside
 @pytest.mark.parametrize("kind", ["chunk by chunk", "CRLF", "no stream"])
 @on_uvloop
 async def test_it_leaves(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +140,7 @@ async def test_it_leaves(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         await settled(app)
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_usage_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with an event to be left out of the stream."""
@@ -147,6 +150,7 @@ async def test_usage_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
         assert source.kept_max <= KEPT_BYTES_MAX
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_more_held_than_the_client_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same where the client stalls on what was held of an answer, before the rest of it has come."""
@@ -157,6 +161,7 @@ async def test_more_held_than_the_client_takes(monkeypatch: pytest.MonkeyPatch) 
         assert source.kept_max <= held_bytes + KEPT_BYTES_MAX
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_our_pause_is_not_the_engines_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a client does not read, its answer does not time out."""
@@ -179,6 +184,7 @@ async def test_our_pause_is_not_the_engines_silence(monkeypatch: pytest.MonkeyPa
         assert (await client.answer()).whole
 
 
+@pytest.mark.inside
 @on_uvloop
 async def test_answers_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asks and asks and does not read gets no further answer made than the ones that fit."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
 from aiohttp import ClientSession
 
 from loadtest.engine.command import Engines, EngineSettings
@@ -57,6 +58,7 @@ async def _all_hear_all(client: ClientSession, routers: Sequence[Command]) -> No
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_a_cold_prefix_is_computed_as_seldom_as_through_one_router(client: ClientSession) -> None:
     """24 requests at once for a prefix of 16,000 tokens that nobody has, before replicas that are busy: it is computed
     at most twice, through one router and through four that share. Four that do not share compute it three times."""

@@ -85,6 +85,7 @@ async def test_a_replica_that_three_have_found_dead_is_dead_for_all(client: Clie
             assert not last.breaker.backoff_s
 
 
+@pytest.mark.long
 @pytest.mark.figures
 @pytest.mark.parametrize("how", ["frozen", "killed", "full", "flushed"])
 async def test_no_request_notices_what_becomes_of_the_store(

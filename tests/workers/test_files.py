@@ -46,6 +46,7 @@ async def killed(app: Command, *names: str) -> float:
     return time.monotonic() - began_s
 
 
+@pytest.mark.long
 @pytest.mark.figures
 async def test_whoever_is_killed_comes_back_with_what_was_accepted(tmp_path: Path, engine: FakeEngine) -> None:
     """Keys that were changed on disk and not reloaded, then broken and refused, are those last accepted for every

@@ -24,13 +24,14 @@ from aiohttp import web
 from router.settings.reloading import REFUSED
 from router.workers.child import ALONE_S
 from tests.http.wire import spliced
+from tests.support.examples import examples
 from tests.support.fakes import FakeEngine, half_then_waits, ok
 from tests.support.waiting import alive
 from tests.workers.stubs import until
 from tests.workers.test_processes import CHAT, HUB, Command, body, command, json_of, metric, rest_of, streams
 
-CONNECTS = int(os.environ.get("WARMROUTE_CONNECTS", "300"))
-KILL_REQUESTS = int(os.environ.get("WARMROUTE_KILL_REQUESTS", "150"))
+CONNECTS = examples(int(os.environ.get("WARMROUTE_CONNECTS", "300")))
+KILL_REQUESTS = examples(int(os.environ.get("WARMROUTE_KILL_REQUESTS", "150")))
 AT_ONCE = 50
 RESET_MAX = 2
 RATE_PER_S = 150

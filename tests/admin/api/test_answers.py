@@ -24,9 +24,10 @@ from schemathesis.generation import GenerationMode
 from loadtest.common.processes import engines, router
 from tests.admin.api.closed import closed
 from tests.admin.api.test_document import ADMIN_URL, SAID
+from tests.support.examples import examples
 
 NUMBER = "WARMROUTE_API_EXAMPLES"
-EXAMPLES = int(os.environ.get(NUMBER, "4"))
+EXAMPLES = examples(int(os.environ.get(NUMBER, "4")))
 CONFORMS = ("status_code", "content_type", "response_headers", "response_schema")
 
 

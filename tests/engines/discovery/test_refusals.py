@@ -26,6 +26,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "least", "most"), [("403", 1800, 2200), ("401", 1800, 2200), ("5xx", 7000, 16000)])
 def test_a_refusal_is_not_asked_again_at_once(
     mode: str, least: int, most: int, loop: asyncio.AbstractEventLoop, caplog: pytest.LogCaptureFixture

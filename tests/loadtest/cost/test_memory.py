@@ -24,6 +24,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sizing, name, 0.1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_every_row_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all that is kept, each with its words; a start that judges nothing of the suite's clock."""

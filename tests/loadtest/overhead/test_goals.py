@@ -290,6 +290,7 @@ def test_wrong_answers_decide_without_check(tmp_path: Path) -> None:
     assert [(row["case"], bool(row["errors"])) for row in measured] == [("short", False), ("mid", True)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_command_compares_workers(tmp_path: Path) -> None:
     """Both rows are there: streams through one worker and two, and a trace whose prompts are found by either."""

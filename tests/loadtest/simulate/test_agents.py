@@ -6,6 +6,8 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from loadtest.common.runs import merged_runs
 from loadtest.common.traces import Request
 from loadtest.simulate.world.placer import Sight
@@ -144,6 +146,7 @@ def run(seed: int, *, told: bool, routers: int = 1) -> list[Watching]:
     return watching
 
 
+@pytest.mark.long
 def test_sub_agents_begin_where_their_parents_are() -> None:
     """Of their first requests at least 95 % land where as much of their parent's prefix is held as at their parent's
     replica, where that has room, in the runs of three seeds together; and with each more of them at that very replica

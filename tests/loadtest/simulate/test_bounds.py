@@ -96,6 +96,7 @@ PARTING = ("remaining_work", "total_length", "dynamo_cold_pool")
 """Rules that keep long prefills away from short ones: most requests gain what a few lose, whatever is cached."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [ladder, one_group, mooncake])
 def test_no_row_passes_the_shared_cache(make: Callable[[], Scenario]) -> None:
     """Its 90th percentile of time to first token is nobody's to beat by more than 3 %, and neither is its median, but

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from loadtest.simulate.results.deadlines import (
     LLMD_SLO,
     PLAIN,
@@ -25,6 +27,7 @@ from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
 
 
+@pytest.mark.long
 def test_more_requests_are_in_time_than_first_come_first_served() -> None:
     """At least 1.25 times as many, for at most a tenth of the output tokens, and more than round robin has and llm-d's
     choice by the same deadlines; nobody waits beside an idle replica while there is little to do, and no batch is

@@ -30,6 +30,7 @@ def whole(times: float = 2.0) -> list[Row]:
     ]
 
 
+@pytest.mark.long
 def test_each_stage_is_a_row_of_its_own() -> None:
     """A stage's row has the requests that came in it and no others, and the setting that is llm-d's or the race's."""
     first, row = ladder.climb(ladder.Climb(ladder.PUBLISHED, "llmd_weights_2025", 6, ((3, 20), (15, 20))))

@@ -8,6 +8,7 @@ from loadtest.simulate.command import main
 from loadtest.simulate.results.predictions import HEADS, PredictionJob, lines, run_predictions
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["claude_code", "working_set_3x"])
 @pytest.mark.parametrize("load", ["below", "at"])
 def test_nine_in_ten_first_tokens_come_within_the_predicted_p90(name: str, load: str) -> None:

@@ -285,6 +285,7 @@ def test_every_load_of_a_scenario_is_known() -> None:
         generated.ladder_honest("light", 1)
 
 
+@pytest.mark.long
 def test_faults_are_within_the_run() -> None:
     """Even at the highest load, where the run is shortest, all faults are over before the last request is sent."""
     made = SCENARIOS["restart"]("above", 6)

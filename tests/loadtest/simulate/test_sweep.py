@@ -43,6 +43,7 @@ def late_reads(tree: ast.AST, name: str) -> set[ast.Name]:
     return set().union(*(reads(body, name) for body in bodies))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("constant", sweep.CONSTANTS, ids=lambda constant: constant.name)
 def test_a_swept_constant_is_read_where_it_is_set(constant: sweep.Constant) -> None:
     """Each module that has it is set, and reads it while it works: at its import it is too early to set it."""

@@ -62,6 +62,7 @@ def test_the_page_names_the_commands_of_its_rows() -> None:
         tiers_block({**document, "rows": []})
 
 
+@pytest.mark.long
 def test_all_prices_run_the_same_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command runs them and prints the table; who knows nothing of tiers comes later than who does."""
     file = tmp_path / "tiers.json"

@@ -32,6 +32,7 @@ def _end(world: World) -> None:
         act(argument)
 
 
+@pytest.mark.long
 def test_tiers_are_worth_their_price() -> None:
     """Prefixes of three times the GPUs' caches, tiers of twice their size, at what the fleet sustains without tiers:
     who knows what tiers hold needs at most 0.6 of the time to first token of who does not, on average and at p90."""
@@ -47,6 +48,7 @@ def test_tiers_are_worth_their_price() -> None:
     assert p90s[0] <= 0.6 * p90s[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("us_per_token", [20, 40])
 def test_the_price_of_a_load_is_learned(us_per_token: int) -> None:
     """After 200 answers from tiers whose links are four and eight times slower than the guess, and on which loads

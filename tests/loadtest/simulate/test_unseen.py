@@ -16,6 +16,7 @@ def test_as_many_are_shown_as_to_the_picker() -> None:
     assert placer.SHOWN_MIN == SHOWN_MIN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", ["claude_code", "mooncake"])
 def test_caches_are_found_though_answers_go_past(scenario: str) -> None:
     """Agents and conversations at what the fleet sustains, with the same seeds: the token hit rate is within 3 % of
