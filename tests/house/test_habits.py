@@ -92,3 +92,19 @@ def test_what_runs_on_native_code_alone_runs_there() -> None:
                 long += "long" in marks
                 assert "long" not in marks or marks.isdisjoint({"inside", "interpreted"}), (path.name, node.name)
     assert long > 0
+
+
+def test_no_test_skips_itself_on_native_code() -> None:
+    """A test that cannot run on native code is marked, so that `.ci/run` has it among those that run in Python: one
+    that skips itself there would run nowhere."""
+    looked = 0
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if "COMPILED" not in (text := path.read_text(encoding="utf-8")) or path.is_relative_to(ROOT / "tests" / "core"):
+            continue
+        looked += 1
+        for node in ast.walk(ast.parse(text)):
+            asks = isinstance(node, ast.If) and "COMPILED" in ast.unparse(node.test)
+            marks = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("skipif")
+            assert not (asks and "pytest.skip" in ast.unparse(node)), path
+            assert not (marks and "COMPILED" in ast.unparse(node)), path
+    assert looked > 3
