@@ -99,6 +99,7 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
     assert "old" not in text
 
 
+@pytest.mark.long
 async def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """All cases of a real router: no error, events of all streams, an index that is full, and rows for a rule."""
     limit = 1 << 20

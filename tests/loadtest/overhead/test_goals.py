@@ -267,6 +267,7 @@ def test_command_measures_any_router(tmp_path: Path) -> None:
     assert str(script) not in "".join(p.read_text(errors="replace") for p in Path("/proc").glob("[0-9]*/cmdline"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_command_measures_warmroute(tmp_path: Path) -> None:
     """warmroute itself is measured, its goals are there, and its slow reader loses nothing."""

@@ -17,6 +17,7 @@ PATIENCE_S = 120.0  # wall seconds that a client waits, since a busy machine is 
 SCALE = 40.0
 
 
+@pytest.mark.long
 async def test_routers_share_a_run() -> None:
     """Requests go to routers in turn, and none fails, with a store and without."""
     part = WORKLOADS[0].replayed(requests_max=24, output_tokens_max=16, time_scale=SCALE, timeout_s=PATIENCE_S * SCALE)
@@ -25,6 +26,7 @@ async def test_routers_share_a_run() -> None:
         assert (row.requests, row.failed, seen) == (24, 0, [])
 
 
+@pytest.mark.long
 async def test_a_store_that_fails_comes_back(tmp_path: Path) -> None:
     """Each kind of failure is made and ended, and the routers are whole after each."""
     seen: list[Row] = []

@@ -244,6 +244,7 @@ def test_preble_exploits_over_half_and_explores_by_the_work_of_the_last_minutes(
 # All of them
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_row_places_every_request_and_the_same_way_each_time(name: str) -> None:
     """A run ends, nobody is refused, and running it again changes nothing, draws included."""

@@ -53,6 +53,7 @@ def test_keys_are_the_routers_and_the_engines(engine_block: int) -> None:
         assert turn.engine_keys.tolist() == blocks.token_chain(text, engine_block, root)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mooncake", "claude_code"])
 def test_halves_are_disjoint(name: str) -> None:
     """No session or conversation that is tuned on is in a claim."""
