@@ -18,9 +18,8 @@ from router.engines.discovery import pod_watch
 from router.engines.discovery.kubernetes import KubernetesDiscovery
 from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import NAMESPACES, SELECTOR, WATCH_MAX_S, MemoryApi, Pods
-from tests.support.examples import examples
 
-RUNS = examples(int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "96")))
+RUNS = int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "96"))
 SHARES = 8  # that run side by side
 RECOVERED_S = 2.0
 RESYNC_S = 60.0
@@ -177,4 +176,4 @@ def test_view_is_truth_after_recovery(share: int) -> None:
     for seed in range(share, RUNS, SHARES):
         tally += history(seed)
     print(f"\n{share}: {dict(tally)}")
-    assert tally["checks"] >= len(range(share, RUNS, SHARES))
+    assert tally["checks"] > RUNS / SHARES

@@ -93,5 +93,5 @@ def test_view_of_pools_is_truth_after_recovery(share: int) -> None:
     for seed in range(share, RUNS, SHARES):
         tally += history(seed, PoolHistory)
     print(f"\n{share}: {dict(tally)}")
-    assert tally["checks"] >= len(range(share, RUNS, SHARES))
+    assert tally["checks"] > RUNS / SHARES
     assert tally["pools"]
