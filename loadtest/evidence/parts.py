@@ -144,7 +144,7 @@ PARTS = (
     ),
     Part(
         "routers",
-        45,
+        30,
         "several routers with a store, beside one router's, and while the store fails",
         (_loadtest("routers", "--check"),),
     ),

@@ -30,7 +30,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from loadtest.common import envoy, rivals, store
+from loadtest.common import envoy, rivals, stores
 from loadtest.common.processes import READY, Process, ProcessError, free_port, started, until_ready
 from loadtest.common.report import Row, progress_bar, report_console, write_json
 from loadtest.common.usage import rss_mb
@@ -157,12 +157,12 @@ class OverheadBench:
 
     async def _shared(self, told: Callable[[], None]) -> list[Row]:
         """What it costs that several share a store, where this machine has one."""
-        plan, server = self._plan, store.program()
-        if server is None:
-            self.absent["sharing"] = f"there is no {' or '.join(store.PROGRAMS)} on this machine"
+        plan = self._plan
+        if not stores.programs():
+            self.absent["sharing"] = stores.NO_PROGRAM
             told()
             return []
-        found = await sharing.rows(self._sharing, server, self._folder, plan.rounds, plan.window_s, plan.slack, told)
+        found = await sharing.rows(self._sharing, self._folder, plan.rounds, plan.window_s, plan.slack, told)
         return [replace(row, replicas=len(self.urls)) for row in found]
 
     def _sharing(self, router: rivals.Rival) -> AbstractAsyncContextManager[tuple[load.Address, Process]]:

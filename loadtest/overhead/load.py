@@ -277,7 +277,7 @@ async def streams(addresses: Sequence[Address], load: StreamLoad, pid: int | Non
             measured.window_s, measured.events = time.perf_counter() - begun_s, tally.events - events
         if not all(c.busy for c in connections):
             tally.errors["ended within the window"] += sum(not c.busy for c in connections)
-        measured.ttfts_s = await _probes(addresses, load.probes_s, tally, first + 2 * load.number)
+        measured.ttfts_s = await probes(addresses, load.probes_s, tally, first + 2 * load.number)
         await until(lambda: not any(c.busy for c in connections), ANSWER_TIMEOUT_S + lead_s, "streams did not end")
     measured.errors += tally.errors
     return measured
@@ -293,7 +293,7 @@ async def _warm(connections: Sequence[Connection], first: int) -> None:
     await until(lambda: not any(c.busy for c in connections), ANSWER_TIMEOUT_S, "warm-up was not answered")
 
 
-async def _probes(addresses: Sequence[Address], probes_s: float, tally: Tally, first: int) -> list[float]:
+async def probes(addresses: Sequence[Address], probes_s: float, tally: Tally, first: int) -> list[float]:
     """Times to the first event of short streams, begun at a steady pace on connections that are warm."""
     found: list[float] = []
     template, expected = bodies.stream(1), answers.stream_body(1)

@@ -44,7 +44,7 @@ CASES = {
 }
 PICKER = ("picker_short", "picker_mid", "picker_long", "picker_chunk", "picker_added")
 """Rows that there are only where an Envoy is installed."""
-SHARING = ("sharing_2", "sharing_4")
+SHARING = ("sharing_2", "sharing_4", "sharing_failing")
 """Rows that there are only where a server of Redis' protocol is."""
 EXTRAS = {
     "slow_reader": ("slow_reader",),

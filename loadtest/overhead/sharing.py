@@ -4,6 +4,9 @@ So many routers that share nothing, and as many with a real store between them, 
 take turns to have the same load: conversations of 16 KB, each asked through any of the routers, and answers that stream
 100 events. The figure is the CPU of all routers of one kind for a request, in which probes and what is said while
 nobody asks have their part. It is the median of the ratios of two windows, one behind the other.
+
+One more row says what requests wait for a store that fails: short streams are begun at a steady pace through routers
+that share, with a store that is well and while it is killed, frozen, emptied and filled.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
+from statistics import median
 
-from loadtest.common import rivals, store
+from loadtest.common import rivals
 from loadtest.common.processes import Process
-from loadtest.common.report import Row
+from loadtest.common.report import Row, percentile
+from loadtest.common.stores import FAULTS, RunningStore, store
 from loadtest.common.usage import spent, usage
 from loadtest.overhead import bodies, load
 from loadtest.overhead.report import ratio_row
@@ -25,41 +30,46 @@ from loadtest.overhead.report import ratio_row
 ROUTERS = (2, 4)
 LANES, EVENTS = 100, 100  # streams of all routers together, and events of each
 RATIO_MAX = 1.05
+NUMBERS = 1_000_000  # numbers of requests that one measurement may use: no router sees one twice
 PAIRS = 2  # pairs of windows in a round
 SETTLE_S = 3.0  # until streams begin and end evenly
+FAILING, FAILING_ROUTERS = "sharing_failing", 2
+ADDED_P99_MAX_MS = 2.0
+BETWEEN_S, DOWN_S = 0.5, 1.0  # before each failure, and how long it lasts: routers go on alone within a second
 TEXT = {
     f"sharing_{number}": (
         f"{LANES} streams of {EVENTS} events through {number} routers, with a store between them and without"
     )
     for number in ROUTERS
-}
+} | {FAILING: f"short streams through {FAILING_ROUTERS} routers, while the store is {', '.join(FAULTS)}"}
 
 Running = Callable[[rivals.Rival], AbstractAsyncContextManager[tuple[load.Address, Process]]]
+Group = tuple[list[load.Address], list[int]]
+"""Addresses and pids of routers."""
 
 
 def steps(rounds: int) -> int:
     """The number of pairs of windows that `rows` needs."""
-    return PAIRS * rounds * len(ROUTERS)
+    return PAIRS * rounds * len(ROUTERS) + rounds
 
 
 async def rows(
     running: Running,
-    server: str,
     folder: Path,
     rounds: int,
     window_s: float,
     slack: float,
     told: Callable[[], None],
 ) -> list[Row]:
-    """A row for each number of routers; `running` runs one, and `server` is the store's program. `told` after each
-    pair."""
+    """A row for each number of routers, and one of a store that fails; `running` runs one router. `told` after each
+    pair. Raises ProcessError where there is no program of a store."""
     found = []
     for number in ROUTERS:
         pairs: list[tuple[load.Measured, load.Measured]] = []
         async with (
-            store.serving(server, folder) as url,
-            _group(running, number, ()) as alone,
-            _group(running, number, ("--set", f"shared.url={url}")) as sharing,
+            store(folder) as shared,
+            _group(running, number, None) as alone,
+            _group(running, number, shared.url) as sharing,
         ):
             for turn in range(PAIRS * rounds):
                 if turn % 2:  # the first of a pair has an advantage or a disadvantage, so they take turns
@@ -70,21 +80,66 @@ async def rows(
                 told()
         goal = f"CPU per request of {number} routers that share at most {RATIO_MAX:g} x that of as many alone"
         found.append(ratio_row(f"sharing_{number}", pairs, goal, RATIO_MAX, slack))
-    return found
+    return [*found, await _failing(running, folder, rounds, slack, told)]
+
+
+async def _failing(running: Running, folder: Path, rounds: int, slack: float, told: Callable[[], None]) -> Row:
+    """How much later first events come while the store fails: the median of the rounds' differences of p99."""
+    tally, numbers = load.Tally(), count(NUMBERS, NUMBERS)
+    well_ms, later_ms = list[float](), list[float]()
+    async with store(folder) as shared, _routers(running, FAILING_ROUTERS, shared.url) as (addresses, _):
+        lasts_s = len(FAULTS) * (BETWEEN_S + DOWN_S)
+        for _ in range(rounds):
+            well = await load.probes(addresses, lasts_s, tally, next(numbers))
+            going = asyncio.create_task(_fail_in_turn(shared))
+            failing = await load.probes(addresses, lasts_s, tally, next(numbers))
+            await going
+            well_ms.append(1e3 * (percentile(well, 99) or 0.0))
+            later_ms.append(1e3 * (percentile(failing, 99) or 0.0) - well_ms[-1])
+            told()
+    got, errors = median(later_ms), tally.errors
+    goal = f"p99 of first events while the store fails, ms beyond {median(well_ms):.2f} with one that is well"
+    return Row(
+        workload=FAILING,
+        requests=tally.done,
+        errors=errors.total(),
+        errors_by_kind=dict(errors),
+        goal=goal,
+        expected=ADDED_P99_MAX_MS,
+        got=round(got, 3),
+        ok=not errors and got <= ADDED_P99_MAX_MS * (1 + slack),
+    )
+
+
+async def _fail_in_turn(shared: RunningStore) -> None:
+    for fault in FAULTS:
+        await asyncio.sleep(BETWEEN_S)
+        await shared.fail(fault)
+        await asyncio.sleep(DOWN_S)
+        await shared.mend(fault)
+
+
+@asynccontextmanager
+async def _routers(
+    running: Running, number: int, url: str | None
+) -> AsyncIterator[tuple[list[load.Address], list[int]]]:
+    """So many routers, which share by the store at `url`."""
+    flags = () if url is None else ("--set", f"shared.url={url}")
+    async with AsyncExitStack() as stack:
+        routers = [await stack.enter_async_context(running(rivals.ours(None, flags))) for _ in range(number)]
+        yield [address for address, _ in routers], [process.pid for _, process in routers]
 
 
 @asynccontextmanager
 async def _group(
-    running: Running, number: int, flags: Sequence[str]
+    running: Running, number: int, url: str | None
 ) -> AsyncIterator[Callable[[float], Awaitable[load.Measured]]]:
-    """Measures a window of this length at so many routers with these flags."""
+    """Measures a window of this length at so many routers, which share by the store at `url`."""
     numbers = count(1)
-    async with AsyncExitStack() as stack:
-        routers = [await stack.enter_async_context(running(rivals.ours(None, flags))) for _ in range(number)]
-        addresses, pids = [address for address, _ in routers], [process.pid for _, process in routers]
+    async with _routers(running, number, url) as (addresses, pids):
 
         async def measured(window_s: float) -> load.Measured:
-            return await _conversations(addresses, pids, window_s, next(numbers) * 1_000_000)
+            return await _conversations(addresses, pids, window_s, next(numbers) * NUMBERS)
 
         yield measured
 

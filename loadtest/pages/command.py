@@ -43,6 +43,7 @@ from loadtest.pages.race import (
     scenarios_table,
     write_pictures,
 )
+from loadtest.pages.replayed import replayed_block
 from loadtest.pages.settings import settings_table
 from loadtest.pages.sharing import cost_block, several_block
 from loadtest.pages.sizing import memory_block, sizing_block
@@ -75,6 +76,7 @@ BLOCKS = {
     "http": "docs/evidence/http.md",
     "sharing": "docs/evidence/routers.md",
     "several": "docs/evidence/routers.md",
+    "replayed": "docs/evidence/routers.md",
     "tiers": "docs/evidence/tiers.md",
     "pulls": "docs/evidence/pulls.md",
     "split": "docs/evidence/split.md",
@@ -110,6 +112,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "growth": ("cost --replicas", {"growth": growth_block}),
     "sharing": ("cost --sharing", {"sharing": cost_block}),
     "several": ("simulate --several", {"several": several_block}),
+    "replayed": ("routers", {"replayed": replayed_block}),
     "tiers": ("simulate --tiers", {"tiers": tiers_block}),
     "pulls": ("simulate --pulls", {"pulls": pulls_block}),
     "split": ("simulate --split", {"split": split_block}),

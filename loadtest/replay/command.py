@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--endpoint", choices=("chat", "completions"), default=defaults.endpoint)
     add("--mode", choices=("auto", "open", "closed"), default="auto", help="auto: as the trace was recorded")
     add("--speed", type=flags.positive(), default=defaults.speed, help="open loop: arrivals this much faster")
+    spread_help = "open loop: each comes later by up to this, as the trace's clock may be coarse (Mooncake's: 3)"
+    add("--spread-s", type=float, default=defaults.spread_s, metavar="S", help=spread_help)
     add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="engines' speed-up over life")
     add("--requests", dest="requests_max", type=flags.whole(1), default=REQUESTS_MAX, metavar="N", help="stop after N")
     sessions = defaults.sessions_active
@@ -120,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         help="sent with each request",
     )
     add("--session-header", metavar="NAME", help="header to carry the session's name")
-    add("--seed", type=int, default=defaults.seed, help="of the starts within --ramp-s")
+    add("--seed", type=int, default=defaults.seed, help="of the starts within --ramp-s, and of --spread-s")
     add("--workload", help="label in the row; default: the trace's name")
     add("--policy", help="label in the row")
     add("--router", help="label in the row")

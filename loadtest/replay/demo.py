@@ -59,11 +59,12 @@ class DemoWorkload:
     def describe(self) -> str:
         """Everything that is fixed about it, in one line."""
         replay = self.replay
+        later = f", each up to {replay.spread_s:g} s later" if replay.spread_s else ""
         pace = (
             f"{replay.sessions_active} sessions at a time, started over {replay.ramp_s:g} s,"
             f" think time up to {replay.think_max_s:g} s"
             if replay.think_max_s
-            else f"arrivals x{replay.speed:g}"
+            else f"arrivals x{replay.speed:g}{later}"
         )
         return (
             f"{replay.workload}: first {replay.requests_max:,} requests of {self.trace}, {pace},"

@@ -6,6 +6,10 @@ ninetieth percentiles of first tokens and whole answers, output tokens a second.
 again and again: it is killed, frozen, emptied, and filled; no request may fail by that, and routers must be whole again
 within a second of its return.
 
+The conversations run twice. Their trace has its times in whole multiples of 3 s, so that all requests of such a time
+come at one moment, through routers that cannot have heard of each other's yet; `conversation-spread` has them come at
+any moment of these 3 s.
+
 The engines' clock runs `--time-scale` times as fast as life, and the store's does not: 5 ms on the way to the store are
 25 ms of the engines' time at the scale that is the default.
 """
@@ -28,7 +32,7 @@ from rich.console import Console
 from loadtest.common import flags
 from loadtest.common.processes import ProcessError, engines, router
 from loadtest.common.report import Row, merged, progress_bar
-from loadtest.common.stores import RunningStore, store
+from loadtest.common.stores import FAULTS, RunningStore, store
 from loadtest.common.traces import shipped_trace
 from loadtest.replay.comparing import concluded, measured
 from loadtest.replay.demo import CALIBRATION, MODEL, REPLICAS, WORKLOADS, DemoWorkload
@@ -44,9 +48,9 @@ LOOK_S = 0.02
 WHOLE_TIMEOUT_S = 30.0
 TIMEOUT_S = 10.0
 TIME_SCALE = 5.0
+TRACE_CLOCK_S = 3.0  # what times of Mooncake's traces are whole multiples of
 REQUESTS = 150  # requests of a run; with more, all runs together would take hours
 RUNS_MAX = 25
-FAULTS = ("killed", "frozen", "emptied", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +113,11 @@ async def failing(fleet: Fleet, shared: RunningStore, rows: list[Row], workload:
         await asyncio.sleep(BETWEEN_S)
         fault = FAULTS[number % len(FAULTS)]
         number += 1
-        await _fail(shared, fault)
+        await shared.fail(fault)
         try:
             await asyncio.sleep(DOWN_S)
         finally:
-            await asyncio.shield(_mend(shared, fault))
+            await asyncio.shield(shared.mend(fault))
         back_s = time.monotonic()
         await until_whole(fleet)
         got = time.monotonic() - back_s
@@ -132,26 +136,6 @@ async def meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.wait((task,))
     if not task.cancelled():
         task.result()
-
-
-async def _fail(shared: RunningStore, fault: str) -> None:
-    if fault == "killed":
-        await shared.kill()
-    elif fault == "frozen":
-        shared.freeze()
-    elif fault == "emptied":
-        await shared.empty()
-    else:
-        await shared.fill(full=True)
-
-
-async def _mend(shared: RunningStore, fault: str) -> None:
-    if fault == "killed":
-        await shared.start()
-    elif fault == "frozen":
-        shared.thaw()
-    elif fault == "full":
-        await shared.fill(full=False)
 
 
 # Runs
@@ -210,13 +194,20 @@ def slowest(rows: Sequence[Row]) -> list[Row]:
     return list(found.values())
 
 
+def workloads_replayed() -> list[DemoWorkload]:
+    """The demo's workloads, and its conversations with arrivals that are spread."""
+    agent, conversation = WORKLOADS[:2]
+    name = f"{conversation.replay.workload}-spread"
+    return [agent, conversation, conversation.replayed(workload=name, spread_s=TRACE_CLOCK_S)]
+
+
 # The command
 
 
 async def _routers(options: argparse.Namespace, command: str) -> int:
     console, errors = Console(), Console(stderr=True)
     scale = {"requests_max": options.requests, "time_scale": options.time_scale}
-    workloads = [workload.replayed(**scale) for workload in WORKLOADS[:2]]
+    workloads = [workload.replayed(**scale) for workload in workloads_replayed()]
     errors.print("\n".join(workload.describe() for workload in workloads), highlight=False, soft_wrap=True)
     rows, seen = list[Row](), list[Row]()
     for workload in workloads:

@@ -38,6 +38,9 @@ class ReplaySettings:
     mode: Literal["auto", "open", "closed"] = "auto"
     speed: float = 1.0
     """Open loop: how much faster than recorded requests arrive."""
+    spread_s: float = 0.0
+    """Open loop: each request comes later by a random part of this recorded time. A trace whose clock tells whole
+    multiples of some seconds (Mooncake's: 3 s) has all requests of such a time come at one moment."""
     time_scale: float = 1.0
     requests_max: int = REQUESTS_MAX
     warm_up: int = 0
@@ -129,10 +132,10 @@ class _Run:
         settings = self._settings
         start = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
-            for session in trace.sessions[: settings.requests_max]:
+            for at_s, session in arrivals(trace.sessions[: settings.requests_max], settings):
                 request = session.requests[0]
                 body = self._client.body(request, settings.output_tokens_max)
-                self.last_at_s = request.at_s / settings.speed
+                self.last_at_s = at_s / settings.speed
                 due = start + self.last_at_s / settings.time_scale
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 tasks.create_task(self._send(session, request, body, due))
@@ -183,6 +186,13 @@ class _Run:
         self.sent.append(Sent(session.name, request, answer, replay, counts))
         if self._progress:
             self._progress(len(self.sent))
+
+
+def arrivals(sessions: Sequence[Session], settings: ReplaySettings) -> list[tuple[float, Session]]:
+    """Sessions of one request each, in the order in which they come, and when by the trace's clock."""
+    rng = random.Random(f"spread:{settings.seed}")
+    spread = [(each.requests[0].at_s + rng.uniform(0.0, settings.spread_s), each) for each in sessions]
+    return sorted(spread, key=lambda pair: pair[0])
 
 
 # The row

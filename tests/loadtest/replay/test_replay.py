@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from loadtest.common.client import ReplayError, StreamScan
 from loadtest.common.traces import Trace, read_trace
 from loadtest.replay.command import main
-from loadtest.replay.run import ReplaySettings, run_replay
+from loadtest.replay.run import ReplaySettings, arrivals, run_replay
 
 ROLE_EVENT = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CONTENT_EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"abcd"}}]}\n\n'
@@ -266,6 +266,22 @@ async def test_unreachable_target_is_said_plainly(tmp_path: Path) -> None:
 
     with pytest.raises(ReplayError, match=r"http://127\.0\.0\.1:9/v1/models"):
         await run_replay(trace, ReplaySettings(url="http://127.0.0.1:9"))
+
+
+def test_arrivals_are_as_recorded_or_spread(tmp_path: Path) -> None:
+    """Requests come at their recorded times and in their order; with `spread_s` each comes later by up to that, not all
+    by the same, in the order of the new times, and likewise with the same seed."""
+    trace = read_trace(_open_trace(tmp_path, [(3_000 * (n // 4), 100, [n]) for n in range(40)]))
+    settings = ReplaySettings(url="http://x", spread_s=3.0)
+
+    recorded = arrivals(trace.sessions, replace(settings, spread_s=0.0))
+    spread = arrivals(trace.sessions, settings)
+
+    assert recorded == [(each.requests[0].at_s, each) for each in trace.sessions]
+    assert [at_s for at_s, _ in spread] == sorted(at_s for at_s, _ in spread)
+    assert len({at_s for at_s, _ in spread}) == len(trace.sessions)
+    assert all(0 <= at_s - each.requests[0].at_s <= 3.0 for at_s, each in spread)
+    assert spread == arrivals(trace.sessions, settings) != arrivals(trace.sessions, replace(settings, seed=2))
 
 
 async def test_sessions_have_no_open_loop(tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadtest.common.report import Row
+from loadtest.common.report import Row, envelope
+from loadtest.common.stores import FAULTS
+from loadtest.pages.markdown import PageError
+from loadtest.pages.replayed import replayed_block
 from loadtest.replay.demo import WORKLOADS
-from loadtest.replay.routers import ALONE, FAILING, FAULTS, ONE, SHARING, failing, fleet, goals, run_way, slowest
+from loadtest.replay.routers import ALONE, FAILING, ONE, SHARING, failing, fleet, goals, run_way, slowest
 
 PATIENCE_S = 120.0  # wall seconds that a client waits, since a busy machine is no failure
 SCALE = 40.0
@@ -59,3 +62,24 @@ def test_the_slowest_return_counts() -> None:
     """Of several failures of one kind the slowest is told."""
     rows = [Row(workload="agent", goal=goal, got=got) for goal, got in (("a", 0.1), ("b", 0.3), ("a", 0.9), ("b", 0.2))]
     assert [(row.goal, row.got) for row in slowest(rows)] == [("a", 0.9), ("b", 0.3)]
+
+
+def test_the_page_has_what_was_measured_and_what_was_missed() -> None:
+    """The block has a line for each way, what was judged and missed, and the command; other rows are refused."""
+    measured = [
+        Row(workload="agent", policy=way, requests=24, errors=0, token_hit_rate=0.5, ttft_p90_s=1.0, e2e_p90_s=2.0)
+        for way in (ONE, SHARING)
+    ]
+    judged = [
+        Row(workload="agent", goal="the first", expected=1.05, got=1.01, ok=True),
+        Row(workload="agent", goal="the second", expected=0.95, got=None, ok=False),
+    ]
+    text = replayed_block(envelope("routers --check --json somewhere.json", [*measured, *judged]))
+    assert "`python -m loadtest routers --check --json replayed.json`" in text
+    assert [line.split(" | ")[1:4] for line in text.splitlines() if line.startswith("| agent")] == [
+        [way, "24", "0"] for way in (ONE, SHARING)
+    ]
+    assert text.endswith("- agent: the first (1.05): 1.010.\n- agent: the second (0.95): nothing, **missed**.")
+    for rows in (measured, judged, []):
+        with pytest.raises(PageError):
+            replayed_block(envelope("routers", rows))

@@ -1,0 +1,38 @@
+"""Several real router processes beside one, on the page of evidence for routers that share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loadtest.common.report import COLUMNS, Row, shown
+from loadtest.pages.markdown import PageError, rows_of, table, where
+from loadtest.replay.routers import WAYS
+
+SHOWN = ("workload", "policy", "requests", "errors", "token_hit_rate", "ttft_p50_s", "ttft_p90_s", "e2e_p90_s")
+RATE = "output_tokens_per_s"
+
+
+def replayed_block(document: dict[str, Any]) -> str:
+    """The table of `loadtest routers`, and what was judged of it. Raises PageError."""
+    rows = rows_of(document)
+    measured = [row for row in rows if row.policy in WAYS and row.goal is None]
+    judged = [row for row in rows if row.goal is not None]
+    if not measured or not judged:
+        raise PageError("not the JSON of `loadtest routers`")
+    columns = [column for name in (*SHOWN, RATE) for column in COLUMNS if column.name == name]
+    heads = ["routers" if column.name == "policy" else column.title for column in columns]
+    command = f"python -m loadtest {document['command'].partition(' --json')[0]} --json replayed.json"
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{command}` on {where(document)}; medians of the runs.",
+            "",
+            table(heads, [[shown(row, column) for column in columns] for row in measured]),
+            "",
+            *(f"- {_said(row)}." for row in judged),
+        ]
+    )
+
+
+def _said(row: Row) -> str:
+    got = "nothing" if row.got is None else f"{row.got:.3f}"
+    return f"{row.workload}: {row.goal} ({row.expected:g}): {got}{'' if row.ok else ', **missed**'}"
