@@ -28,11 +28,11 @@ def replayed_block(document: dict[str, Any]) -> str:
             "",
             table(heads, [[shown(row, column) for column in columns] for row in measured]),
             "",
-            *(f"- {_said(row)}." for row in judged),
+            table(("workload", "goal", "limit", "got", ""), [_goal(row) for row in judged]),
         ]
     )
 
 
-def _said(row: Row) -> str:
-    got = "nothing" if row.got is None else f"{row.got:.3f}"
-    return f"{row.workload}: {row.goal} ({row.expected:g}): {got}{'' if row.ok else ', **missed**'}"
+def _goal(row: Row) -> tuple[str, ...]:
+    got = "-" if row.got is None else f"{row.got:.3f}"
+    return (row.workload or "", row.goal or "", f"{row.expected:g}", got, "met" if row.ok else "missed")

@@ -153,10 +153,14 @@ class Member:
 
     def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float, *, known: bool = True) -> None:
         """Take what another router says that it has open here: that is not foreign any more. `clock_s` is what our
-        clock shows more than its clock. Of a router that was not `known` before, what it has counted says nothing."""
+        clock shows more than its clock. Of a router that was not `known` before, what it has counted says nothing,
+        unless it was heard earlier: what it sent while nobody heard it was no foreigner's."""
         others, stall_ms = self.others, 0
-        before = others.take(peer, sums, clock_s) or (NOTHING if known else None)
-        if before is not None:
+        before = others.take(peer, sums, clock_s)
+        if before is None and (sent_tokens := others.sent_meanwhile(peer, sums.sent_tokens)) is not None:
+            self.told_prompt_tokens += sent_tokens
+        elif before is not None or known:
+            before = before or NOTHING
             self.told_prompt_tokens += max(0, sums.sent_tokens - before.sent_tokens)
             stall_ms = max(0, sums.stall_ms - before.stall_ms)
         self.clock.beside(others.decoding, others.decoding_tokens, stall_ms / self.prefill_model.pace_ms, now_s)

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 
 from router.core.facts.peers import NOTHING, PeerSums
 
+LEFT_MAX = 64  # routers that are not heard any more of which it is known what they had sent
 FIRST_TOKENS_MAX = 64  # moments remembered of one replica at which others had a first token
 
 
@@ -21,6 +22,7 @@ class Others:
     __slots__ = (
         "_first_tokens",
         "_heads",
+        "_left",
         "_placed_s",
         "_said",
         "computed_tokens",
@@ -36,6 +38,7 @@ class Others:
 
     def __init__(self) -> None:
         self._said: dict[str, PeerSums] = {}
+        self._left: dict[str, int] = {}  # router that is not heard any more -> prompt tokens it had sent by then
         self._heads: dict[str, tuple[float, int]] = {}  # router -> (when its head was placed, modelled prefill of it)
         self._first_tokens: list[tuple[float, int]] = []  # (moment, tokens computed for it), ascending
         self._placed_s: dict[str, float] = {}  # router -> sum of its open leases' times of placement
@@ -78,9 +81,18 @@ class Others:
         """A router is there no more; returns whether it had been here."""
         if peer not in self._said:
             return False
+        self._left[peer] = self._said[peer].sent_tokens
+        if len(self._left) > LEFT_MAX:
+            del self._left[next(iter(self._left))]
         self.take(peer, NOTHING, 0.0)
         del self._said[peer]
         return True
+
+    def sent_meanwhile(self, peer: str, sent_tokens: int) -> int | None:
+        """Prompt tokens that a router has sent since it was forgotten, of `sent_tokens` in all; None where it was not
+        heard before, or is another process that counts from 0."""
+        left = self._left.pop(peer, None)
+        return sent_tokens - left if left is not None and left <= sent_tokens else None
 
     def head(self) -> tuple[float, int]:
         """(when it was placed, modelled prefill) of what was placed first of all that waits; something must."""

@@ -127,9 +127,9 @@ class Hearer:
         self._divide()
 
     def alone(self, now_s: float) -> None:
-        """Forget everybody."""
+        """Forget everybody: the channel is gone, and the others go on as this router does."""
         for name in list(self.peers):
-            self._forget(name, now_s)
+            self._forget(name, now_s, go_on=True)
         self._divide()
 
     def _divide(self) -> None:
@@ -270,12 +270,12 @@ class Hearer:
             return False
         return not self._caches.outlived(member, clock_s + heard.row.cache_at_ms / 1e3, now_s)
 
-    def _forget(self, name: str, now_s: float) -> None:
+    def _forget(self, name: str, now_s: float, *, go_on: bool = False) -> None:
         peer = self.peers.pop(name)
         self._silent[name] = peer.boot, peer.seq
         if len(self._silent) > self._limits.peers_max:
             del self._silent[next(iter(self._silent))]
-        self._mirror.end_all(peer.leases, now_s)
+        self._mirror.end_all(peer.leases, now_s, go_on=go_on)
         for member in self._router.fleet.members.values():
             member.forget_other(name, now_s)
         for speeds in self._router.fleet.means.speeds.values():

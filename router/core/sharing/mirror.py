@@ -167,11 +167,12 @@ class Mirror:
             mirrored = leases.oldest()
             self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
 
-    def end_all(self, leases: Leases, now_s: float) -> None:
-        """The router is gone, and its clients with it."""
+    def end_all(self, leases: Leases, now_s: float, *, go_on: bool) -> None:
+        """The router is not heard any more. Its leases `go_on` where only the channel is gone: their prompts will be
+        computed. Otherwise the router is gone, and its clients with it."""
         while leases:
             mirrored = leases.oldest()
-            self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
+            self._close(mirrored, now_s, computed=go_on or now_s >= mirrored.due_s)
 
     def _close(self, mirrored: _Mirrored, now_s: float, *, computed: bool, grown: list[int] | None = None) -> None:
         mirrored.over = True
