@@ -30,7 +30,7 @@ from loadtest.pages.growth import growth_block
 from loadtest.pages.linked import pulls_block, split_block
 from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
-from loadtest.pages.overhead import overhead_block
+from loadtest.pages.overhead import overhead_block, shared_block
 from loadtest.pages.policies import policies_table
 from loadtest.pages.race import (
     agree_block,
@@ -77,6 +77,7 @@ BLOCKS = {
     "sharing": "docs/evidence/routers.md",
     "several": "docs/evidence/routers.md",
     "replayed": "docs/evidence/routers.md",
+    "shared": "docs/evidence/routers.md",
     "tiers": "docs/evidence/tiers.md",
     "pulls": "docs/evidence/pulls.md",
     "split": "docs/evidence/split.md",
@@ -113,6 +114,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "sharing": ("cost --sharing", {"sharing": cost_block}),
     "several": ("simulate --several", {"several": several_block}),
     "replayed": ("routers", {"replayed": replayed_block}),
+    "shared": ("overhead --cases sharing", {"shared": shared_block}),
     "tiers": ("simulate --tiers", {"tiers": tiers_block}),
     "pulls": ("simulate --pulls", {"pulls": pulls_block}),
     "split": ("simulate --split", {"split": split_block}),

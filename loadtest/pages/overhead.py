@@ -14,6 +14,8 @@ from loadtest.overhead.workers import TEXT as OF_WORKERS
 from loadtest.pages.markdown import PageError, rows_of, table, where
 
 COMMAND = "python -m loadtest overhead --install-rivals --json overhead.json"
+OF_SHARED = "python -m loadtest overhead --routers warmroute --cases sharing --json shared.json"
+GOAL_HEADS = ("case", "goal", "at most", "got", "")
 
 
 def overhead_block(document: dict[str, Any]) -> str:
@@ -36,7 +38,24 @@ def overhead_block(document: dict[str, Any]) -> str:
             *(f"- {name}: {text}." for name, text in (OF_WORKERS | OF_CONTINUING | OF_OBSERVATORY).items()),
             *(f"- {name}: {text}." for name, text in OF_SHARING.items() if name in there),
             "",
-            table(("case", "goal", "at most", "got", ""), [_goal(row) for row in rows if row.goal is not None]),
+            table(GOAL_HEADS, [_goal(row) for row in rows if row.goal is not None]),
+        ]
+    )
+
+
+def shared_block(document: dict[str, Any]) -> str:
+    """The rows of `loadtest overhead --cases sharing`, for the page of routers that share. Raises PageError."""
+    rows = [row for row in rows_of(document) if row.workload in SHARING]
+    if [row.workload for row in rows] != list(SHARING):
+        raise PageError("not the JSON of `loadtest overhead --cases sharing`")
+    version = document["machine"].get("routers", {}).get("warmroute", "unknown")
+    return "\n".join(
+        [
+            f"Measured on {document['date'][:10]} with `{OF_SHARED}` on {where(document)}; warmroute {version}.",
+            "",
+            *(f"- {name}: {text}." for name, text in OF_SHARING.items()),
+            "",
+            table(GOAL_HEADS, [_goal(row) for row in rows]),
         ]
     )
 
