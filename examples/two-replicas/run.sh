@@ -21,15 +21,24 @@ trap stop EXIT
 pids+=($!)
 "$python" -m loadtest engine --replicas 1 --port $((replica_port + 1)) &
 pids+=($!)
+# until_ok URL: wait until it answers well, half a minute at most.
+until_ok() {
+    for _ in $(seq 150); do
+        curl --silent --fail --output /dev/null "$1" && return
+        sleep 0.2
+    done
+    echo "$1 does not answer" >&2
+    exit 1
+}
+
+# Both replicas first: with one alone there would be nothing to choose.
+until_ok "http://127.0.0.1:$replica_port/health"
+until_ok "http://127.0.0.1:$((replica_port + 1))/health"
 "$python" -m router serve --port "$router_port" --admin-port "$admin_port" --set listen.lame_duck_s=0 \
     --replica "http://127.0.0.1:$replica_port" --replica "http://127.0.0.1:$((replica_port + 1))" 2>/dev/null &
 pids+=($!)
 
-for _ in $(seq 150); do
-    curl --silent --fail --output /dev/null "$url/readyz" && break
-    sleep 0.2
-done
-curl --silent --fail "$url/readyz" >/dev/null || { echo "no replica became ready" >&2; exit 1; }
+until_ok "$url/readyz"
 
 # ask BODY: print the headers that say where the request went and why.
 ask() {
