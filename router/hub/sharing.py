@@ -38,7 +38,9 @@ class RouterLink:
         self.name = shared.router or f"{socket.gethostname()}:{admin_port}"
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
         limits = SharingLimits()
-        self._core = Sharing(hub.router, self.name, origin, limits, lambda: self.link.urgent())
+        self._core = Sharing(
+            hub.router, self.name, origin, limits, lambda: self.link.urgent(), lambda: self.link.changed()
+        )
         self.things = SharedThings(
             hub.admission.quotas,
             hub.router,

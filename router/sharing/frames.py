@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import Annotated
 
 import msgspec
-
-from router.sharing.session import Written
+from msgspec import Meta
 
 VERSION = 1
 FRAME_BYTES_MAX = 5 << 20  # bytes of a message; a longer one is neither said nor read
@@ -24,6 +24,7 @@ TENANTS_MAX = 256  # tenants whose rates are in a message
 DEAD_MAX = 256  # replicas in a message that were found dead
 NAME_CHARS_MAX = 253
 WORD_CHARS_MAX = 1_024  # characters of any other word that is heard
+Word = Annotated[str, Meta(max_length=WORD_CHARS_MAX)]
 _HEAD = struct.Struct("!BQd")
 HEAD_BYTES = _HEAD.size
 
@@ -36,7 +37,7 @@ class Spent(msgspec.Struct, array_like=True, frozen=True):
     """What a router has spent of a tenant's rates since it started, and what it believes to be left to all routers
     together; of requests and of tokens. None: there is no such rate."""
 
-    tenant: str
+    tenant: Word
     requests: float
     tokens: float
     requests_left: float | None = None
@@ -46,15 +47,16 @@ class Spent(msgspec.Struct, array_like=True, frozen=True):
 class Frame(msgspec.Struct, array_like=True, kw_only=True):
     """One message, behind its head."""
 
-    name: str
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     begun: bool = False
     """Whether the router has just begun to listen, so that others had better say everything at once."""
     leaving: bool = False
     """Whether the router ends, and this is its last message."""
-    spent: list[Spent] = msgspec.field(default_factory=list)
-    dead: list[str] = msgspec.field(default_factory=list)
+    spent: Annotated[list[Spent], Meta(max_length=TENANTS_MAX)] = msgspec.field(default_factory=list)
+    dead: Annotated[list[Word], Meta(max_length=DEAD_MAX)] = msgspec.field(default_factory=list)
     """Replicas that this router has found dead itself."""
-    owners: list[Written] = msgspec.field(default_factory=list)
+    owners: Annotated[list[tuple[Word, Word, Word]], Meta(max_length=OWNERS_MAX)] = msgspec.field(default_factory=list)
+    """Of stored responses, each as `Written` has it."""
     core: bytes = b""
     """The core's message; empty where it has nothing to say."""
     asks: tuple[str, int] | None = None
@@ -95,21 +97,14 @@ def frame_of(message: bytes) -> Frame:
         frame = _decode(memoryview(message)[HEAD_BYTES:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"not what routers say: {error}") from error
-    if not _sane(frame):
-        raise BadFrame("more than a router says at once, or words and numbers that are none")
+    if not frame.name.isprintable() or (frame.spent and not _finite(frame.spent)):
+        raise BadFrame("words or numbers that are none")
     return frame
 
 
-def _sane(frame: Frame) -> bool:
-    if not 0 < len(frame.name) <= NAME_CHARS_MAX or not frame.name.isprintable():
-        return False
-    if len(frame.spent) > TENANTS_MAX or len(frame.dead) > DEAD_MAX or len(frame.owners) > OWNERS_MAX:
-        return False
-    words = [*frame.dead, *(each.tenant for each in frame.spent), *(word for owner in frame.owners for word in owner)]
-    if any(len(word) > WORD_CHARS_MAX for word in words):
-        return False
+def _finite(spent: list[Spent]) -> bool:
     return all(
         math.isfinite(number or 0.0)
-        for each in frame.spent
+        for each in spent
         for number in (each.requests, each.tokens, each.requests_left, each.tokens_left)
     )

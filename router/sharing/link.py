@@ -27,10 +27,10 @@ from router.sharing.sides import CoreSharing, StateSide, StoreSide
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 0.2  # longest time between two messages
-ASK_S = 0.051  # between two questions to the core: it says something every 50 ms, and timers may be a little early
-URGENT_GAP_S = 0.005  # shortest time between two messages of what is urgent, and for each router that hears them
-URGENT_GAP_PER_ROUTER_S = 0.0025
+BEAT_S = 0.251  # longest time between two messages: the core tells everything every 250 ms, and timers may be early
+REGULAR_S = 0.051  # between two messages while anything changes: the core says something every 50 ms; likewise
+URGENT_GAP_S = 0.011  # shortest time between two messages of what is urgent: the core says none within 10 ms
+URGENT_GAP_PER_ROUTER_S = 0.0025  # the same for each router that hears them, where that is longer
 ALONE_S = 0.75  # longest time without an own message heard; then this router is alone
 WATCH_S = 0.05  # interval of the looks whether the link is whole
 RETRY_S = 0.1  # between two tries to open a session
@@ -92,7 +92,7 @@ class SharingLink:
         self._lost = False  # whether the store had something of this router's, and has it no more
         self._present, self._rewritten_s = False, float("-inf")
         self._wake, self._write = asyncio.Event(), asyncio.Event()
-        self._urgent = False
+        self._urgent = self._changed = False  # since the last message
         self._telling = False  # something of the handing over is to be said
         # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
         # late but not read yet.
@@ -122,6 +122,11 @@ class SharingLink:
     def urgent(self) -> None:
         """The core has something to say that had better not wait."""
         self._urgent = True
+        self._wake.set()
+
+    def changed(self) -> None:
+        """The core has something to say."""
+        self._changed = True
         self._wake.set()
 
     # -- what it is asked --------------------------------------------------------------------------------------------
@@ -239,7 +244,7 @@ class SharingLink:
             core = self._core.say(now_s)
             told = self._news or self._begin or self._hearing.asked or self._telling
             if core is not None or told or now_s - said_s >= BEAT_S:
-                self._urgent = self._telling = False
+                self._urgent = self._changed = self._telling = False
                 message = self._next(core or b"", now_s)
                 await session.say(message)
                 self.counts["said"] += 1
@@ -248,19 +253,20 @@ class SharingLink:
             await self._pause(said_s)
 
     async def _pause(self, said_s: float) -> None:
-        """Wait for news, or until it is time to ask the core again."""
-        urgent_s = said_s + max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self.routers)
-        ask_s = max(said_s, self._clock() - ASK_S / 2) + ASK_S
+        """Wait until it is time for another message, or for the core to be asked for one."""
+        loop, urgent_gap_s = asyncio.get_running_loop(), max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self.routers)
+        asked_s = self._clock()
         while not (self._news or self._hearing.asked or self._telling):
-            left_s = (urgent_s if self._urgent else ask_s) - self._clock()
+            gap_s = urgent_gap_s if self._urgent else REGULAR_S if self._changed else BEAT_S
+            left_s = max(said_s, asked_s - gap_s / 2) + gap_s - self._clock()
             if left_s <= 0:
                 return
             self._wake.clear()
+            timer = loop.call_later(left_s, self._wake.set)  # a third of what asyncio.timeout takes
             try:
-                async with asyncio.timeout(left_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                return
+                await self._wake.wait()
+            finally:
+                timer.cancel()
 
     def _next(self, core: bytes, now_s: float) -> bytes:
         """The next message, with owners that were not told yet."""

@@ -11,6 +11,7 @@ node of a cluster; a message is passed on by a cluster to all of its nodes, so t
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -58,9 +59,10 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
         try:
             await _some_found(address, timeout_s)
             keys, messages = await _clients(address, with_options, stack)
+            said, heard = [await _connection(messages) for _ in range(2)]
         except (RedisError, OSError, TimeoutError) as error:
             raise failure(error) from error
-        yield Store(keys, messages, name, timeout_s)
+        yield Store(keys, said, heard, name, timeout_s)
 
 
 async def _some_found(address: StoreAddress, within_s: float) -> None:
@@ -133,12 +135,23 @@ async def _clients(
     raise error
 
 
+async def _connection(client: Redis) -> Any:  # noqa: ANN401 - redis-py has two kinds of connections
+    """A connection of the client's own that is kept: dozens of messages go over it each second, and what commands do
+    beside their work (taking a connection from the pool, trying again, a timer for each read and write) costs three
+    times what writing a message does. `Store` limits how long a message may take."""
+    connection: Any = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py's
+    connection.socket_timeout = None
+    return connection
+
+
 class Store:
     """One session with the store. Every method raises StoreFailed."""
 
-    def __init__(self, keys: Redis | RedisCluster, messages: Redis, name: str, timeout_s: float) -> None:
+    def __init__(self, keys: Redis | RedisCluster, said: Any, heard: Any, name: str, timeout_s: float) -> None:  # noqa: ANN401 - likewise
+        """Messages go out over the connection `said`, and come over `heard`; both are closed with their client."""
         self._keys: Any = keys  # the types of redis-py say of each command that it may be awaited, or not
-        self._messages: Any = messages
+        self._said, self._heard = said, heard
+        self._saying = asyncio.Lock()  # answers come in the order of messages
         self._timeout_s = timeout_s
         base = f"warmroute:{{{name}}}:"
         self._base = base
@@ -146,25 +159,30 @@ class Store:
 
     async def say(self, message: bytes) -> None:
         """Publish a message to all routers, this one included."""
-        await self._try(self._messages.execute_command, "PUBLISH", self._channel, message)
+        await self._try(self._publish, message)
+
+    async def _publish(self, message: bytes) -> None:
+        async with self._saying:
+            await self._said.send_command("PUBLISH", self._channel, message)
+            await self._said.read_response()
 
     async def listen(self, hear: Callable[[bytes], None]) -> None:
         """Give every message to `hear` as it comes, until cancelled."""
-        heard = self._messages.pubsub()
+        await self._try(self._heard.send_command, "SUBSCRIBE", self._channel)
         try:
-            await self._try(heard.subscribe, self._channel)
             heard_s = 0.0  # time that hearing has taken since others were let in
             while True:
-                said = await self._wait(heard.parse_response)
-                if said is not None and said[0] == b"message":
-                    begun_s = time.monotonic()
-                    hear(said[2])
-                    heard_s += time.monotonic() - begun_s
+                said = await self._heard.read_response(timeout=math.inf)
+                if not isinstance(said, list) or said[0] != b"message":
+                    continue
+                begun_s = time.monotonic()
+                hear(said[2])
+                heard_s += time.monotonic() - begun_s
                 if heard_s > SLICE_S:  # messages that came together are read without a pause
                     heard_s = 0.0
                     await asyncio.sleep(0)
-        finally:
-            await heard.aclose()
+        except (RedisError, OSError) as error:
+            raise failure(error) from error
 
     async def now_ms(self) -> int:
         """The store's clock, of which the ids of a stream are made, in ms since 1970."""
@@ -218,12 +236,6 @@ class Store:
             async with asyncio.timeout(2 * self._timeout_s):  # redis-py's own limits are for each read and write
                 return await command(*arguments, **named)
         except (RedisError, OSError, TimeoutError) as error:
-            raise failure(error) from error
-
-    async def _wait(self, command: Callable[..., Awaitable[Any]]) -> Any:  # noqa: ANN401 - any answer
-        try:
-            return await command()
-        except (RedisError, OSError) as error:
             raise failure(error) from error
 
 

@@ -23,9 +23,11 @@ class CoreStandIn:
     to_say: list[bytes] = field(default_factory=list)
     heard: list[bytes] = field(default_factory=list)
     was_alone: int = 0
+    asked: int = 0
 
     def say(self, now_s: float) -> bytes | None:
         """The next of what it was given."""
+        self.asked += 1
         return self.to_say.pop(0) if self.to_say else None
 
     def hear(self, message: bytes, now_s: float) -> None:

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import trustme
 
+from router.sharing.link import BEAT_S, URGENT_GAP_S
 from router.sharing.store import TlsFiles
 from tests.sharing.links import OneRouter, linked
 from tests.sharing.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
@@ -36,6 +37,21 @@ async def test_what_one_says_all_others_hear(program: str) -> None:
         assert [name for name, _ in b.link.peers()] == ["a", "c"]
         assert not stranger.core.heard
         assert not stranger.owners
+
+
+async def test_a_core_that_has_nothing_to_say_yet_is_not_asked_without_a_pause() -> None:
+    """Something is urgent, and the core would have it wait: until the next message it is asked every few milliseconds
+    at most, and others have their turn. What has changed it is asked for before another message is due."""
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        await until(lambda: a.link.whole)
+        said, asked = a.link.counts["said"], a.core.asked
+        a.link.urgent()
+        await until(lambda: a.link.counts["said"] >= said + 1)
+        assert a.core.asked - asked <= BEAT_S / (URGENT_GAP_S / 2) + 2
+        said, a.core.to_say = a.link.counts["said"], [b"hello"]
+        a.link.changed()
+        await until(lambda: not a.core.to_say)
+        assert a.link.counts["said"] <= said + 1
 
 
 async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None:

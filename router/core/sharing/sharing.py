@@ -1,8 +1,9 @@
 """What this router says to others, and what it makes of what they say.
 
 Synchronous and pure as the Router that it serves: time comes in, bytes go out and come in, and whoever carries them
-does so in the background. `say` is called as often as its answers are wanted, at best again as soon as `urgent` calls;
-`hear` with every message of the channel, this router's own included.
+does so in the background. `say` is called a few times a second, 50 ms after the last message where `changed` was called
+since, and at best at once after `urgent`. `hear` is called with every message of the channel, this router's own
+included.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class PeerView(Struct):
 
 
 class Sharing:
-    """One router among several. `urgent()` is called when something was placed that the others had better know before
-    the next regular message: it must return at once, and may be called at any time."""
+    """One router among several. `changed()` is called when there is something to say, once before each message;
+    `urgent()` when something was placed that the others had better know before the next regular message. Both must
+    return at once, and may be called at any time."""
 
     def __init__(
         self,
@@ -42,12 +44,13 @@ class Sharing:
         boot: int,
         limits: SharingLimits = SharingLimits(),  # noqa: B008 - frozen
         urgent: Callable[[], None] = lambda: None,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`name` tells this router apart from all others, whatever process it is (1 to 255 bytes of UTF-8), and `boot`
         this process from those before it: it is higher, and less than 2^64. Raises ValueError."""
         self._limits = limits
         caches = Caches(router)
-        self._said = Teller(router, caches, messages.head(name, boot), limits, urgent)
+        self._said = Teller(router, caches, messages.head(name, boot), limits, urgent, changed)
         self._heard = Hearer(
             router, caches, name, boot, limits, self._said.greet, self._said.asked, self._said.recounted
         )

@@ -40,10 +40,16 @@ class Teller:
     """Watches the Router (placement/watch.py, LeaseWatch), and makes messages of what it sees."""
 
     def __init__(
-        self, router: Router, caches: Caches, head: bytes, limits: SharingLimits, urgent: Callable[[], None]
+        self,
+        router: Router,
+        caches: Caches,
+        head: bytes,
+        limits: SharingLimits,
+        urgent: Callable[[], None],
+        changed: Callable[[], None],
     ) -> None:
         self._router, self._caches, self._head = router, caches, head
-        self._limits, self._urgent = limits, urgent
+        self._limits, self._urgent, self._tell_changed = limits, urgent, changed
         self._counted: dict[str, _Counted] = {}
         self._changed: dict[str, None] = {}  # replicas whose rows are to be told, as anything happened there
         self._first: dict[str, None] = {}  # replicas without whose rows the next message's news would not be understood
@@ -55,12 +61,14 @@ class Teller:
         self._hurry = False  # whether somebody is new here and has not been told a circle of arcs
         self._asked: list[Gap] = []  # messages that others missed
         self._pressing = False  # something urgent happened since the last message
+        self._noted = False  # `changed` was called since the last message
         router.watch = self
 
     def greet(self) -> None:
         """Another router is new here: the next messages come to all replicas, and have what was learned."""
         self._models_s = self._arc_s = float("-inf")
         self._arc_from, self._hurry = 0, True
+        self._note()
 
     def asked(self, gap: Gap) -> None:
         """A router missed messages: the next one has their news."""
@@ -110,7 +118,13 @@ class Teller:
             counted = self._counted[id_] = _Counted(number_of(id_))
             self._first[id_], self._ids[counted.number] = None, id_
         counted.again, counted.row, self._changed[id_] = AGAIN, b"", None
+        self._note()
         return counted
+
+    def _note(self) -> None:
+        if not self._noted:
+            self._noted = True
+            self._tell_changed()
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -133,7 +147,8 @@ class Teller:
         rows, fresh = self._rows(listed, now_s)
         keys = limits.keys_max - limits.row_keys * fresh
         placements, first_tokens, ends = self.news.next_few(keys // 2 if again else keys)
-        self._said_s, self._pressing = now_s, bool(self.news or self._changed or self._asked or self._hurry)
+        self._said_s, self._noted = now_s, False
+        self._pressing = bool(self.news or self._changed or self._asked or self._hurry)
         self._seq += 1
         models = None
         if now_s - self._models_s >= limits.models_s and (models := learned(self._router)) is not None:
@@ -142,7 +157,7 @@ class Teller:
         body.placements, body.first_tokens, body.ends, body.models = placements, first_tokens, ends, models
         self.news.keep(self._seq, placements, ends)
         body.missed, body.again = missed(), again
-        if now_s - self._fits_s >= limits.idle_s:
+        if now_s - self._fits_s >= (limits.idle_s if self._turn else limits.models_s):
             self._fits_s, body.fits = now_s, fits_of(self._router, self._next_few())
         if self._pressing:
             self._urgent()

@@ -34,7 +34,7 @@ class Several:
         self._boots = dict.fromkeys(names, 0)
         self._routers: dict[str, Router] = {}
         self._sharing: dict[str, Sharing] = {}
-        self.urgent = dict.fromkeys(names, 0)
+        self.urgent, self.changed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
         self._group = 0
         for name in names:
             self.begin_anew(name)
@@ -48,7 +48,10 @@ class Several:
         def urgent() -> None:
             self.urgent[name] += 1
 
-        self._sharing[name] = Sharing(router, name, self._boots[name], self.limits, urgent)
+        def changed() -> None:
+            self.changed[name] += 1
+
+        self._sharing[name] = Sharing(router, name, self._boots[name], self.limits, urgent, changed)
 
     def __getitem__(self, name: str) -> Sharing:
         return self._sharing[name]

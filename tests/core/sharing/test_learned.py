@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.sharing.messages import body_of, sender_of
+from router.core.sharing.messages import SharedFits, body_of, sender_of
 from tests.core.sharing.several import Several
 
 MS_PER_TOKEN = 0.5
@@ -104,6 +104,31 @@ def test_the_speed_of_a_replica_is_learned_together() -> None:
     assert routers.member("b", routers.ids[0]).prefill_model.ms(8_000, 0) < 2 * usual_ms
     routers["b"].tick(710.0)
     assert slow.prefill_model is slow.speeds.prefill.model
+
+
+def test_the_speed_of_a_replica_is_told_and_fitted_once_a_second() -> None:
+    """However many messages there are, and from however many routers: each fit takes as long as a placement."""
+    routers = Several("a", "b", "c", replicas=2)
+    for name in "ac":
+        _teach(routers, name, 5, only=routers.ids[0], ms_per_token=2 * MS_PER_TOKEN)
+    said = [routers.say("a", 500.0 + 0.25 * n) for n in range(12)]
+    assert sum(bool(_fits(message)) for message in said) == 3
+    there = routers.member("b", routers.ids[0])
+    routers["b"].hear(said[0], 500.0)
+    routers["b"].tick(500.0)
+    of_one = there.prefill_model
+    assert of_one is not there.speeds.prefill.model
+    routers["b"].hear(routers.say("c", 500.5), 500.5)
+    routers["b"].tick(500.9)
+    assert there.prefill_model is of_one
+    routers["b"].tick(501.0)
+    assert there.prefill_model is not of_one
+
+
+def _fits(message: bytes) -> list[SharedFits]:
+    sender = sender_of(message)
+    assert sender is not None
+    return body_of(message, sender[2]).fits
 
 
 def _has_models(message: bytes) -> bool:

@@ -71,6 +71,23 @@ def test_a_damaged_message_does_no_damage(place: int, byte: int, more: st.DataOb
 _MESSAGE = _message()
 
 
+def test_what_is_to_be_said_is_announced_once_before_each_message() -> None:
+    """Whoever carries messages need not ask meanwhile: the first change after a message is announced, and a router that
+    is new is one."""
+    routers = Several("a", "b")
+    routers.say("a", 0.5)
+    first, second = (routers.place("a", prompt_tokens=1_000, now_s=now_s) for now_s in (1.0, 1.01))
+    assert routers.changed["a"] == 1
+    routers.say("a", 1.1)
+    assert routers.changed["a"] == 1
+    routers.router("a").first_token(first, 1.2)
+    routers.router("a").first_token(second, 1.2)
+    assert routers.changed["a"] == 2
+    routers.say("a", 1.3)
+    routers["a"].hear(routers.say("b", 1.4), 1.4)
+    assert routers.changed["a"] == 3
+
+
 def test_a_name_has_a_length() -> None:
     """A name that no message could carry is refused at the start."""
     for name in ("", "x" * 256):
