@@ -276,10 +276,22 @@ def parser() -> argparse.ArgumentParser:
     add, default = made.add_argument, Sizes()
     add("--replicas", type=_numbers, default=default.replicas, metavar="N,N", help="behind the router (4,32,128)")
     add("--streams", type=_numbers, default=default.streams, metavar="N,N", help="open at a time (100,300,1000)")
-    add("--seconds", type=float, default=default.window_s, metavar="S", help="length of a window (5)")
-    add("--rate", type=float, default=default.rate_per_s, metavar="N", help="events a second of a stream (30)")
-    add("--workers", type=int, default=1, metavar="N", help="passed on to `warmroute serve` (1)")
-    add("--index-bytes-max", type=int, default=default.index_bytes_max, metavar="N", help="likewise (256 MiB)")
+    add("--seconds", type=flags.positive(), default=default.window_s, metavar="S", help="length of a window (5)")
+    add(
+        "--rate",
+        type=flags.positive(),
+        default=default.rate_per_s,
+        metavar="N",
+        help="events a second of a stream (30)",
+    )
+    add("--workers", type=flags.whole(1), default=1, metavar="N", help="passed on to `warmroute serve` (1)")
+    add(
+        "--index-bytes-max",
+        type=flags.whole(1),
+        default=default.index_bytes_max,
+        metavar="N",
+        help="likewise (256 MiB)",
+    )
     add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
     add("--json", type=Path, metavar="FILE", help="write the rows")
     return made

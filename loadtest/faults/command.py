@@ -139,13 +139,20 @@ def parser() -> argparse.ArgumentParser:
     add("--full", action="store_true", help="at full size; it takes an hour")
     add("--counts", action="store_true", help="judge counts and orders alone, at half the size")
     add("--jobs", type=flags.whole(1, JOBS_MAX), default=1, metavar="N", help="rows side by side, with --counts (1)")
-    add("--slack", type=float, default=1.0, metavar="F", help="times may be over by this factor (1)")
+    add("--slack", type=flags.number(), default=1.0, metavar="F", help="times may be over by this factor (1)")
     add("--flag", action="append", default=[], metavar="WORD", help="one more word for `warmroute serve`")
     add("--rival", action="append", default=[], metavar="NAME=CMD", help="one more; CMD takes {port} and {urls}")
     add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are (.venv-rivals)")
     add("--only-rivals", action="store_true", help="not warmroute")
     add("--no-rivals", action="store_true", help="not those that are installed")
-    add("--soak", type=float, nargs="?", const=SOAK_S, metavar="S", help=f"only the soak, so many seconds ({SOAK_S:g})")
+    add(
+        "--soak",
+        type=flags.positive(),
+        nargs="?",
+        const=SOAK_S,
+        metavar="S",
+        help=f"only the soak, so many seconds ({SOAK_S:g})",
+    )
     add("--seed", type=int, default=1, metavar="N", help="of the soak (1)")
     add("--json", type=Path, metavar="FILE", help="write the rows")
     return made

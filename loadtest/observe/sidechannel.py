@@ -18,6 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.common import flags
 from loadtest.common.placers import asked, join, local_placer, warm_router
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATIONS
@@ -124,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest sidechannel", description=(__doc__ or "").split("\n\n")[0]
     )
-    parser.add_argument("--probes", type=int, default=PROBES, help=f"looks ({PROBES})")
+    parser.add_argument("--probes", type=flags.whole(1), default=PROBES, help=f"looks ({PROBES})")
     parser.add_argument("--seed", type=int, default=1, help="of prompts and jitter (1)")
     options = parser.parse_args(argv)
     told = {}

@@ -335,7 +335,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--phase-s", type=flags.positive(PHASE_S_MAX), default=defaults.phase_s, help=phase_help)
     add("--requests-max", type=flags.whole(1, 1 << 20), default=defaults.requests_max, help="of all phases together")
     add("--kv-tokens", type=flags.whole(1, 1 << 30), default=defaults.kv_tokens, help="that a replica's cache holds")
-    add("--time-scale", type=float, default=defaults.time_scale, help="simulated per wall seconds")
+    add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="simulated per wall seconds")
     add("--seed", type=int, default=defaults.seed)
     add("--mend", action="store_true", help="a third phase, in which the time stands at the end")
     add("--keep", action="store_true", help="leave router and replicas up when it is told")

@@ -28,7 +28,13 @@ def parser() -> argparse.ArgumentParser:
     add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
     add("--profile", choices=tuple(CASES), help="only run this case at warmroute under cProfile")
     add("--check", action="store_true", help="measure what misses its goal again, and exit 1 if it is missed")
-    add("--slack", type=float, default=0.0, metavar="F", help="what goals may be missed by, as a part of them (0)")
+    add(
+        "--slack",
+        type=flags.number(),
+        default=0.0,
+        metavar="F",
+        help="what goals may be missed by, as a part of them (0)",
+    )
     add("--json", type=Path, metavar="FILE", help="write the rows")
     add("--chart", type=Path, metavar="FILE", help="write a picture (SVG)")
     return made

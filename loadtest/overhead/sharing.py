@@ -91,9 +91,9 @@ async def _failing(running: Running, folder: Path, rounds: int, slack: float, to
         lasts_s = len(FAULTS) * (BETWEEN_S + DOWN_S)
         for _ in range(rounds):
             well = await load.probes(addresses, lasts_s, tally, next(numbers))
-            going = asyncio.create_task(_fail_in_turn(shared))
-            failing = await load.probes(addresses, lasts_s, tally, next(numbers))
-            await going
+            async with asyncio.TaskGroup() as both:
+                both.create_task(_fail_in_turn(shared))
+                failing = await load.probes(addresses, lasts_s, tally, next(numbers))
             well_ms.append(1e3 * (percentile(well, 99) or 0.0))
             later_ms.append(1e3 * (percentile(failing, 99) or 0.0) - well_ms[-1])
             told()

@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--mode", choices=("auto", "open", "closed"), default="auto", help="auto: as the trace was recorded")
     add("--speed", type=flags.positive(), default=defaults.speed, help="open loop: arrivals this much faster")
     spread_help = "open loop: each comes later by up to this, as the trace's clock may be coarse (Mooncake's: 3)"
-    add("--spread-s", type=float, default=defaults.spread_s, metavar="S", help=spread_help)
+    add("--spread-s", type=flags.number(), default=defaults.spread_s, metavar="S", help=spread_help)
     add("--time-scale", type=flags.positive(), default=defaults.time_scale, help="engines' speed-up over life")
     add("--requests", dest="requests_max", type=flags.whole(1), default=REQUESTS_MAX, metavar="N", help="stop after N")
     sessions = defaults.sessions_active
@@ -104,8 +104,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="active at a time",
     )
-    add("--think-max-s", type=float, default=defaults.think_max_s, help="longest wait between turns")
-    add("--ramp-s", type=float, default=defaults.ramp_s, help="spread the first sessions' starts over this")
+    add("--think-max-s", type=flags.number(), default=defaults.think_max_s, help="longest wait between turns")
+    add("--ramp-s", type=flags.number(), default=defaults.ramp_s, help="spread the first sessions' starts over this")
     add("--input-tokens-max", type=flags.whole(1), help="leave longer prompts out; in a session, end it there")
     add("--output-tokens-max", type=flags.whole(1), default=defaults.output_tokens_max, help="cut answers at this")
     add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="of one request, to its end")

@@ -24,6 +24,7 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common.client import ReplayError
+from loadtest.common.flags import whole
 from loadtest.common.processes import ProcessError, engines, router, until_signal
 from loadtest.common.report import Row, print_report, progress_bar, write_json
 from loadtest.common.svg import svg_chart
@@ -220,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="warmroute demo",
         description="Four simulated replicas and the router on this machine: round robin, then warm.",
     )
-    parser.add_argument("--requests", type=int, metavar="N", help="of each run (default: see the first lines)")
+    parser.add_argument("--requests", type=whole(1), metavar="N", help="of each run (default: see the first lines)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table")
     parser.add_argument(
         "--chart", type=Path, metavar="FILE", default=Path("warmroute-demo.svg"), help="the chart (warmroute-demo.svg)"

@@ -137,9 +137,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--runs", type=flags.whole(1, RUNS_MAX), default=3, help="of each workload and face")
-    parser.add_argument("--requests", type=int, metavar="N", help="of each run; the demo's where it is not said")
+    parser.add_argument(
+        "--requests", type=flags.whole(1), metavar="N", help="of each run; the demo's where it is not said"
+    )
     slack_help = "share of a time that a busy machine may take more"
-    parser.add_argument("--slack", type=float, default=0.0, help=slack_help)
+    parser.add_argument("--slack", type=flags.number(), default=0.0, help=slack_help)
     parser.add_argument("--check", action="store_true", help="fail where a goal is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     return parser

@@ -239,10 +239,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--routers", type=flags.whole(2, 16), default=4, help="how many there are")
     parser.add_argument("--runs", type=flags.whole(1, RUNS_MAX), default=3, help="of each workload and way")
-    parser.add_argument("--requests", type=int, metavar="N", default=REQUESTS, help="of each run")
+    parser.add_argument("--requests", type=flags.whole(1), metavar="N", default=REQUESTS, help="of each run")
     scale_help = "how much faster than life the engines are; the store is not"
-    parser.add_argument("--time-scale", type=float, metavar="X", default=TIME_SCALE, help=scale_help)
-    parser.add_argument("--slack", type=float, default=0.0, help="share of a figure that a busy machine may take more")
+    parser.add_argument("--time-scale", type=flags.positive(), metavar="X", default=TIME_SCALE, help=scale_help)
+    parser.add_argument(
+        "--slack", type=flags.number(), default=0.0, help="share of a figure that a busy machine may take more"
+    )
     parser.add_argument("--check", action="store_true", help="fail where a goal is missed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     return parser

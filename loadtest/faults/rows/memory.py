@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from loadtest.common import flags
 from loadtest.common.processes import started
 from loadtest.common.report import Row
 from loadtest.common.usage import rss_mb
@@ -165,9 +166,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.faults.rows.memory", description="Churn the prefix index."
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS_S)
-    parser.add_argument("--bytes", type=int, default=BUDGET_BYTES)
-    parser.add_argument("--turnover", type=float, default=0.0, help="end once so many times as many came as are held")
+    parser.add_argument("--seconds", type=flags.positive(), default=SECONDS_S)
+    parser.add_argument("--bytes", type=flags.whole(1), default=BUDGET_BYTES)
+    parser.add_argument(
+        "--turnover", type=flags.number(), default=0.0, help="end once so many times as many came as are held"
+    )
     options = parser.parse_args(argv)
     print(json.dumps(churn(options.seconds, options.bytes, options.turnover)))
     return 0

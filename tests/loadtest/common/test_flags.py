@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.__main__ import main
 from loadtest.common import flags
 
 
@@ -50,3 +51,30 @@ def test_what_is_not_is_said(
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args([f"--n={text}"])
     assert f"argument --n: {said}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("instrument", "flag", "value"),
+    [
+        ("replay", "--spread-s", "-3"),
+        ("replay", "--think-max-s", "-1"),
+        ("replay", "--ramp-s", "nan"),
+        ("routers", "--requests", "0"),
+        ("routers", "--time-scale", "0"),
+        ("faces", "--slack", "-1"),
+        ("faults", "--soak", "-1"),
+        ("overhead", "--slack", "inf"),
+        ("sizing", "--seconds", "0"),
+        ("sizing", "--workers", "0"),
+        ("sidechannel", "--probes", "0"),
+        ("story", "--time-scale", "-1"),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused_before_anything_starts(
+    instrument: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No instrument begins with less than nothing: it names the flag, and exits with 2."""
+    with pytest.raises(SystemExit) as ended:
+        main([instrument, f"{flag}={value}"])
+    assert ended.value.code == 2
+    assert f"argument {flag}" in capsys.readouterr().err
