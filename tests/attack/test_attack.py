@@ -77,6 +77,7 @@ def test_findings_are_small_and_replayed(tmp_path: Path, monkeypatch: pytest.Mon
     assert "tests/attack/seeds/fragile/" in told
 
 
+@pytest.mark.long
 def test_a_replay_says_what_broke() -> None:
     """The command line names its targets, and runs one input again."""
     root = Path(__file__).resolve().parent.parent.parent

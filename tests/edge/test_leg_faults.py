@@ -133,6 +133,7 @@ async def test_a_leg_that_hangs_ends_both(handshake: Handshake, role: Role) -> N
             assert it.placer.failures == [(it.decode[0], "decode_timeout")]
 
 
+@pytest.mark.long
 async def test_sglangs_decode_servers_that_hang_bring_no_prefill_server_down() -> None:
     """Prefill servers answer when their blocks were taken, and are silent, too: whatever is tried, none of them is
     blamed."""

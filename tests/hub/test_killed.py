@@ -75,6 +75,7 @@ async def killed(router: Command) -> None:
     await router.process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.figures
 @pytest.mark.parametrize("events", [False, True], ids=["estimated", "exact"])
 async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path: Path) -> None:
@@ -115,6 +116,7 @@ async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path:
             assert share(await talk.round(NUMBERS)) < 0.8 * share(before)
 
 
+@pytest.mark.long
 async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_path: Path) -> None:
     """One of two engines is another one when the router is back: it gets none of the credit, the other all of it."""
     kept = {"state__file": str(tmp_path / "state"), "state__every_s": "0.2", "state__ready_within_s": "20"}
@@ -151,6 +153,7 @@ async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_p
                 assert not turn.cached
 
 
+@pytest.mark.long
 @pytest.mark.figures
 async def test_a_hub_that_is_killed_is_back_as_warm_as_it_was(tmp_path: Path) -> None:
     """The hub of several workers has the file; its workers go on without it, and it is as good a second after."""

@@ -299,6 +299,7 @@ async def test_ranks(client: ClientSession, engine: FakeEngine) -> None:
         assert "rank" in str(engine.seen[0].json)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("bare_environment")
 async def test_with_two_workers(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """The hub warms, whoever serves: the first request of either worker is predicted to be a hit."""

@@ -112,6 +112,7 @@ async def test_a_file_that_goes_meanwhile(
         assert "No such file" in vars(said)["fields"]["problem"]
 
 
+@pytest.mark.long
 async def test_fifty_reloads_under_load(
     tmp_path: Path, engine: FakeEngine, other: FakeEngine, client: ClientSession
 ) -> None:

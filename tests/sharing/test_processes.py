@@ -8,6 +8,7 @@ import signal
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession
 
 from tests.gateway.asking import picking
@@ -90,6 +91,7 @@ async def test_a_picker_shares_with_an_edge(engine: FakeEngine) -> None:
             assert whole(picker)
 
 
+@pytest.mark.long
 async def test_a_router_that_is_killed_is_forgotten_and_comes_back(client: ClientSession, engine: FakeEngine) -> None:
     """`kill -9`: the others have forgotten it within a second or so and serve on; started again it hears them."""
     async with StoreServer() as server, running(engine, shared__url=server.url) as app:

@@ -155,6 +155,7 @@ async def test_a_router_starts_and_serves_without_its_store(client: ClientSessio
         await server.__aexit__()
 
 
+@pytest.mark.long
 @pytest.mark.figures
 async def test_a_tenants_rate_is_one_through_four_routers(
     tmp_path: Path, client: ClientSession, engine: FakeEngine

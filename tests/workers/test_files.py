@@ -76,6 +76,7 @@ async def test_whoever_is_killed_comes_back_with_what_was_accepted(tmp_path: Pat
         assert {await ask(app, ring.of("acme")) for _ in range(8)} == {200}
 
 
+@pytest.mark.long
 async def test_certificates_and_tokens_are_those_accepted(tmp_path: Path, engine: FakeEngine) -> None:
     """A worker that is started again shows the certificate that was accepted, though its file is gone, and the hub asks
     for the same token."""

@@ -26,6 +26,7 @@ async def logged(running: Command, requests: int) -> list[str]:
     return list(running.wrote)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_audit_of_the_routers_log_tells_what_its_metrics_do(tmp_path: Path, workers: int) -> None:

@@ -166,6 +166,7 @@ def from_dns(name: str, port: int) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 async def test_replicas_from_dns(engine: FakeEngine) -> None:
     """The command finds them by name; a hub that is killed and started again finds them anew, and no request fails."""
     async with command(**from_dns("localhost", engine.port)) as router:

@@ -86,6 +86,7 @@ async def observed(workers: int) -> tuple[list[str], list[dict[str, Any]], dict[
     return headers, [{name: row[name] for name in told} for row in rows], figures
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 async def test_two_workers_tell_what_one_process_does() -> None:
     """Headers, decisions and metrics are the same, however many processes serve clients."""

@@ -229,6 +229,7 @@ async def rest_of(response: aiohttp.ClientResponse) -> bool:
         return False
 
 
+@pytest.mark.long
 async def test_a_killed_worker_breaks_its_own_connections_and_nothing_else(engine: FakeEngine) -> None:
     """kill -9 under traffic: nobody is refused, what it had open breaks and is given back, the other's streams end
     well, and it is started again."""
@@ -253,6 +254,7 @@ async def test_a_killed_worker_breaks_its_own_connections_and_nothing_else(engin
         assert router.pids(HUB) == hub
 
 
+@pytest.mark.long
 async def test_without_the_hub_requests_go_on_and_say_so(engine: FakeEngine, other: FakeEngine) -> None:
     """kill -9 of the hub under traffic: no request fails; placements by the ring say so, are counted, and end when it
     is back; what was open stays open in its books."""
@@ -302,6 +304,7 @@ def refused(host: str, port: int) -> bool:
         return tried.connect_ex((host, port)) != 0
 
 
+@pytest.mark.long
 async def test_children_end_when_the_supervisor_is_killed(engine: FakeEngine) -> None:
     """kill -9 of the command leaves no process and no folder behind."""
     async with command(engine) as router:
@@ -311,6 +314,7 @@ async def test_children_end_when_the_supervisor_is_killed(engine: FakeEngine) ->
         assert not list(router.folder.iterdir())
 
 
+@pytest.mark.long
 async def test_one_scrape_has_the_requests_of_all_workers(engine: FakeEngine, other: FakeEngine) -> None:
     """Requests, placements and usage of both workers add up on either port; models and readiness are the hub's."""
     async with command(engine, other) as router:

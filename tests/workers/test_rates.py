@@ -155,6 +155,7 @@ def test_parts_are_no_more_than_what_was_left(rate: int, workers: int, alone: li
     assert sum(told) == passed
 
 
+@pytest.mark.long
 async def test_the_rate_holds_with_real_processes(tmp_path: Path, engine: FakeEngine) -> None:
     """Five a minute, two workers. With the hub stopped, killed, and started again no more than five and one worker's
     part pass, of thirty-six requests."""

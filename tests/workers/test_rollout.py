@@ -108,6 +108,7 @@ async def test_sigterm_behind_a_load_balancer(engine: FakeEngine, workers: int) 
         assert not [pid for pid in router.pids() if alive(pid)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_none_of_many_connects_is_refused(engine: FakeEngine, workers: int) -> None:
     """So many connects while the command and all its children get SIGTERM, as from systemd: none is refused, each is
@@ -130,6 +131,7 @@ async def test_none_of_many_connects_is_refused(engine: FakeEngine, workers: int
         assert router.said("a process was started") == (0 if workers == 1 else 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_sigint_is_no_lame_duck(engine: FakeEngine, workers: int) -> None:
     """Ctrl-C drains at once; and a second signal during a lame duck ends it."""
@@ -145,6 +147,7 @@ async def test_sigint_is_no_lame_duck(engine: FakeEngine, workers: int) -> None:
         await until(lambda: not [pid for pid in router.pids() if alive(pid)])
 
 
+@pytest.mark.long
 async def test_a_worker_that_dies_in_the_lame_duck_is_replaced(engine: FakeEngine) -> None:
     """Whoever is started then is a lame duck from its first answer on."""
     async with command(engine, listen__lame_duck_s="600") as router:
@@ -174,6 +177,7 @@ async def replicas_are(router: Command, *engines: FakeEngine) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_sighup(engine: FakeEngine, other: FakeEngine, tmp_path: Path, workers: int) -> None:
     """All processes take over what changed, those started later too; a bad file is kept out, by all; signals to the
@@ -257,6 +261,7 @@ async def slow_ok(engine: FakeEngine, request: web.Request) -> web.StreamRespons
     return await ok(engine, request)
 
 
+@pytest.mark.long
 async def test_one_router_of_three_is_killed(engine: FakeEngine, other: FakeEngine) -> None:
     """kill -9 of one of three routers behind a plain load balancer, at 150 requests a second: whatever was begun after
     the kill is answered; before it, only what was in flight on the victim fails."""

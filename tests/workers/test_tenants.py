@@ -104,6 +104,7 @@ async def test_workers_know_names_of_one_model(tmp_path: Path) -> None:
         assert placer.known_as("unknown") == "unknown"
 
 
+@pytest.mark.long
 async def test_keys_with_several_processes(tmp_path: Path) -> None:
     """`--workers 2`: every worker asks for a key, salts alike, keeps responses apart, and tells the hub whose requests
     they were."""

@@ -13,6 +13,7 @@ from tests.telemetry.collector import Collector
 from tests.workers.test_processes import CHAT, body, command
 
 
+@pytest.mark.long
 async def test_each_worker_sends_its_own_spans(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever worker answers, its requests are traced, each process under an instance of its own, with the hub's
     placement in them; what waits at the end is sent."""
@@ -37,6 +38,7 @@ async def test_each_worker_sends_its_own_spans(engine: FakeEngine, monkeypatch: 
         assert {got.about["warmroute.policy"] for got in roots} == {"warm"}
 
 
+@pytest.mark.long
 async def test_spans_that_workers_drop_are_counted(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's metrics have what all workers dropped."""
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")

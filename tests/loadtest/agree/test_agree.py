@@ -361,6 +361,7 @@ def test_rows_of_the_table_are_medians() -> None:
     assert len(lines[0]) == len(lines[1])
 
 
+@pytest.mark.long
 def test_the_table_is_raced_judged_and_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """`--table` names all five; a small race of one of them tells its figures and its verdicts, and writes both."""
     out = tmp_path / "table.json"

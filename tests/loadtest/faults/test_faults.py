@@ -147,6 +147,7 @@ async def _only_ours(bench: Bench) -> list[Row]:
     return [row(2, "ours", 0, 0)]
 
 
+@pytest.mark.long
 def test_the_command_runs_ours_and_any_other_router(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

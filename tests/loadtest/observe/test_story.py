@@ -54,6 +54,7 @@ def test_agents_are_of_the_size_of_real_ones() -> None:
     assert len(json.dumps(CODER.schemas())) > 4_000
 
 
+@pytest.mark.long
 def test_a_small_run_finds_what_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The hit rate falls with the release and comes back with the next one; the first advice names message, byte and
     what stands there; rows are in the instruments' form."""

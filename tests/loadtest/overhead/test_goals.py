@@ -249,6 +249,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overhead_workers, "RUNS", 1)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_command_measures_any_router(tmp_path: Path) -> None:
     """A router given by its command line is started, measured without errors in every case, and stopped."""

@@ -11,6 +11,7 @@ from loadtest.simulate.world.capacity import capacity_rps, pooled_hits
 BLOCK_TOKENS = 64
 
 
+@pytest.mark.long
 def test_drawn_workloads_are_all_sorts() -> None:
     """Seeds draw clusters of all sizes and calibrations, caches small and large, prompts that share much and nothing,
     and loads light and above what is sustained; every prompt fits its cache, and the load's name multiplies it."""

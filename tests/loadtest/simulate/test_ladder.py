@@ -52,6 +52,7 @@ def test_each_stage_is_a_row_of_its_own() -> None:
     assert honest.replay_hit_rate == 0
 
 
+@pytest.mark.long
 def test_the_command_runs_both_variants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is asked for is in the JSON and in a table for each variant, beside what was published."""
     file = tmp_path / "ladder.json"

@@ -105,6 +105,7 @@ def test_working_set_is_three_times_the_caches() -> None:
     assert sum(found) / sum(turn.prompt_tokens for turn in turns) < 0.4
 
 
+@pytest.mark.long
 def test_capacity_is_where_queues_begin() -> None:
     """With nothing to find, a fleet keeps up at 0.6 of its capacity, and at 1.4 the queue grows until the end."""
     last: dict[str, float] = {}
@@ -324,6 +325,7 @@ def test_any_open_trace_becomes_a_scenario(tmp_path: Path) -> None:
     assert len(times) / times[-1] == pytest.approx(scenario.load)
 
 
+@pytest.mark.long
 def test_any_sessions_become_a_scenario() -> None:
     """A file of sessions is replayed closed loop, with as many active as the caches hold."""
     path = Path(recorded.__file__).parents[2] / "data" / "claude_code_sessions.jsonl.gz"

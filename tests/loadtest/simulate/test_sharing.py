@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import geometric_mean
 
 import pytest
 
@@ -10,6 +11,7 @@ from loadtest.common.report import Row
 from loadtest.simulate.results.figures import row_of
 from loadtest.simulate.results.race import shortened
 from loadtest.simulate.scenarios.generated import working_set_3x
+from loadtest.simulate.scenarios.scenario import Scenario
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.world import World
 from router.core.placement.policies import POLICIES
@@ -18,21 +20,28 @@ SCENARIO = working_set_3x("below", 1)
 WORKLOAD = shortened(SCENARIO.workload, 300)
 
 
-def _run(**setting: object) -> tuple[Row, World]:
-    world = World(WORKLOAD, replace(SCENARIO.setting, **setting), POLICIES["warm"])  # type: ignore[arg-type]  # fields of Setting
-    scenario = replace(SCENARIO, workload=WORKLOAD, setting=world.setting)
-    return row_of(scenario, world.run()), world
+def _run(scenario: Scenario = SCENARIO, **setting: object) -> tuple[Row, World]:
+    workload = shortened(scenario.workload, 300)
+    world = World(workload, replace(scenario.setting, **setting), POLICIES["warm"])  # type: ignore[arg-type]  # fields of Setting
+    return row_of(replace(scenario, workload=workload, setting=world.setting), world.run()), world
 
 
+@pytest.mark.long
 def test_four_routers_that_share_do_about_as_well_as_one() -> None:
-    """Where each knows nothing of the others more prompts wait behind each other's, and fewer find their caches."""
-    one, apart, shared = (_run(**more)[0] for more in ({}, {"routers": 4}, {"routers": 4, "share_delay_s": 0.005}))
-    for row in (one, apart, shared):
-        assert row.token_hit_rate is not None
-        assert row.ttft_p90_s is not None
-    assert apart.ttft_p90_s > 1.3 * one.ttft_p90_s  # type: ignore[operator]  # just seen
-    assert shared.ttft_p90_s < 1.15 * one.ttft_p90_s  # type: ignore[operator]  # likewise
-    assert shared.token_hit_rate > 0.95 * one.token_hit_rate  # type: ignore[operator]  # likewise
+    """Where each knows nothing of the others more prompts wait behind each other's, and fewer find their caches. Means
+    of eight workloads: in one of 300 requests p90 is up or down by a fifth after any change."""
+    apart, shared, hits = list[float](), list[float](), list[float]()
+    for seed in range(1, 9):
+        scenario = working_set_3x("below", seed)
+        one, alone, together = (
+            _run(scenario, **more)[0] for more in ({}, {"routers": 4}, {"routers": 4, "share_delay_s": 0.005})
+        )
+        apart.append((alone.ttft_p90_s or 0.0) / (one.ttft_p90_s or 1.0))
+        shared.append((together.ttft_p90_s or 1e9) / (one.ttft_p90_s or 1.0))
+        hits.append((together.token_hit_rate or 0.0) / (one.token_hit_rate or 1.0))
+    assert geometric_mean(apart) > 1.3
+    assert geometric_mean(shared) < 1.15
+    assert geometric_mean(hits) > 0.95
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
