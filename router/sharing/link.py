@@ -262,7 +262,7 @@ class SharingLink:
             if left_s <= 0:
                 return
             self._wake.clear()
-            timer = loop.call_later(left_s, self._wake.set)  # a third of what asyncio.timeout takes
+            timer = loop.call_later(left_s, self._wake.set)  # half of the CPU of asyncio.timeout
             try:
                 await self._wake.wait()
             finally:
