@@ -11,7 +11,6 @@ node of a cluster; a message is passed on by a cluster to all of its nodes, so t
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -172,7 +171,7 @@ class Store:
         try:
             heard_s = 0.0  # time that hearing has taken since others were let in
             while True:
-                said = await self._heard.read_response(timeout=math.inf)
+                said = await self._heard.read_response()
                 if not isinstance(said, list) or said[0] != b"message":
                     continue
                 begun_s = time.monotonic()
