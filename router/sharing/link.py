@@ -241,16 +241,26 @@ class SharingLink:
         said_s = float("-inf")
         while True:
             now_s = self._clock()
-            core = self._core.say(now_s)
+            core = self._of_core(now_s)
             told = self._news or self._begin or self._hearing.asked or self._telling
             if core is not None or told or now_s - said_s >= BEAT_S:
-                self._urgent = self._changed = self._telling = False
+                self._telling = False
                 message = self._next(core or b"", now_s)
                 await session.say(message)
                 self.counts["said"] += 1
                 self.counts["said_bytes"] += len(message)
                 said_s = now_s
             await self._pause(said_s)
+
+    def _of_core(self, now_s: float) -> bytes | None:
+        """The core's next message. Where it is too soon for one, what the core had to say it still has to say; and what
+        it does not say in this message is news from then on."""
+        urgent, changed = self._urgent, self._changed
+        self._urgent = self._changed = False
+        core = self._core.say(now_s)
+        if core is None:
+            self._urgent, self._changed = self._urgent or urgent, self._changed or changed
+        return core
 
     async def _pause(self, said_s: float) -> None:
         """Wait until it is time for another message, or for the core to be asked for one."""

@@ -20,15 +20,19 @@ _origins = count(1_000)
 class CoreStandIn:
     """The core's side: says what it is given, keeps what it hears."""
 
-    to_say: list[bytes] = field(default_factory=list)
+    to_say: list[bytes | None] = field(default_factory=list)
     heard: list[bytes] = field(default_factory=list)
     was_alone: int = 0
     asked: int = 0
+    left: Callable[[], None] = lambda: None  # called within `say` where something is left to say
 
     def say(self, now_s: float) -> bytes | None:
         """The next of what it was given."""
         self.asked += 1
-        return self.to_say.pop(0) if self.to_say else None
+        said = self.to_say.pop(0) if self.to_say else None
+        if said is not None and self.to_say:
+            self.left()
+        return said
 
     def hear(self, message: bytes, now_s: float) -> None:
         """Keep it. Raises ValueError for one that says `bad`."""

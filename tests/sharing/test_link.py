@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import trustme
 
+from router.sharing import hearing, link
 from router.sharing.link import BEAT_S, URGENT_GAP_S
 from router.sharing.store import TlsFiles
 from tests.sharing.links import OneRouter, linked
@@ -52,6 +53,22 @@ async def test_a_core_that_has_nothing_to_say_yet_is_not_asked_without_a_pause()
         a.link.changed()
         await until(lambda: not a.core.to_say)
         assert a.link.counts["said"] <= said + 1
+
+
+@pytest.mark.parametrize("told", ["urgent", "changed"])
+async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message goes out for another reason, and the core would have its own wait; or it says within its message that
+    there is more: the core is asked again though no message is due for a minute."""
+    async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
+        await until(lambda: a.link.routers == 2 and b.link.whole)
+        monkeypatch.setattr(link, "BEAT_S", 60.0)
+        monkeypatch.setattr(link, "ALONE_S", 60.0)
+        monkeypatch.setattr(hearing, "SILENT_S", 60.0)
+        a.core.left = getattr(a.link, told)
+        a.core.to_say = [None, b"first", b"second", b"third"]
+        a.link.made("resp_1", "http://r", "acme")
+        getattr(a.link, told)()
+        await until(lambda: b.core.heard == [b"first", b"second", b"third"])
 
 
 async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None:
