@@ -54,6 +54,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if told.go is not None:
             wait_until("go", told.go.exists, GO_TIMEOUT_S)
         measure(replica)
+        for way in ("load", "store"):
+            moved, took_s = (sample(replica.url, f"vllm:kv_offload_{way}_{what}_total") for what in ("bytes", "time"))
+            print(f"{way}s: {moved / 1e9 / took_s:.1f} GB/s by its own counters")
         print(json.dumps(page(replica)))
     finally:
         if replica.server is not None:

@@ -2,7 +2,8 @@
 
 Needs a GPU, a vLLM built for it in this Python (gpu_tiers.py) and NIXL. First as the router orders a pull, with the
 very field that it writes (router/core/dialects/pulls.py), then as it hands a prompt over (`split.handshake:
-offloading`), with a router in front of both.
+offloading`), with a router in front of both. It has not been through on a GPU yet: there NIXL wants `cuda_copy` in
+`UCX_TLS`, where that is set.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ class TierWalk:
         return counts
 
     def loaded(self, depth: int, bits: Sequence[int], chunk: int) -> list[int]:
-        """The same where tiers keep `chunk` blocks together: whole chunks from the one in which the GPU's blocks end on,
-        and none where fewer blocks than a chunk has are new (vLLM 0.32, offloading/scheduler.py,
+        """The same where tiers keep `chunk` blocks together: whole chunks, the first being the one in which the GPU's
+        blocks end, and none where fewer blocks than a chunk has are new (vLLM 0.32, offloading/scheduler.py,
         _lookup_complete_chunks)."""
         if chunk <= 1:
             return self.behind(depth, bits)
