@@ -38,6 +38,8 @@ class Answer:
     reason: str = ""
     grade: str = ""
     predicted_tokens: int | None = None
+    # Of these, what is to be loaded from tiers behind the GPU.
+    tier_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -73,6 +75,7 @@ def note_headers(answer: Answer, response: httpx.Response) -> None:
     answer.grade = headers.get("x-warmroute-grade", "")
     predicted = headers.get("x-warmroute-predicted-cached-tokens")
     answer.predicted_tokens = int(predicted) if predicted is not None else None
+    answer.tier_tokens = int(headers.get("x-warmroute-predicted-tier-tokens", 0))
 
 
 def note_usage(answer: Answer, usage: dict[str, Any] | None) -> None:

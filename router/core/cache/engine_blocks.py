@@ -62,6 +62,7 @@ BLOCK_BYTES = 320  # one block held: two table slots, hash, key, mask
 NAME_BYTES = 192  # one name of a block no longer held
 ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
 COPY_BYTES = 160  # one block whose copies are not the usual ones: a table slot, and its hash once more
+CHUNK_EVENTS = 8  # events of a tier that name as many blocks each before these are taken for chunks
 TIER_PART = 0.75  # part of all blocks up to which those that only a tier has are taken: the GPU's come first
 
 _COUNT_BITS = 16
@@ -107,6 +108,7 @@ class EngineBlocks:
         self._groups: dict[int, int] = {}  # group -> mask of the counts of its places on the GPU
         self._gpu = 0  # mask of the counts of all places on the GPU
         self._tier_groups: dict[str, dict[int, int]] = {}  # tier -> group -> mask of the counts of its places there
+        self._width = self._alike = 0  # blocks that each event of a tier named, and how many events that were
         self.tiers: dict[str, TierBlocks] = {}  # tiers whose copies are counted
         self._others: set[int] = set()  # groups that do not answer for a whole prefix
         self._usual = 0  # copies of a block that has no entry in _copies
@@ -132,6 +134,11 @@ class EngineBlocks:
     def blocks(self) -> int:
         """Blocks held and of use: with a key, and a copy in every group, on the GPU or in a tier that is counted."""
         return self._credit.blocks + self._behind
+
+    @property
+    def chunk(self) -> int:
+        """Blocks that tiers keep together: vLLM names a chunk in each event, others whatever came."""
+        return self._width if self._alike >= CHUNK_EVENTS else 1
 
     @property
     def kept_share(self) -> float:
@@ -300,6 +307,9 @@ class EngineBlocks:
             return
         if event.tokens and not self._fits(event):
             return
+        if event.medium != GPU:
+            self._width = len(event.hashes) if self._width in (0, len(event.hashes)) else 1
+            self._alike += 1
         if event.medium != GPU and (tier := tier_of(event.medium)) in UNTOLD:
             self._store_untold(event, tier)
             return

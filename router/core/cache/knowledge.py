@@ -270,7 +270,7 @@ class Knowledge:
                 if none is not None and none.block_tokens == size:
                     found[name] = none.but(depth * size)
             if self.tiered.replicas:
-                self.tiered.add(size, keys, depths, found)
+                self.tiered.add(size, keys, depths, found, whole=prompt.tokens == len(keys) * size)
         unsure = self._continued(prompt, now_s) if self._late else []
         for size, followed in self._by_size().items():
             if size not in prompt.keys:  # the replicas had another block, or an unknown one, when the prompt was hashed

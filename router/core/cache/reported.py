@@ -33,6 +33,7 @@ class StoredPrefix:
     behind: bool = False  # the prompt goes on behind an answer whose events are still to come
     tiers: dict[str, int] | None = None  # tokens of `tokens` that are to be loaded, by tier; None where none is
     kept_share: float = 0.0  # part of what its GPU stores that tiers have as well
+    whole: bool = False  # the stored prefix is the whole prompt, and the engine counts its last block as cached too
 
     @property
     def gpu_tokens(self) -> int:
@@ -66,6 +67,7 @@ class Reported:
     earned: bool = False  # predictions equalled its answers: exact, whatever the stream says
     hybrid: bool = False  # blocks of a group were seen that do not answer for a whole prefix
     epoch: int = 0  # counts new beginnings: a prediction from an older one says nothing
+    whole: bool = False  # it loads the block of a prompt's last token too, as an answer showed
     block_hint: int | None = None  # tokens of its block by its metrics, until an event says
     kv_tokens_max: int | None = None
     shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)  # the grade that counts, and why

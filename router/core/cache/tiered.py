@@ -60,19 +60,26 @@ class Tiered:
         self.replicas.pop(replica, None)
         self._groups.pop(replica, None)
 
-    def add(self, size: int, keys: Sequence[int], depths: dict[str, int], found: dict[str, StoredPrefix]) -> None:
+    def add(
+        self, size: int, keys: Sequence[int], depths: dict[str, int], found: dict[str, StoredPrefix], *, whole: bool
+    ) -> None:
         """Add to what replicas are `found` to store of a prompt what they can load behind it. `keys` are those of its
-        blocks of `size` tokens, of which replicas have `depths` on the GPU."""
+        blocks of `size` tokens, of which replicas have `depths` on the GPU; `whole`: no tokens are left behind these.
+        """
         walk = TierWalk(self._masks, keys)
         for name, known in self.replicas.items():
             if known.suspended or known.block_tokens != size or known.shown[0] is _ESTIMATED:
                 continue
             bits = known.engine.tier_bits()
-            counts = walk.behind(depths.get(name, 0), [bit for _, bit in bits])
+            depth, last = depths.get(name, 0), whole and known.whole
+            if last and depth == len(keys):
+                depth -= 1  # from the GPU no prompt's last token is taken, and from a tier it is
+            counts = walk.loaded(depth, [bit for _, bit in bits], known.engine.chunk)
             tiers = {tier: count * size for (tier, _), count in zip(bits, counts, strict=True) if count}
             if tiers:
                 said = found.get(name) or known.empty()
-                said.tokens, said.tiers = said.tokens + sum(tiers.values()), tiers
+                said.tokens, said.tiers = depth * size + sum(tiers.values()), tiers
+                said.whole = last and said.tokens == len(keys) * size
                 found[name] = said
 
     def leading(self, prompt: TokenPrompt, names: Iterable[str]) -> list[PullSource]:
@@ -94,6 +101,16 @@ class Tiered:
                 found.append(PullSource(name, blocks * size, size))
         found.sort(key=_tokens, reverse=True)
         return found
+
+    def compared(self, replica: str, block_tokens: int, prompt_tokens: int, predicted: int, actual: int) -> None:
+        """The replica counted so many tokens of a prompt as cached. vLLM (0.32, offloading/scheduler.py,
+        _lookup_complete_chunks) loads and counts all blocks of a prompt that ends with one, others never the last."""
+        known = self.replicas.get(replica)
+        if known is not None and block_tokens and prompt_tokens % block_tokens == 0:
+            if actual == prompt_tokens:
+                known.whole = True
+            elif predicted == prompt_tokens == actual + block_tokens:
+                known.whole = False
 
     def missed(self, replica: str, stored: StoredPrefix, prompt: TokenPrompt, actual_tokens: int) -> None:
         """The replica found fewer tokens of a prompt than it was believed to have: what files were believed to have

@@ -134,6 +134,23 @@ class TierWalk:
                 break
         return counts
 
+    def loaded(self, depth: int, bits: Sequence[int], chunk: int) -> list[int]:
+        """The same where tiers keep `chunk` blocks together: whole chunks, the first being the one in which the GPU's
+        blocks end, and none where fewer blocks than a chunk has are new (vLLM 0.32, offloading/scheduler.py,
+        _lookup_complete_chunks)."""
+        if chunk <= 1:
+            return self.behind(depth, bits)
+        known = depth % chunk
+        counts = self.behind(depth - known, bits)
+        new = sum(counts) // chunk * chunk - known
+        if new < chunk:
+            return [0] * len(counts)
+        for place, count in enumerate(counts):
+            on_gpu = min(known, count)
+            counts[place] = min(count - on_gpu, new)
+            known, new = known - on_gpu, new - counts[place]
+        return counts
+
     def leading(self, bit: int) -> int:
         """Blocks from the prompt's first on that this bit has, whatever else has them."""
         return self._run(bit, 0, 0)

@@ -1,6 +1,6 @@
 """Where a replica publishes its KV events: turns what it says of itself into addresses that the router may connect to.
 
-vLLM (0.26 and later) names the source of every data-parallel rank on `/kv_event_sources`, ports already offset by the
+vLLM (0.31 and later) names the source of every data-parallel rank on `/kv_event_sources`, ports already offset by the
 rank (vllm/distributed/kv_events.py); SGLang names the first port on `/server_info`. An engine's word is taken for a
 port, never for a host: the router connects to the replica's own host, so that a replica cannot make it connect
 elsewhere. Endpoints in the settings are the operator's word and are used unchanged; so are those that discovery

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
+from array import array
 from typing import Any
 
 import msgspec
@@ -11,10 +13,31 @@ import pytest
 
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
+from router.core.cache.tiers import TierWalk
 from router.core.kv_events.decoding import Removed, Stored, decode
+from router.core.prompts.blocks import token_chain, token_root
 from tests.core.kv_events.kv_data import FOLDER
 
 RECORDED = msgspec.json.decode(gzip.decompress((FOLDER / "vllm_offloading.json.gz").read_bytes()))
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    """What a vLLM on a GPU published, and what it was asked meanwhile."""
+    text = gzip.decompress((FOLDER / "tiers" / f"{name}.jsonl.gz").read_bytes())
+    return [json.loads(line) for line in text.splitlines()][1:]
+
+
+def _apply(ledger: EngineBlocks, line: dict[str, Any]) -> None:
+    batch = decode(base64.b64decode(line["payload"]))
+    assert not batch.skipped
+    for event in batch.events:
+        ledger.apply(event)
+
+
+def _keys(line: dict[str, Any]) -> tuple[list[int], int]:
+    """Keys of a request's whole blocks of 16, and its tokens."""
+    ids = [first + n for first, count in line["prompts"][0]["runs"] for n in range(count)]
+    return token_chain(array("I", ids).tobytes(), 16, token_root("", line.get("salt", "").encode(), 16)), len(ids)
 
 
 def _replayed(recorded: dict[str, Any]) -> tuple[Masks, EngineBlocks]:
@@ -68,3 +91,43 @@ def test_the_recordings_have_what_is_hard() -> None:
     assert any(isinstance(event, Removed) and event.medium == "CPU" for event in events)
     told = [given for event in in_tier for given in event.hashes]
     assert len(told) > len(set(told))
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_a_gpu_loads_what_was_foretold(chunk: int) -> None:
+    """Of each request to a vLLM on a GPU: how much its GPU has and how much it loads, by its own counters, where CPU
+    memory keeps blocks one by one or three together."""
+    masks = Masks()
+    ledger = EngineBlocks(masks, "r", blocks_max=1_000, aside_max=100, names_max=1_000)
+    wrong, loaded = [], 0
+    for line in _lines(f"vllm_chunks_of_{chunk}"):
+        if line["kind"] == "batch":
+            _apply(ledger, line)
+            continue
+        keys, tokens = _keys(line)
+        keys = keys[: (tokens - 1) // 16]
+        depth = masks.match(keys).get("r", 0)
+        behind = sum(TierWalk(masks, keys).loaded(depth, [bit for _, bit in ledger.tier_bits()], ledger.chunk))
+        loaded += line["loaded"]
+        if (16 * depth, 16 * behind) != (line["gpu"], line["loaded"]):
+            wrong.append((line["label"], tokens, 16 * depth, 16 * behind, line["gpu"], line["loaded"]))
+    assert wrong == []
+    assert loaded > 1_000
+    assert ledger.chunk == chunk
+    assert ledger.unknown_removals == ledger.conflicts == 0
+
+
+def test_a_gpu_counts_a_whole_prompt_as_cached_where_its_last_block_is_in_a_tier() -> None:
+    """A prompt that ends with a block is cached to its end if that block can be loaded, and computed from that block
+    on otherwise, whatever the GPU has."""
+    masks = Masks()
+    ledger = EngineBlocks(masks, "r", blocks_max=10_000, aside_max=100, names_max=1_000)
+    seen = []
+    for line in _lines("vllm_whole_prompts"):
+        if line["kind"] == "batch":
+            _apply(ledger, line)
+            continue
+        keys, tokens = _keys(line)
+        in_tier = bool(masks.of.get(keys[-1], 0) & ledger.tiers["cpu"].bit) if ledger.tiers else False
+        seen.append((line["cached"] == tokens, in_tier))
+    assert seen == [(False, False), (True, True), (True, True)]

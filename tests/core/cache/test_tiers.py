@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.engine_blocks import TIER_PART
+from router.core.cache.engine_blocks import CHUNK_EVENTS, TIER_PART
 from router.core.cache.masks import STRIDE_KEYS, Masks
 from router.core.cache.tiers import BlockStore, TierBlocks, TierWalk
 from router.core.facts.placements import Grade
@@ -14,6 +14,7 @@ from router.core.facts.replicas import Load
 from router.core.facts.tiers import tier_of
 from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.kv_events.states import UnreadableState
+from router.core.placement.candidates import capped
 from tests.core.cache.known import BLOCK, World, prompt_of
 from tests.core.cache.reporting import _Engine, _gone, _keys, _stored
 
@@ -327,3 +328,54 @@ def test_a_router_without_tiers_takes_no_copies_of_them_over() -> None:
     _says(world, "a", "CPU")
     with pytest.raises(UnreadableState, match=r"tiers\.enabled"):
         _restored(world, tiers=False)
+
+
+def test_chunks_are_loaded_whole(engine: _Engine) -> None:
+    """Once tiers name three blocks in each event, what they give ends with a whole chunk, and begins with the one in
+    which the GPU's blocks end; less than a chunk is not loaded."""
+    letters = "abcdefghijkl"
+    engine.hears(_stored(list(range(1, 13)), letters))
+    for _ in range(CHUNK_EVENTS):
+        engine.hears(_stored([1, 2, 3], "abc", medium="CPU"))
+    engine.hears(*(_stored([n, n + 1, n + 2], letters[n - 1 : n + 2], n - 1, medium="CPU") for n in (4, 7, 10)))
+    ledger = engine.ledger
+
+    def loads(count: int) -> int:
+        keys = _keys(letters[:count])
+        bits = [bit for _, bit in ledger.tier_bits()]
+        return sum(TierWalk(engine.masks, keys).loaded(engine.depth(letters[:count]), bits, ledger.chunk))
+
+    assert ledger.chunk == 3
+    engine.hears(_gone(*range(5, 13)))  # the GPU has four blocks
+    assert [loads(count) for count in (5, 6, 7, 8, 9, 11, 12)] == [0, 0, 0, 0, 5, 5, 8]
+    engine.hears(_gone(*range(1, 5)))
+    assert [loads(count) for count in (2, 3, 5, 6, 12)] == [0, 3, 3, 6, 12]
+    engine.hears(_stored([1], "a", medium="CPU"))
+    assert ledger.chunk == 1
+
+
+def test_a_whole_prompt_is_loaded_once_an_answer_showed_it() -> None:
+    """An engine that counted all blocks of a prompt as cached, as vLLM does where the last one is in a tier, is
+    believed to do so again, until it does not."""
+    world = World()
+    world.join()
+    _says(world, "a", "GPU")
+    _says(world, "a", "CPU", range(8, 10))
+
+    def said(tokens: int = 160) -> tuple[int, int, bool]:
+        found = world.said(prompt_of(tokens))["a"]
+        return found.tokens, found.gpu_tokens, found.whole
+
+    tiered = world.knowledge.tiered
+    assert said() == (160, 160, False)
+    tiered.compared("a", BLOCK, 160, 144, 144)
+    assert said() == (160, 160, False)
+    tiered.compared("a", BLOCK, 160, 144, 160)
+    assert said() == (160, 144, True)
+    assert said(170) == (160, 160, False)
+    assert said(128) == (128, 128, False)
+    tiered.compared("a", BLOCK, 160, 160, 96)
+    assert said() == (160, 144, True)
+    tiered.compared("a", BLOCK, 160, 160, 144)
+    assert said() == (160, 160, False)
+    assert [capped(160, 160, BLOCK), capped(160, 160, BLOCK, whole=True), capped(160, 168, BLOCK)] == [144, 160, 160]

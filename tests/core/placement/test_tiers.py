@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from router.core.facts.replicas import Load
 from router.core.facts.tiers import CPU
 from router.core.fleet import stuck
 from router.core.fleet.lease import Lease
 from router.core.learned.loads import LoadModel
-from tests.core.placement.tiered_fleet import GUESS, TOKENS, TieredFleet
+from tests.core.placement.tiered_fleet import BLOCK, GUESS, TOKENS, TieredFleet
 
 
 def _candidates(lease: Lease) -> dict[str, tuple[int, int, float]]:
@@ -172,3 +173,24 @@ def test_tiers_off_credit_nothing() -> None:
     lease = fleet.place()
     assert set(_candidates(lease).values()) == {(0, 0, 0.0)}
     assert lease.to_load is None
+
+
+def test_a_prompt_that_ends_with_a_block_is_foretold_whole_once_it_was_found_whole() -> None:
+    """vLLM loads the block of a prompt's last token, which no GPU gives: an answer that counts it is believed, and what
+    is loaded is that block, or all that the GPU lacks. Prompts that go on behind a block are as ever."""
+    fleet = TieredFleet("a")
+    fleet.says("a", "GPU", "CPU")
+    lease = fleet.place(more=0)
+    assert (lease.cached_tokens, lease.receipt.predicted_tier_tokens) == (TOKENS - 16, 0)
+    fleet.answers(lease, 0.1, TOKENS)
+    for number, to_load in enumerate((16, TOKENS), 1):
+        lease = fleet.place(more=0)
+        assert (lease.cached_tokens, lease.uncached_tokens) == (TOKENS, 0)
+        assert lease.receipt.predicted_cached_tokens == TOKENS
+        assert lease.receipt.predicted_tier_tokens == to_load
+        fleet.answers(lease, 0.1, TOKENS)
+        assert fleet.router.knowledge.checks("a") == (number, number + 1)
+        fleet.now_s += 10.0
+        fleet.router.observe_load("a", Load(kv_tokens_max=200_000, block_tokens=BLOCK))
+        fleet.evicts("a")
+    assert fleet.place(more=10).cached_tokens == TOKENS

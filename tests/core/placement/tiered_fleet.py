@@ -24,9 +24,9 @@ PULL_GUESS = LoadModel(floor_ms=30.0, per_token_ms=0.01)
 HASHES = list(range(1, TOKENS // BLOCK + 1))
 
 
-def prompt_of(seed: int = 0) -> TokenPrompt:
-    """A prompt of 1,000 blocks and ten tokens; no two seeds share any."""
-    ids = array("I", range(seed, seed + TOKENS + 10)).tobytes()
+def prompt_of(seed: int = 0, more: int = 10) -> TokenPrompt:
+    """A prompt of 1,000 blocks and so many tokens more; no two seeds share any."""
+    ids = array("I", range(seed, seed + TOKENS + more)).tobytes()
     return TokenPrompt(ids, "", b"", {BLOCK: token_chain(ids, BLOCK, token_root("", b"", BLOCK))})
 
 
@@ -55,10 +55,10 @@ class TieredFleet:
         """Nothing of the prompt is on the GPU any more."""
         self.router.knowledge.apply(name, Removed([each + 10_000 * seed for each in HASHES], "GPU", 0), self.now_s)
 
-    def place(self, *, seed: int = 0, **how: object) -> Lease:
+    def place(self, *, seed: int = 0, more: int = 10, **how: object) -> Lease:
         """Route a request for a prompt now."""
-        ask = Ask("m", Prompt(text=b"", first_user_end=0, skipped_bytes=4 * (TOKENS + 10)), stream=True)
-        wanted = Wanted(ask, "m", Chain([], 0, seed + 1, (), 0), "key", prompt_of(seed))
+        ask = Ask("m", Prompt(text=b"", first_user_end=0, skipped_bytes=4 * (TOKENS + more)), stream=True)
+        wanted = Wanted(ask, "m", Chain([], 0, seed + 1, (), 0), "key", prompt_of(seed, more))
         return self.router.route(wanted, self.now_s, **how)  # type: ignore[arg-type]  # names of its parameters
 
     def answers(self, lease: Lease, took_s: float, cached_tokens: int) -> None:
@@ -69,4 +69,4 @@ class TieredFleet:
 
     def finish(self, lease: Lease, cached_tokens: int) -> None:
         """The answer ends well."""
-        self.router.finish(lease, Outcome(Ending.OK, Usage(TOKENS + 10, 1, cached_tokens)), self.now_s)
+        self.router.finish(lease, Outcome(Ending.OK, Usage(lease.prompt_tokens, 1, cached_tokens)), self.now_s)
