@@ -63,6 +63,7 @@ NAME_BYTES = 192  # one name of a block no longer held
 ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
 COPY_BYTES = 160  # one block whose copies are not the usual ones: a table slot, and its hash once more
 CHUNK_EVENTS = 8  # events of a tier that name as many blocks each before these are taken for chunks
+CHUNK_BLOCKS_MAX = 64  # blocks of a chunk; more in each event are prompts of one length
 TIER_PART = 0.75  # part of all blocks up to which those that only a tier has are taken: the GPU's come first
 
 _COUNT_BITS = 16
@@ -138,7 +139,7 @@ class EngineBlocks:
     @property
     def chunk(self) -> int:
         """Blocks that tiers keep together: vLLM names a chunk in each event, others whatever came."""
-        return self._width if self._alike >= CHUNK_EVENTS else 1
+        return self._width if self._alike >= CHUNK_EVENTS and self._width <= CHUNK_BLOCKS_MAX else 1
 
     @property
     def kept_share(self) -> float:

@@ -354,6 +354,16 @@ def test_chunks_are_loaded_whole(engine: _Engine) -> None:
     assert ledger.chunk == 1
 
 
+@pytest.mark.parametrize(("blocks", "chunk"), [(64, 64), (65, 1)])
+def test_prompts_of_one_length_are_no_chunks(engine: _Engine, blocks: int, chunk: int) -> None:
+    """An engine that tells of a whole prompt at once is not taken for one that keeps chunks, however alike prompts
+    are: chunks have 64 blocks at most."""
+    for n in range(CHUNK_EVENTS):
+        first = n * blocks + 1
+        engine.hears(_stored(list(range(first, first + blocks)), chr(97 + n) * blocks, medium="CPU"))
+    assert engine.ledger.chunk == chunk
+
+
 def test_a_whole_prompt_is_loaded_once_an_answer_showed_it() -> None:
     """An engine that counted all blocks of a prompt as cached, as vLLM does where the last one is in a tier, is
     believed to do so again, until it does not."""
