@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakSet
 
 import yaml
 from aiohttp import web
@@ -53,6 +54,7 @@ class ApiServer:
     bookmark_s: float = 1.0
     asked: Counter[str] = field(default_factory=Counter)  # requests by verb
     watching: set[asyncio.Transport] = field(default_factory=set)  # connections of watches
+    accepted: WeakSet[asyncio.Transport] = field(default_factory=WeakSet)  # all connections
 
     async def __aenter__(self) -> Self:
         await self.up()
@@ -76,19 +78,30 @@ class ApiServer:
             )
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.05, access_log=None)
         await self._runner.setup()
+        self._note_connections()
         await web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls).start()
         self.port = self._runner.addresses[0][1]
+
+    def _note_connections(self) -> None:
+        """Remember each connection: aiohttp's server forgets those that come while it waits for others to end."""
+        server = self._runner.server
+        assert server is not None
+        told, accepted = server.connection_made, self.accepted
+
+        def made(handler: Any, transport: asyncio.Transport) -> None:
+            accepted.add(transport)
+            told(handler, transport)
+
+        server.connection_made = made  # type: ignore[method-assign]  # of this server alone
 
     async def down(self) -> None:
         """Close the listener and all connections."""
         self.close_watches()
-        server = self._runner.server
         await self._runner.cleanup()
         for _ in range(ACCEPT_TURNS):  # a connection that was accepted meanwhile is known to the server only then
             await asyncio.sleep(0)
-            for connection in list(server.connections) if server is not None else ():
-                if connection.transport is not None:
-                    connection.transport.abort()
+            while self.accepted:
+                self.accepted.pop().abort()
 
     def close_watches(self) -> None:
         """Break the connections of all watches, in the middle of their answers."""
