@@ -94,6 +94,7 @@ class SharingLink:
         self._wake, self._write = asyncio.Event(), asyncio.Event()
         self._urgent = self._changed = False  # since the last message
         self._telling = False  # something of the handing over is to be said
+        self._leaving = False  # nothing is said any more but that
         # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
         # late but not read yet.
         self._awake_s = 0.0
@@ -149,7 +150,7 @@ class SharingLink:
 
     async def close(self) -> None:
         """Tell others that this router leaves, as far as that takes no time, and end."""
-        session = self._session
+        session, self._leaving = self._session, True
         if session is not None and self.whole:
             try:
                 async with asyncio.timeout(CLOSE_S):
@@ -240,6 +241,8 @@ class SharingLink:
     async def _say(self, session: Session) -> None:
         said_s = float("-inf")
         while True:
+            if self._leaving:  # who heard another message would take this router for one that is new
+                await asyncio.Event().wait()
             now_s = self._clock()
             core = self._of_core(now_s)
             told = self._news or self._begin or self._hearing.asked or self._telling
@@ -264,8 +267,8 @@ class SharingLink:
 
     async def _pause(self, said_s: float) -> None:
         """Wait until it is time for another message, or for the core to be asked for one."""
-        loop, urgent_gap_s = asyncio.get_running_loop(), max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self.routers)
-        asked_s = self._clock()
+        loop, asked_s = asyncio.get_running_loop(), self._clock()
+        urgent_gap_s = min(REGULAR_S, max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self.routers))
         while not (self._news or self._hearing.asked or self._telling):
             gap_s = urgent_gap_s if self._urgent else REGULAR_S if self._changed else BEAT_S
             left_s = max(said_s, asked_s - gap_s / 2) + gap_s - self._clock()

@@ -158,12 +158,14 @@ class Store:
 
     async def say(self, message: bytes) -> None:
         """Publish a message to all routers, this one included."""
-        await self._try(self._publish, message)
-
-    async def _publish(self, message: bytes) -> None:
-        async with self._saying:
-            await self._said.send_command("PUBLISH", self._channel, message)
-            await self._said.read_response()
+        try:
+            async with asyncio.timeout(self._timeout_s), self._saying:
+                if not self._said.is_connected:  # it would connect anew, to an address that may be an old one
+                    raise StoreFailed("unreachable", "the connection for messages is closed")
+                await self._said.send_command("PUBLISH", self._channel, message)
+                await self._said.read_response()
+        except (RedisError, OSError, TimeoutError) as error:
+            raise failure(error) from error
 
     async def listen(self, hear: Callable[[bytes], None]) -> None:
         """Give every message to `hear` as it comes, until cancelled."""
@@ -254,13 +256,12 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (AuthenticationError, "denied"),
     (MaxConnectionsError, "refused"),
     (ResponseError, "answer"),
-    (TimeoutError, "timeout"),
 )
 
 
 def failure(error: Exception) -> StoreFailed:
     """What went wrong, in words of ours: its kind, and the store's own text without what it may quote."""
-    if isinstance(error, RedisTimeout):
+    if isinstance(error, (RedisTimeout, TimeoutError)):
         return StoreFailed("timeout", "no answer in time")
     kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "unreachable")
     text = str(error).partition("\n")[0][:200] or type(error).__name__

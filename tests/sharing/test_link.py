@@ -13,8 +13,10 @@ import pytest
 import trustme
 
 from router.sharing import hearing, link
+from router.sharing.addresses import parsed
 from router.sharing.link import BEAT_S, URGENT_GAP_S
-from router.sharing.store import TlsFiles
+from router.sharing.session import StoreFailed
+from router.sharing.store import TlsFiles, opened
 from tests.sharing.links import OneRouter, linked
 from tests.sharing.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
 from tests.support.waiting import until
@@ -69,6 +71,31 @@ async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeyp
         a.link.made("resp_1", "http://r", "acme")
         getattr(a.link, told)()
         await until(lambda: b.core.heard == [b"first", b"second", b"third"])
+
+
+async def test_who_leaves_says_nothing_behind_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much its core has to say: others would take the router for one that is new."""
+    monkeypatch.setattr(link, "URGENT_GAP_S", 0.0)
+    monkeypatch.setattr(link, "URGENT_GAP_PER_ROUTER_S", 0.0)
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        a.core.to_say, a.core.left = [b"x"] * 100_000, a.link.urgent
+        await until(lambda: a.link.whole and a.core.asked > 10)
+        asked = a.core.asked
+        await a.link.close()
+        assert a.core.asked == asked
+
+
+async def test_a_message_without_an_answer_fails_in_time() -> None:
+    """A store that takes a message and says nothing to it counts as gone after `timeout_s`."""
+    async with StoreServer() as server, opened(parsed(server.url), "f", 0.3, TlsFiles()) as store:
+        await store.say(b"x")
+        server.freeze()
+        with pytest.raises(StoreFailed, match="no answer in time") as failed:
+            await store.say(b"x")
+        server.thaw()
+        assert failed.value.kind == "timeout"
+        with pytest.raises(StoreFailed):
+            await store.say(b"x")
 
 
 async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None:

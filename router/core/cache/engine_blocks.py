@@ -201,7 +201,8 @@ class EngineBlocks:
         """What is known besides the blocks; None where nothing was stored yet. `hybrid` is Reported's."""
         if self.block_tokens is None or not self._places:
             return None
-        return EngineShape(self.block_tokens, self.complete, hybrid, list(self._places), sorted(self._others))
+        places, others = list(self._places), sorted(self._others)
+        return EngineShape(self.block_tokens, self.complete, hybrid, places, others, self.chunk)
 
     def pages(self) -> Iterator[Page]:
         """All blocks that have a key, names, and copies that are not the usual ones, a page at a time; not what files
@@ -232,6 +233,8 @@ class EngineBlocks:
             else:
                 self._open_place(medium, group)
         self.block_tokens, self.complete, self._others = shape.block_tokens, shape.complete, set(shape.others)
+        if shape.chunk > 1:
+            self._width, self._alike = shape.chunk, CHUNK_EVENTS
 
     def take_in(self, page: Page) -> None:
         """Hold what another process knew to be held. Raises UnreadableState."""

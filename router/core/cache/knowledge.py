@@ -135,7 +135,7 @@ class Knowledge:
         if known.stream_grade is Grade.EXACT:
             known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # grade until the stream says its own
         if why.startswith(RESTARTED):
-            known.hybrid = False  # another model may be served there now
+            known.hybrid = known.whole = False  # another model may be served there now
             self._restarted(replica)
         known.begin()
         self._judge(replica, known)
@@ -165,7 +165,7 @@ class Knowledge:
         if grade is Grade.ESTIMATED:
             self._empty_engine(known)
             known.suspended = known.distrusted = ""
-            known.hybrid = False  # another model may publish there next
+            known.hybrid = known.whole = False  # another model may publish there next
         self._judge(replica, known)
 
     # -- what another process knew -------------------------------------------------------------------------------

@@ -141,14 +141,13 @@ class TierWalk:
         if chunk <= 1:
             return self.behind(depth, bits)
         known = depth % chunk
-        counts = self.behind(depth - known, bits)
-        new = sum(counts) // chunk * chunk - known
+        new = sum(self.behind(depth - known, bits)) // chunk * chunk - known
         if new < chunk:
-            return [0] * len(counts)
+            return [0] * len(bits)
+        counts = self.behind(depth, bits)
         for place, count in enumerate(counts):
-            on_gpu = min(known, count)
-            counts[place] = min(count - on_gpu, new)
-            known, new = known - on_gpu, new - counts[place]
+            counts[place] = min(count, new)
+            new -= counts[place]
         return counts
 
     def leading(self, bit: int) -> int:

@@ -33,6 +33,7 @@ class EngineShape(msgspec.Struct, array_like=True):
     hybrid: bool  # whether blocks of a group were seen that do not answer for a whole prefix (Reported.hybrid)
     places: Annotated[list[tuple[str, int]], Meta(min_length=1, max_length=32)]  # (medium, group), in their order
     others: Annotated[list[int], Meta(max_length=64)]  # groups that do not answer for a whole prefix
+    chunk: Annotated[int, Meta(ge=1, le=1 << 16)] = 1  # blocks that tiers keep together (EngineBlocks.chunk)
 
 
 class BlockPage(msgspec.Struct, array_like=True, tag="blocks"):

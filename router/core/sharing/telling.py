@@ -148,6 +148,8 @@ class Teller:
         keys = limits.keys_max - limits.row_keys * fresh
         placements, first_tokens, ends = self.news.next_few(keys // 2 if again else keys)
         self._said_s, self._noted = now_s, False
+        if self._arc_from:  # the next arc of the circle is due with the next message
+            self._note()
         self._pressing = bool(self.news or self._changed or self._asked or self._hurry)
         self._seq += 1
         models = None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.engine_blocks import CHUNK_EVENTS, TIER_PART
+from router.core.cache.engine_blocks import TIER_PART
 from router.core.cache.masks import STRIDE_KEYS, Masks
 from router.core.cache.tiers import BlockStore, TierBlocks, TierWalk
 from router.core.facts.placements import Grade
@@ -14,6 +14,7 @@ from router.core.facts.replicas import Load
 from router.core.facts.tiers import tier_of
 from router.core.kv_events.decoding import Cleared, Removed, Stored
 from router.core.kv_events.states import UnreadableState
+from router.core.kv_events.stream import RESTARTED
 from router.core.placement.candidates import capped
 from tests.core.cache.known import BLOCK, World, prompt_of
 from tests.core.cache.reporting import _Engine, _gone, _keys, _stored
@@ -330,40 +331,6 @@ def test_a_router_without_tiers_takes_no_copies_of_them_over() -> None:
         _restored(world, tiers=False)
 
 
-def test_chunks_are_loaded_whole(engine: _Engine) -> None:
-    """Once tiers name three blocks in each event, what they give ends with a whole chunk, and begins with the one in
-    which the GPU's blocks end; less than a chunk is not loaded."""
-    letters = "abcdefghijkl"
-    engine.hears(_stored(list(range(1, 13)), letters))
-    for _ in range(CHUNK_EVENTS):
-        engine.hears(_stored([1, 2, 3], "abc", medium="CPU"))
-    engine.hears(*(_stored([n, n + 1, n + 2], letters[n - 1 : n + 2], n - 1, medium="CPU") for n in (4, 7, 10)))
-    ledger = engine.ledger
-
-    def loads(count: int) -> int:
-        keys = _keys(letters[:count])
-        bits = [bit for _, bit in ledger.tier_bits()]
-        return sum(TierWalk(engine.masks, keys).loaded(engine.depth(letters[:count]), bits, ledger.chunk))
-
-    assert ledger.chunk == 3
-    engine.hears(_gone(*range(5, 13)))  # the GPU has four blocks
-    assert [loads(count) for count in (5, 6, 7, 8, 9, 11, 12)] == [0, 0, 0, 0, 5, 5, 8]
-    engine.hears(_gone(*range(1, 5)))
-    assert [loads(count) for count in (2, 3, 5, 6, 12)] == [0, 3, 3, 6, 12]
-    engine.hears(_stored([1], "a", medium="CPU"))
-    assert ledger.chunk == 1
-
-
-@pytest.mark.parametrize(("blocks", "chunk"), [(64, 64), (65, 1)])
-def test_prompts_of_one_length_are_no_chunks(engine: _Engine, blocks: int, chunk: int) -> None:
-    """An engine that tells of a whole prompt at once is not taken for one that keeps chunks, however alike prompts
-    are: chunks have 64 blocks at most."""
-    engine.hears(_stored([1], "a"))  # says how many tokens a block has
-    for _ in range(CHUNK_EVENTS):
-        engine.hears(_stored(list(range(1, blocks + 1)), "a" * blocks, medium="CPU"))
-    assert engine.ledger.chunk == chunk
-
-
 def test_a_whole_prompt_is_loaded_once_an_answer_showed_it() -> None:
     """An engine that counted all blocks of a prompt as cached, as vLLM does where the last one is in a tier, is
     believed to do so again, until it does not."""
@@ -388,4 +355,7 @@ def test_a_whole_prompt_is_loaded_once_an_answer_showed_it() -> None:
     assert said() == (160, 144, True)
     tiered.compared("a", BLOCK, 160, 160, 144)
     assert said() == (160, 160, False)
+    tiered.compared("a", BLOCK, 160, 144, 160)
+    world.knowledge.clear("a", f"{RESTARTED}: by its metrics", 1.0)
+    assert not world.knowledge.tiered.replicas["a"].whole
     assert [capped(160, 160, BLOCK), capped(160, 160, BLOCK, whole=True), capped(160, 168, BLOCK)] == [144, 160, 160]

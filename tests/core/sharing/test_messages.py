@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.requests import Kin
+from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import VERSION, BadMessage, head, packed, unpacked
 from tests.core.sharing.several import Several
 from tests.support.examples import examples
@@ -86,6 +87,19 @@ def test_what_is_to_be_said_is_announced_once_before_each_message() -> None:
     routers.say("a", 1.3)
     routers["a"].hear(routers.say("b", 1.4), 1.4)
     assert routers.changed["a"] == 3
+
+
+def test_the_next_arc_of_a_circle_is_announced() -> None:
+    """What has not changed comes in arcs, one with each message: whoever carries messages asks for the next one."""
+    routers = Several("a", replicas=5, limits=SharingLimits(rows_max=2))
+    for id_ in routers.ids:
+        routers.place("a", prompt_tokens=100, now_s=1.0, only=id_)
+    now_s, announced = 1.0, []
+    for _ in range(12):
+        now_s += 0.05 if routers.changed["a"] else 0.25
+        routers.changed["a"] = 0
+        announced.append(routers["a"].say(now_s) is not None and routers.changed["a"] > 0)
+    assert announced[-6:].count(True) == 4
 
 
 def test_a_name_has_a_length() -> None:
