@@ -241,7 +241,7 @@ class SharingLink:
     async def _say(self, session: Session) -> None:
         said_s = float("-inf")
         while True:
-            if self._leaving:  # who heard another message would take this router for one that is new
+            if self._leaving:  # a message behind the goodbye would make others count this router again
                 await asyncio.Event().wait()
             now_s = self._clock()
             core = self._of_core(now_s)

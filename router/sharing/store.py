@@ -160,7 +160,7 @@ class Store:
         """Publish a message to all routers, this one included."""
         try:
             async with asyncio.timeout(self._timeout_s), self._saying:
-                if not self._said.is_connected:  # it would connect anew, to an address that may be an old one
+                if not self._said.is_connected:  # redis-py would connect again, maybe to a server that is no master now
                     raise StoreFailed("unreachable", "the connection for messages is closed")
                 await self._said.send_command("PUBLISH", self._channel, message)
                 await self._said.read_response()

@@ -67,7 +67,7 @@ class Reported:
     earned: bool = False  # predictions equalled its answers: exact, whatever the stream says
     hybrid: bool = False  # blocks of a group were seen that do not answer for a whole prefix
     epoch: int = 0  # counts new beginnings: a prediction from an older one says nothing
-    whole: bool = False  # it loads the block of a prompt's last token too, as an answer showed
+    whole: bool = False  # an answer showed that the replica loads the block of a prompt's last token too
     block_hint: int | None = None  # tokens of its block by its metrics, until an event says
     kv_tokens_max: int | None = None
     shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)  # the grade that counts, and why

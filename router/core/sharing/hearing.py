@@ -82,7 +82,7 @@ class Hearer:
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
         self._told: dict[str, Member] = {}  # replicas of whose speed something was told that is not in their models
-        self._fitted: list[Member] = []  # of them, those that are fitted now, a few at a time
+        self._fitted: list[Member] = []  # replicas whose models are fitted in this second, a few with each tick
         self._fitted_s = float("-inf")
         self._divided: tuple[list[str], frozenset[str]] = [], frozenset()  # routers and replicas, as last divided
 
