@@ -174,7 +174,7 @@ class Store:
             heard_s = 0.0  # time that hearing has taken since others were let in
             while True:
                 said = await self._heard.read_response()
-                if not isinstance(said, list) or said[0] != b"message":
+                if not _is_message(said):
                     continue
                 begun_s = time.monotonic()
                 hear(said[2])
@@ -238,6 +238,11 @@ class Store:
                 return await command(*arguments, **named)
         except (RedisError, OSError, TimeoutError) as error:
             raise failure(error) from error
+
+
+def _is_message(said: Any) -> bool:  # noqa: ANN401 - whatever the store hands out
+    """Whether it is [b"message", channel, bytes]."""
+    return isinstance(said, list) and len(said) == 3 and said[0] == b"message" and isinstance(said[2], bytes)
 
 
 def _written(fields: Any) -> Written | None:  # noqa: ANN401 - whatever somebody has put there

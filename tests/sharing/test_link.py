@@ -16,7 +16,7 @@ from router.sharing import hearing, link
 from router.sharing.addresses import parsed
 from router.sharing.link import BEAT_S, URGENT_GAP_S
 from router.sharing.session import StoreFailed
-from router.sharing.store import TlsFiles, opened
+from router.sharing.store import TlsFiles, _is_message, opened
 from tests.sharing.links import OneRouter, linked
 from tests.sharing.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
 from tests.support.waiting import until
@@ -96,6 +96,14 @@ async def test_a_message_without_an_answer_fails_in_time() -> None:
         assert failed.value.kind == "timeout"
         with pytest.raises(StoreFailed):
             await store.say(b"x")
+
+
+def test_what_is_no_message_is_passed_over() -> None:
+    """A store that lies hands out lists of any length with anything in them."""
+    said = [b"message", b"channel", b"x"]
+    assert _is_message(said)
+    for odd in (None, 1, b"message", [], said[:2], [*said, b"y"], [b"subscribe", b"channel", 1], [*said[:2], 1]):
+        assert not _is_message(odd)
 
 
 async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None:

@@ -90,10 +90,8 @@ class Learner:
                     lease.replica, stored.block_tokens, lease.tokens.tokens, predicted, actual
                 )
             self._knowledge.answered(lease.replica, stored, predicted, actual, lease.prompt_tokens)
-            lost = (
-                predicted - (actual or 0) - (stored.block_tokens if stored.whole else 0)
-            )  # beyond a prompt's last block
-            if stored.tiers and actual is not None and lost > 0 and lease.tokens is not None:
+            last = stored.block_tokens if stored.whole else 0  # a prompt's last block may be there, and not be counted
+            if stored.tiers and actual is not None and actual + last < predicted and lease.tokens is not None:
                 self._knowledge.tiered.missed(lease.replica, stored, lease.tokens, actual)
             more = actual if actual and actual >= predicted + stored.block_tokens else 0
             if more and stored.grade is Grade.CATCHING_UP and lease.tokens:
