@@ -59,9 +59,11 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
             await _some_found(address, timeout_s)
             keys, messages = await _clients(address, with_options, stack)
             said, heard = [await _connection(messages) for _ in range(2)]
+            store = Store(keys, said, heard, name, timeout_s)
         except (RedisError, OSError, TimeoutError) as error:
             raise failure(error) from error
-        yield Store(keys, said, heard, name, timeout_s)
+        await store.subscribe()
+        yield store
 
 
 async def _some_found(address: StoreAddress, within_s: float) -> None:
@@ -167,9 +169,14 @@ class Store:
         except (RedisError, OSError, TimeoutError) as error:
             raise failure(error) from error
 
-    async def listen(self, hear: Callable[[bytes], None]) -> None:
-        """Give every message to `hear` as it comes, until cancelled."""
+    async def subscribe(self) -> None:
+        """Begin to hear, before anything is said: the store answers two connections in any order, and a first message
+        that came before the subscription would have others answer a router that does not hear them yet."""
         await self._try(self._heard.send_command, "SUBSCRIBE", self._channel)
+        await self._try(self._heard.read_response)
+
+    async def listen(self, hear: Callable[[bytes], None]) -> None:
+        """Give every message to `hear` as it comes, from the first one since the session began, until cancelled."""
         try:
             heard_s = 0.0  # time that hearing has taken since others were let in
             while True:

@@ -62,7 +62,7 @@ async def test_a_fresh_router_is_warm_from_its_sibling(events: bool) -> None:
         assert share(await talk.round(NUMBERS, 1)) >= 0.95 * share(before)
         assert talk.at == at
         await until_gone(server)
-        assert routers_of(old) == routers_of(new) == 2
+        await until(lambda: routers_of(old) == routers_of(new) == 2)
 
 
 async def until_gone(server: StoreServer) -> None:

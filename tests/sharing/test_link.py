@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from contextlib import AsyncExitStack
@@ -85,6 +86,22 @@ async def test_who_leaves_says_nothing_behind_that(monkeypatch: pytest.MonkeyPat
         assert a.core.asked == asked
 
 
+async def test_the_first_message_is_heard_by_its_router_as_well() -> None:
+    """A session that says something at once hears it, though it begins to listen only then: what others answer to a
+    first message reaches the router that said it."""
+    async with StoreServer() as server:
+        for n in range(20):
+            heard: list[bytes] = []
+            async with opened(parsed(server.url), "f", 5.0, TlsFiles()) as store:
+                await store.say(b"%d" % n)
+                task = asyncio.create_task(store.listen(heard.append))
+                await until(lambda heard=heard: heard)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            assert heard == [b"%d" % n]
+
+
 async def test_a_message_without_an_answer_fails_in_time() -> None:
     """A store that takes a message and says nothing to it counts as gone after `timeout_s`."""
     async with StoreServer() as server, opened(parsed(server.url), "f", 0.3, TlsFiles()) as store:
@@ -111,8 +128,7 @@ async def test_who_leaves_is_gone_at_once_and_who_dies_within_a_second() -> None
     async with StoreServer() as server, linked(server.url, "a") as a:
         async with linked(server.url, "b") as b:
             await until(lambda: a.link.routers == 2 and b.link.routers == 2)
-        await until(lambda: a.link.routers == 1)
-        assert a.link.whole
+        await until(lambda: a.link.routers == 1 and a.link.whole)
         async with linked(server.url, "c") as c:
             await until(lambda: a.link.routers == 2)
             for task in c.link._tasks:

@@ -87,8 +87,7 @@ async def test_a_picker_shares_with_an_edge(engine: FakeEngine) -> None:
     """Both faces share: each hears the other."""
     async with StoreServer() as server, running(engine, shared__url=server.url) as edge:
         async with picking(engine, shared__url=server.url) as picker:
-            await until(lambda: routers_of(edge) == 2 and routers_of(picker) == 2)
-            assert whole(picker)
+            await until(lambda: all(routers_of(app) == 2 and whole(app) for app in (edge, picker)))
 
 
 @pytest.mark.long
@@ -98,7 +97,8 @@ async def test_a_router_that_is_killed_is_forgotten_and_comes_back(client: Clien
         for _ in range(2):
             async with command(engine, workers=1, shared__url=server.url) as router:
                 await until(lambda: routers_of(app) == 2)
-                assert (await sharing_of(client, router.admin_url))["whole"]
+                async with asyncio.timeout(60):
+                    while not (await sharing_of(client, router.admin_url))["whole"]:
+                        await asyncio.sleep(0.05)
                 router.process.kill()
-                await until(lambda: routers_of(app) == 1)
-                assert whole(app)
+                await until(lambda: routers_of(app) == 1 and whole(app))
