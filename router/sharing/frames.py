@@ -88,6 +88,8 @@ def head_of(message: bytes) -> FrameHead | None:
     if not HEAD_BYTES < len(message) <= FRAME_BYTES_MAX:
         raise BadFrame(f"a message of {len(message)} bytes")
     _, origin, at_s = _HEAD.unpack_from(message)
+    if not math.isfinite(at_s):
+        raise BadFrame("a time that is none")
     return FrameHead(origin, at_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class HeardRouters:
         self._peers: dict[int, _Peer] = {}
         self._of: dict[str, int] = {}  # number of the process that has a name
         self._full = self._namesake = False  # whether that was said
+        self._namesake_s = math.inf  # time at which an older process of this router's name was first heard
 
     @property
     def heard(self) -> int:
@@ -57,22 +59,22 @@ class HeardRouters:
         return origin in self._peers
 
     def heard_from(self, origin: int, name: str, at_s: float, now_s: float) -> int | None:
-        """Note a message. Returns the number of an earlier process that this one replaces, 0 for none, and None where
-        the message is not to be taken: it is older than the last one, or there are too many routers."""
+        """Note a message. Returns the number of another process of its name that this one replaces, 0 for none, and
+        None where the message is not to be taken: it is older than the last one, or there are too many routers.
+
+        A process is older than another one by its number, and a message by its time, as long as the newer one is heard.
+        Once that is silent neither counts any more: clocks are set back, and a message may have been forged."""
         peer = self._peers.get(origin)
         if peer is not None:
-            if at_s < peer.at_s:
+            if at_s < peer.at_s and not peer.silent:
                 return None
             peer.at_s, peer.heard_s, peer.silent = at_s, now_s, False
             return 0
         if name == self._name:
-            if origin > self._origin and not self._namesake:
-                self._namesake = True
-                what = {"name": name, "next": "give each router a `shared.router` of its own"}
-                log.error("another router has this one's name", extra={"event": "sharing_namesake", "fields": what})
+            self._heard_namesake(origin, now_s)
             return None
         earlier = self._of.get(name, 0)
-        if earlier > origin:
+        if earlier > origin and not self._peers[earlier].silent:
             return None  # the last words of a process that was replaced
         if earlier:
             del self._peers[earlier]
@@ -81,6 +83,16 @@ class HeardRouters:
         self._peers[origin] = _Peer(name, at_s, now_s)
         self._of[name] = origin
         return earlier
+
+    def _heard_namesake(self, origin: int, now_s: float) -> None:
+        """Another process has this router's name: say so once. One that began before this one may only have been
+        replaced, and its last words are still on their way for SILENT_S."""
+        if origin < self._origin:
+            self._namesake_s = min(self._namesake_s, now_s)
+        if not self._namesake and (origin > self._origin or now_s - self._namesake_s >= SILENT_S):
+            self._namesake = True
+            what = {"name": self._name, "next": "give each router a `shared.router` of its own"}
+            log.error("another router has this one's name", extra={"event": "sharing_namesake", "fields": what})
 
     def _room(self) -> bool:
         """Make room by forgetting one that is silent; says once that there is none."""
@@ -133,6 +145,8 @@ class Hearing:
             self._counts["other_release"] += 1
             return None
         if head.origin == self._origin:
+            if head.at_s > now_s:
+                raise BadFrame("a message of this router from the future")
             return head.at_s
         frame = frame_of(message)
         earlier = self._peers.heard_from(head.origin, frame.name, head.at_s, now_s)

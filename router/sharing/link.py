@@ -40,6 +40,9 @@ OVERLAP_MS = 5_000  # owners are read again from so long before the last whole m
 CLOSE_S = 0.3  # longest time that saying goodbye may take
 WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
 REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
+# Times after a session's begin at which owners are read: what another router has said before this one listened it may
+# have written since, and what a store has lost again others may write only after REWRITE_S.
+READS_S = (0.0, KEEP_S, REWRITE_S + 2 * KEEP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class SharingLink:
         self._open, self._core, self._side, self._limits, self._clock = open_, core, side, limits, clock
         self.whole = False
         self.why = "not connected yet"  # why it is not whole
+        self._said_alone = False  # since it was last whole
         self.refusal = ""  # the store's words where it answers and takes no writes
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()  # counts by kind
@@ -213,7 +217,11 @@ class SharingLink:
             self._awake_s += min(now_s - before_s, 2 * WATCH_S)
             before_s = now_s
             if self.whole and self._awake_s - self._echo_s >= ALONE_S:
+                self.whole = False
+                self.counts["interruptions"] += 1
                 self._became_alone(now_s)
+            elif not self.whole and not self._said_alone and self._awake_s >= ALONE_S:
+                self._became_alone(now_s)  # the store could not be used from the start
             for origin in self._peers.silent(now_s):
                 self._side.silent(origin, left=False)
             self._core.tick(now_s)
@@ -222,16 +230,15 @@ class SharingLink:
                 self._side.tick()
 
     def _became_alone(self, now_s: float) -> None:
-        self.whole = False
-        self.counts["interruptions"] += 1
+        self._said_alone = True
         self._core.alone(now_s)
         self._side.alone()
-        fields = {"why": self.why, "next": "see that the store runs and can be reached; nothing needs a restart"}
+        why = self.why or "own messages are not heard"
+        fields = {"why": why, "next": "see that the store runs and can be reached; nothing needs a restart"}
         log.warning("this router goes on alone", extra={"event": "sharing_alone", "fields": fields})
 
     def _became_whole(self) -> None:
-        self.whole = True
-        self.why = ""
+        self.whole, self._said_alone = True, False
         self._side.together()
         fields = {"name": self.name, "routers": self.routers}
         log.info("routers hear each other", extra={"event": "sharing_whole", "fields": fields})
@@ -311,6 +318,7 @@ class SharingLink:
             self._whole_s = now_s
             while self._unheard and self._unheard[0][0] <= own_s:
                 self._unheard.popleft()
+            self.why = ""
             if not self.whole:
                 self._became_whole()
         elif self._hearing.asked:
@@ -324,8 +332,7 @@ class SharingLink:
         last_s, began_s, reads = self._whole_s, self._clock(), 0
         while True:
             try:
-                # Read twice: what another router has said before this one listened, it may have written since.
-                if reads == 0 or (reads == 1 and self._clock() - began_s >= KEEP_S):
+                if reads < len(READS_S) and self._clock() - began_s >= READS_S[reads]:
                     await self._read(session, last_s)
                     last_s, reads = began_s, reads + 1
                 await self._written(session)

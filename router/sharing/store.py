@@ -27,6 +27,7 @@ from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisClusterException,
     RedisError,
     ResponseError,
 )
@@ -39,6 +40,9 @@ from router.sharing.session import StoreFailed, Written
 SLICE_S = 0.0005  # time that messages are heard for in one go, but for the last of them
 PAGE = 512  # entries of the stream of owners that are read at once
 FIELDS = (b"i", b"r", b"t")  # fields of an entry: id of the response, replica, tenant
+# Exceptions of redis-py, and of Python where the store's answer has another shape than the command's.
+ODD_ANSWERS = (TypeError, ValueError, LookupError, AttributeError)
+FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, *ODD_ANSWERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
             keys, messages = await _clients(address, with_options, stack)
             said, heard = [await _connection(messages) for _ in range(2)]
             store = Store(keys, said, heard, name, timeout_s)
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise failure(error) from error
         await store.subscribe()
         yield store
@@ -129,7 +133,7 @@ async def _clients(
         stack.push_async_callback(client.aclose)
         try:
             await client.ping()
-        except (RedisError, OSError, TimeoutError) as failed:
+        except FAILURES as failed:
             error = failed
         else:
             return cluster, client
@@ -166,7 +170,7 @@ class Store:
                     raise StoreFailed("unreachable", "the connection for messages is closed")
                 await self._said.send_command("PUBLISH", self._channel, message)
                 await self._said.read_response()
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise failure(error) from error
 
     async def subscribe(self) -> None:
@@ -189,13 +193,17 @@ class Store:
                 if heard_s > SLICE_S:  # messages that came together are read without a pause
                     heard_s = 0.0
                     await asyncio.sleep(0)
-        except (RedisError, OSError) as error:
+        except (RedisError, OSError) as error:  # not what a bug in hearing raises
             raise failure(error) from error
 
     async def now_ms(self) -> int:
         """The store's clock, of which the ids of a stream are made, in ms since 1970."""
-        seconds, micros = await self._try(self._keys.execute_command, "TIME", **self._anywhere)
-        return int(seconds) * 1_000 + int(micros) // 1_000
+        said = await self._try(self._keys.execute_command, "TIME", **self._anywhere)
+        try:
+            seconds, micros = said
+            return int(seconds) * 1_000 + int(micros) // 1_000
+        except ODD_ANSWERS as error:
+            raise failure(error) from error
 
     async def present(self, router: str, about: bytes, for_s: float) -> bool:
         """Say for so long that this router is there, which proves that the store takes writes. Returns whether it was
@@ -214,7 +222,7 @@ class Store:
     async def take(self, key: str) -> bytes | None:
         """Take what was left: nothing is put in its place for a millisecond, which needs no right besides SET."""
         found = await self._try(self._keys.set, self._base + key, b"", px=1, get=True)
-        return bytes(found) if found else None
+        return found if found and isinstance(found, bytes) else None
 
     async def write(self, owners: Iterable[Written], owners_max: int) -> None:
         """Keep owners of stored responses, about `owners_max` in all; the oldest are dropped."""
@@ -229,10 +237,14 @@ class Store:
         begin: str | bytes = str(since_ms)
         while True:
             page = await self._try(self._keys.xrange, self._owners, begin, "+", PAGE)
-            yield [found for _, fields in page if (found := _written(fields)) is not None]
+            try:
+                owners = [found for _, fields in page if (found := _written(fields)) is not None]
+                begin = b"(" + page[-1][0] if page else begin
+            except ODD_ANSWERS as error:
+                raise failure(error) from error
+            yield owners
             if len(page) < PAGE:
                 return
-            begin = b"(" + page[-1][0]
 
     @property
     def _anywhere(self) -> dict[str, Any]:
@@ -243,7 +255,7 @@ class Store:
         try:
             async with asyncio.timeout(2 * self._timeout_s):  # redis-py's own limits are for each read and write
                 return await command(*arguments, **named)
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise failure(error) from error
 
 
@@ -275,6 +287,8 @@ def failure(error: Exception) -> StoreFailed:
     """What went wrong, in words of ours: its kind, and the store's own text without what it may quote."""
     if isinstance(error, (RedisTimeout, TimeoutError)):
         return StoreFailed("timeout", "no answer in time")
+    if isinstance(error, ODD_ANSWERS) and not isinstance(error, RedisError):
+        return StoreFailed("answer", f"an answer that no Redis gives: {str(error)[:150]}")
     kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "unreachable")
     text = str(error).partition("\n")[0][:200] or type(error).__name__
     if kind == "answer" and text.startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "BUSY")):

@@ -207,10 +207,16 @@ class Admission:
     def _count(self, replica: str) -> None:
         """Note whether a replica is full."""
         member = self._router.fleet.members.get(replica)
-        if member is not None and member.open_leases >= self.window(replica):
+        if member is not None and self._is_full(member):
             self.full.add(replica)
         else:
             self.full.discard(replica)
+
+    def _is_full(self, member: Member) -> bool:
+        """Whether it has no room. Where the engine does not bear out what other routers say that they have open there,
+        that leaves room for one of this router's: whoever writes to the store that they share may say anything."""
+        doubtful = member.others_max is None and not member.leases and bool(member.others.open)
+        return member.open_leases >= self.window(member.id) and not doubtful
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -341,7 +347,7 @@ class Admission:
         fleet, limits = self._router.fleet, self._limits
         for id_ in [id_ for id_ in self._windows if id_ not in fleet.members]:
             del self._windows[id_]
-        self.full = {m.id for m in fleet.members.values() if m.open_leases >= self.window(m.id)}
+        self.full = {m.id for m in fleet.members.values() if self._is_full(m)}
         names = fleet.model_names()
         pools = [fleet.serving(name) for name in names] if len(names) <= MODELS_MAX else [[m] for m in fleet.usable()]
         places = (sum(map(self._places, self._router.places_of(members))) for members in pools)

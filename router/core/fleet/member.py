@@ -35,6 +35,7 @@ PROMPT_TOKENS_MAX = 1 << 24  # most tokens of one prompt that an engine is belie
 ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x its modelled time + 1,500 ms
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
+UNCOUNTED_MAX = 256  # open leases that an engine may not have counted yet, or no more
 BATCH_MS = 5.0  # longest time between two first tokens of one batch
 BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
 TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
@@ -71,6 +72,9 @@ class Member:
     seen_prompt_tokens: float = 0.0  # prompt tokens that the engine counted, faded alike
     faded: int = 0  # how often these counts have faded
     foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
+    # Most open leases that other routers are believed to have there: whoever writes to the store that they share may
+    # say anything, and the engine counts its requests. None: it does not tell.
+    others_max: int | None = None
     in_flight_probed: int = 0  # open leases when `load` was heard of
     coming: set[int] = field(default_factory=set)  # ids of decode legs whose engine waits for their blocks
     coming_peak: int = 0  # most of them at once since the last probe
@@ -148,8 +152,9 @@ class Member:
 
     @property
     def open_leases(self) -> int:
-        """Open leases, those of other routers included, as far as they say."""
-        return len(self.leases) + self.others.open
+        """Open leases, those of other routers included, as far as they say and the engine bears it out."""
+        others, most = self.others.open, self.others_max
+        return len(self.leases) + (others if most is None or others < most else most)
 
     def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float, *, known: bool = True) -> None:
         """Take what another router says that it has open here: that is not foreign any more. `clock_s` is what our
@@ -431,6 +436,10 @@ class Member:
         """Take a probe's view: who else uses the replica, and how much of it is ours. Counters that move are a sign of
         life, which /health is not: it may be green before a dead engine."""
         before, self.load = self.load, load
+        if load.running is None or load.waiting is None:
+            self.others_max = None
+        else:
+            self.others_max = max(0, load.running) + max(0, load.waiting) + UNCOUNTED_MAX
         self.in_flight_probed = self.open_leases
         self.coming_probed = len(self.coming)
         if now_s is not None and _moved(before, load):

@@ -14,6 +14,7 @@ from router.core.sharing.delays import Delay
 from router.core.sharing.engines import Caches, instance_of, number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import (
+    KEY_BYTES,
     NUMBER_MAX,
     ROWS_MAX,
     Gap,
@@ -79,7 +80,7 @@ class Hearer:
         self._number = number_of(name)
         self._mirror = Mirror(router, limits, recounted)
         self.peers: dict[str, Peer] = {}
-        self.ignored = dict.fromkeys(("version", "namesake", "old", "many"), 0)
+        self.ignored = dict.fromkeys(("version", "namesake", "old", "many", "long"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
         self._told: dict[str, Member] = {}  # replicas of whose speed something was told that is not in their models
         self._fitted: list[Member] = []  # replicas whose models are fitted in this second, a few with each tick
@@ -163,11 +164,13 @@ class Hearer:
             member = self._member(first.replica)
             if member is not None:
                 member.others_first_token(min(clock_s + first.at_ms / 1e3, now_s), first.computed_tokens)
+        left = self._limits.heard_factor * self._limits.keys_max
         for again in body.again:
             if again.router == self._number:
-                self._take_news(peer, again.placements, again.ends, clock_s, now_s)
+                left = self._take_news(peer, again.placements, again.ends, clock_s, now_s, left)
+                break  # a message has news again for one router, and once
         if body.placements or body.ends:
-            self._take_news(peer, body.placements, body.ends, clock_s, now_s)
+            self._take_news(peer, body.placements, body.ends, clock_s, now_s, left)
         for gap in body.missed:
             if gap[0] == self._number:
                 self._asked((peer.number, gap[1], gap[2]))
@@ -252,18 +255,36 @@ class Hearer:
             peer.known |= last >= NUMBER_MAX
 
     def _take_news(
-        self, peer: Peer, placements: list[SharedPlacement], ends: list[SharedEnd], clock_s: float, now_s: float
-    ) -> None:
+        self,
+        peer: Peer,
+        placements: list[SharedPlacement],
+        ends: list[SharedEnd],
+        clock_s: float,
+        now_s: float,
+        left: int,
+    ) -> int:
+        """Take placements and ends, as far as they take no longer to hear than `left` keys do, which no router of ours
+        says more than: one message would hold everything up. Returns what is left of these."""
+        limits = self._limits
         self._mirror.behind = peer.number < self._number
-        for shared in placements:
+        for n, shared in enumerate(placements):
+            left -= limits.placement_keys + (len(shared.keys) // KEY_BYTES if n else 0)  # the first may be long
+            if left < 0:
+                self.ignored["long"] += 1
+                return 0
             member = self._member(shared.replica)
             if member is not None and self._speaks_of(peer, member, shared.replica, clock_s, now_s):
                 home = self._member(shared.credit.replica) if shared.credit is not None else None
                 self._mirror.place(peer.leases, shared, member, home, now_s)
         for end in ends:
+            left -= limits.end_keys
+            if left < 0:
+                self.ignored["long"] += 1
+                return 0
             member = self._member(end.replica)
             speaks = member is not None and self._speaks_of(peer, member, end.replica, clock_s, now_s)
             self._mirror.end(peer.leases, end, member if speaks else None, now_s)
+        return left
 
     def _speaks_of(self, peer: Peer, member: Member, number: int, clock_s: float, now_s: float) -> bool:
         """Whether what a router says of a replica is of the engine that is there, and of the cache that it has."""

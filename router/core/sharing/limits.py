@@ -21,6 +21,8 @@ class SharingLimits:
     row_keys: int = 16
     placement_keys: int = 40  # keys for a placement, beside its own
     end_keys: int = 30
+    # Messages that are believed may take so many times as long to hear, but for the first placement, which may be long.
+    heard_factor: int = 4
     first_token_keys: int = 8
     rows_max: int = 64  # replicas whose rows are in a message's arc; half as many more may have changed
     queue_keys_max: int = 1 << 17  # keys that wait for a message: a megabyte

@@ -1,0 +1,181 @@
+"""Whatever somebody writes to the store, it is over when they stop: routers hear each other again by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.sharing import link
+from router.sharing.frames import BadFrame, Frame, head_of, packed
+from router.sharing.hearing import SILENT_S, HeardRouters, Hearing
+from tests.sharing.links import CoreStandIn, OneRouter, linked
+from tests.sharing.stores import StoreServer, free_port
+from tests.support.waiting import until
+
+CHANNEL = "warmroute:{f}:said"
+
+
+def events(caplog: pytest.LogCaptureFixture) -> Counter[str]:
+    """How often each event was logged."""
+    return Counter(getattr(record, "event", "") for record in caplog.records)
+
+
+def test_a_message_from_the_future_mutes_its_router_for_a_second_at_most() -> None:
+    """Until then older messages are late ones; once the newer one is silent they count, as after a clock that was set
+    back."""
+    peers = HeardRouters("a", 1, 8)
+    assert peers.heard_from(2, "b", 10.0, 0.0) == 0
+    assert peers.heard_from(2, "b", 1e12, 0.1) == 0
+    assert peers.heard_from(2, "b", 10.2, 0.2) is None
+    assert peers.silent(0.1 + SILENT_S) == [2]
+    assert peers.heard_from(2, "b", 11.2, 1.2) == 0
+    assert peers.heard_from(2, "b", 11.1, 1.2) is None
+    assert peers.heard == 1
+
+
+def test_the_higher_number_has_a_name_for_as_long_as_it_is_heard() -> None:
+    """A process whose number is lower is one that was replaced, until the other one is silent: a second router of that
+    name has been killed, or the clock that numbers are made of was set back."""
+    peers = HeardRouters("a", 1, 8)
+    assert peers.heard_from(20, "b", 1.0, 0.0) == 0
+    assert peers.heard_from(30, "b", 1.0, 0.1) == 20
+    assert peers.heard_from(20, "b", 1.1, 0.2) is None
+    assert peers.silent(0.1 + SILENT_S) == [30]
+    assert peers.heard_from(20, "b", 2.3, 1.3) == 30
+    assert (peers.hears(20), peers.known(30), peers.heard) == (True, False, 1)
+
+
+def test_the_younger_of_two_namesakes_says_so_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Not at the last words of a process that it has replaced, but where these go on; once."""
+    peers = HeardRouters("a", 10, 8)
+    for now_s in (0.0, SILENT_S / 2):
+        assert peers.heard_from(5, "a", now_s, now_s) is None
+    assert not events(caplog)["sharing_namesake"]
+    for now_s in (SILENT_S, 2 * SILENT_S):
+        peers.heard_from(5, "a", now_s, now_s)
+    assert events(caplog)["sharing_namesake"] == 1
+
+
+@pytest.mark.parametrize("at_s", [math.nan, math.inf, -math.inf, 5.1])
+def test_a_time_that_cannot_be_is_nobodys(at_s: float) -> None:
+    """Neither another router's nor this one's own, from the future."""
+    own = 7
+    hearing = Hearing(HeardRouters("a", own, 8), CoreStandIn(), None, Counter(), own)  # type: ignore[arg-type]  # not asked
+    with pytest.raises(BadFrame):
+        hearing.hear(packed(Frame(name="a"), own, at_s), 5.0)
+    if not math.isfinite(at_s):
+        with pytest.raises(BadFrame):
+            head_of(packed(Frame(name="b"), 8, at_s))
+
+
+@pytest.mark.parametrize("what", ["its clock", "its process"])
+async def test_a_damaged_message_mutes_nobody_for_ever(what: str) -> None:
+    """One bit of a router's message is another: of its clock, or of its process's number. The router is heard again
+    within seconds, and nobody was restarted."""
+    async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
+        await until(lambda: a.link.routers == 2 and b.link.whole)
+        origin, at_s = (b.link.origin, 1e12) if what == "its clock" else (b.link.origin | 1 << 60, 1.0)
+        await server.ask("PUBLISH", CHANNEL, packed(Frame(name="b"), origin, at_s))
+        await until(lambda: a.link.counts["ignored"])
+        async with asyncio.timeout(60):
+            while not a.core.heard:
+                b.core.to_say = [b"hello"]
+                b.link.changed()
+                await asyncio.sleep(0.05)
+        assert a.link._peers.hears(b.link.origin)
+        assert a.link.routers == 2
+
+
+async def test_a_store_that_cannot_be_used_from_the_start_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A router that starts without its store says that it is alone, and why, though it never was anything else; and
+    that it is not, once there is a store."""
+    caplog.set_level(logging.INFO)
+    server = StoreServer()
+    async with linked(server.url, "a") as a:
+        await until(lambda: events(caplog)["sharing_alone"])
+        (said,) = [record for record in caplog.records if getattr(record, "event", "") == "sharing_alone"]
+        assert said.__dict__["fields"]["why"].startswith("unreachable")
+        failures = a.link.failures["unreachable"]
+        await until(lambda: a.link.failures["unreachable"] >= failures + 5)
+        assert (events(caplog)["sharing_alone"], a.link.counts["interruptions"]) == (1, 0)
+        try:
+            await server.start()
+            await until(lambda: a.link.whole)
+            assert events(caplog)["sharing_whole"] == 1
+        finally:
+            await server.__aexit__()
+
+
+async def test_why_is_empty_while_the_link_is_whole() -> None:
+    """A connection that broke and was opened anew in time is no reason of anything any more."""
+    async with StoreServer() as server, linked(server.url, "a") as a:
+        await until(lambda: a.link.whole)
+        await server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        await until(lambda: sum(a.link.failures.values()))
+        await until(lambda: a.link.whole and not a.link.why)
+
+
+@asynccontextmanager
+async def saying(answer: bytes) -> AsyncIterator[int]:
+    """The port of a server that answers everything with these bytes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4_096):
+            writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("answer", [b"+OK\r\n", b":7\r\n", b"*0\r\n", b"*1\r\n*2\r\n$1\r\na\r\n:1\r\n"])
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+async def test_a_server_that_is_no_store_is_a_failure_and_no_bug(
+    answer: bytes, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it answers: the link says why it is not whole, and no stack trace is logged."""
+    async with saying(answer) as port, linked(f"{scheme}://127.0.0.1:{port}", "a", timeout_s=0.5) as a:
+        await until(lambda: sum(a.link.failures.values()) >= 3)
+        assert not a.link.whole
+        assert a.link.why != "not connected yet"
+        assert not events(caplog)["bug"]
+
+
+async def test_a_cluster_that_is_none_or_dies_is_a_failure_and_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    """The URL names a server that is in no cluster, or all nodes of one are gone: likewise."""
+    async with StoreServer() as plain, linked(f"redis+cluster://127.0.0.1:{plain.port}", "a", timeout_s=0.5) as a:
+        await until(lambda: sum(a.link.failures.values()) >= 3)
+        assert a.link.why != "not connected yet"
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    async with StoreServer(*options) as node:
+        await node.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        while b"cluster_state:ok" not in await node.ask("CLUSTER", "INFO"):
+            await asyncio.sleep(0.05)
+        async with linked(f"redis+cluster://127.0.0.1:{node.port}", "a", timeout_s=0.5) as a:
+            await until(lambda: a.link.whole)
+            await node.kill()
+            await until(lambda: not a.link.whole and sum(a.link.failures.values()) >= 3)
+    assert not events(caplog)["bug"]
+
+
+async def test_what_a_store_gets_back_late_is_learned_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that lost everything twice is filled again only after a while: a router that started meanwhile, and has
+    read what there was, reads again."""
+    monkeypatch.setattr(link, "READS_S", (0.0, 0.05, 0.1))
+
+    async def until_read(router: OneRouter, times: int) -> None:
+        while b"cmdstat_xrange:calls=%d" % times not in await server.ask("INFO", "commandstats"):
+            await asyncio.sleep(0.01)
+        assert not router.owners
+
+    async with StoreServer() as server, linked(server.url, "b") as b:
+        await until_read(b, 2)
+        await server.ask("XADD", "warmroute:{f}:responses", "*", "i", "resp_1", "r", "http://r", "t", "acme")
+        await until(lambda: b.owners)
