@@ -11,7 +11,9 @@ from router.core.fleet.member import UNCOUNTED_MAX
 from router.core.sharing.engines import number_of
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import (
+    NEWS_MAX,
     NUMBER_MAX,
+    BadMessage,
     SharedAgain,
     SharedEnd,
     SharedMessage,
@@ -45,9 +47,12 @@ def placements(routers: Several, count: int, blocks: int, first: int = 1) -> lis
 
 
 def test_a_message_that_takes_long_to_hear_is_heard_in_part() -> None:
-    """As much of it is taken as routers of ours say at once, some times over; the next message is heard as ever."""
+    """As much of it is taken as routers of ours say at once, some times over; the next message is heard as ever. One of
+    very many prompts is not read."""
     routers = Several("b", "c")
-    routers["b"].hear(message(routers, 1, placements=placements(routers, 3_500, 100)), 1.0)
+    with pytest.raises(BadMessage):
+        routers["b"].hear(message(routers, 1, placements=placements(routers, NEWS_MAX + 1, 1)), 1.0)
+    routers["b"].hear(message(routers, 1, placements=placements(routers, NEWS_MAX, 100)), 1.0)
     live = routers.member("b", routers.ids[0]).live
     assert 0 < live.own_tokens <= MOST // (100 + LIMITS.placement_keys) + 1
     assert routers["b"].ignored["long"] == 1
@@ -60,7 +65,7 @@ def test_a_message_that_takes_long_to_hear_is_heard_in_part() -> None:
 def test_ends_without_number_are_heard_in_part() -> None:
     """Likewise: what they teach of answers is bounded for each message."""
     routers = Several("b", "c")
-    ends = [SharedEnd(n, number_of(routers.ids[0]), True, n + 1, 10, 10, 1) for n in range(4_000)]
+    ends = [SharedEnd(n, number_of(routers.ids[0]), True, n + 1, 10, 10, 1) for n in range(NEWS_MAX)]
     routers["b"].hear(message(routers, 1, ends=ends), 1.0)
     assert len(routers.router("b").answers) <= MOST // LIMITS.end_keys
     assert routers["b"].ignored["long"] == 1
