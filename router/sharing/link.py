@@ -134,7 +134,7 @@ class SharingLink:
 
     @property
     def routers(self) -> int:
-        """Routers that hear each other, this one included."""
+        """Routers that this one hears, itself included."""
         return 1 + self._peers.heard
 
     def peers(self) -> list[tuple[str, float]]:
@@ -234,7 +234,7 @@ class SharingLink:
         self.why = ""
         self._side.together()
         fields = {"name": self.name, "routers": self.routers}
-        log.info("routers hear each other", extra={"event": "sharing_whole", "fields": fields})
+        log.info("this router hears itself through the store", extra={"event": "sharing_whole", "fields": fields})
 
     # -- saying ------------------------------------------------------------------------------------------------------
 
