@@ -324,8 +324,8 @@ ALERTS = (
         "WarmrouteAlone",
         "warmroute_sharing_whole == 0",
         "2m", TICKET,
-        "A router hears no other router",
-        "{{ $labels.instance }}: the shared store is away, or cannot be reached from there; it decides by itself.",
+        "A router does not hear itself through the shared store",
+        "{{ $labels.instance }}: the store is away, or cannot be reached from there; the router decides by itself.",
     ),
     Alert(
         "WarmrouteReloadRefused",

@@ -302,11 +302,13 @@ def _replicas() -> Part:
     link = {
         "router": text("This router's name."),
         "fleet": text("`shared.name`."),
-        "whole": flag("Others are heard, and hear this one."),
+        "whole": flag("This router hears its own messages, so that others can hear it."),
         "why": text("Why not."),
         "refused": text("Why the store takes no writes."),
         "delay_ms": maybe(number("Time that the last message took.")),
-        "routers": rows(record("Another router.", {"name": text(), "age_s": number("Since its last message.")})),
+        "routers": rows(
+            record("A router that is heard.", {"name": text(), "age_s": number("Since its last message.")})
+        ),
     }
     held = record("Of one replica.", each(whole(), "blocks blocks_max"))
     address = record("A replica's address.", {"url": text("`http://ADDRESS:PORT`, within `admin.replicas_allowed`.")})

@@ -262,6 +262,8 @@ class Hub:
         self._additions.allowed = allowed(settings.admin.replicas_allowed)
         self.admin.server.configure(assembly.admin_limits(settings))
         self.replicas.replace(settings.replicas)
+        if self.link is not None:
+            self.link.reload()
 
     def reloaded(self, result: str) -> None:
         """Count a reload: `ok` if the new settings are in force, `refused` if the old ones stay."""

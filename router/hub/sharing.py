@@ -9,14 +9,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from secrets import randbits
 from typing import TYPE_CHECKING, Any
 
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.sharing import Sharing
-from router.settings.schema import SharedSettings
-from router.sharing.addresses import BadAddress
+from router.sharing.addresses import BadAddress, StoreAddress
 from router.sharing.checks import address_of
 from router.sharing.link import LinkLimits, SharingLink
 from router.sharing.session import Session, StoreFailed
@@ -26,6 +25,7 @@ from router.telemetry.metrics.figures import SharingFigures
 if TYPE_CHECKING:
     from router.hub.parts import HubParts  # the parts have a link among them
 
+_UNREADABLE = (BadAddress, OSError, UnicodeDecodeError)  # why there is no address
 OWNER_WAIT_S = 0.25  # longest time in which other routers' words on a stored response are still to be expected
 
 
@@ -35,6 +35,7 @@ class RouterLink:
     def __init__(self, hub: HubParts, admin_port: int) -> None:
         self._hub = hub
         shared = hub.settings.shared
+        self._address: StoreAddress | None = None  # of the session that is open, or is being opened
         self.name = shared.router or f"{socket.gethostname()}:{admin_port}"
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
         limits = SharingLimits()
@@ -72,8 +73,29 @@ class RouterLink:
         """How long another router's word on a stored response may take to come; 0 where none is heard."""
         return OWNER_WAIT_S if self.link.whole and self.link.routers > 1 else 0.0
 
-    def _opened(self) -> AbstractAsyncContextManager[Session]:
-        return _session(self._hub.settings.shared)
+    def reload(self) -> None:
+        """Go to where the store is by the settings in force; if that is where it was, nothing is interrupted."""
+        try:
+            address = address_of(self._hub.settings.shared)
+        except _UNREADABLE:  # a file that has changed since it was checked: the next session says so
+            return
+        if self._address is not None and address != self._address:
+            self.link.reopen()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Session]:
+        """A session by the settings in force: files are read anew, since what they hold may have been replaced. Raises
+        StoreFailed."""
+        from router.sharing.store import TlsFiles, opened  # an extra: imported where there is something to share
+
+        shared, self._address = self._hub.settings.shared, None
+        try:
+            self._address = address = address_of(shared)
+        except _UNREADABLE as error:
+            raise StoreFailed("unreachable", f"the store's address cannot be read: {error}") from error
+        tls = TlsFiles(shared.tls_ca, shared.tls_certificate, shared.tls_key)
+        async with opened(address, shared.name, shared.timeout_s, tls) as session:
+            yield session
 
     # -- what is said of it ------------------------------------------------------------------------------------------
 
@@ -102,18 +124,3 @@ class RouterLink:
             counts=link.counts,
             failures=link.failures,
         )
-
-
-@asynccontextmanager
-async def _session(shared: SharedSettings) -> AsyncIterator[Session]:
-    """A session by the settings in force: files are read anew, since what they hold may have been replaced. Raises
-    StoreFailed."""
-    from router.sharing.store import TlsFiles, opened  # an extra: imported where there is something to share
-
-    try:
-        address = address_of(shared)
-    except (BadAddress, OSError, UnicodeDecodeError) as error:
-        raise StoreFailed("unreachable", f"the store's address cannot be read: {error}") from error
-    tls = TlsFiles(shared.tls_ca, shared.tls_certificate, shared.tls_key)
-    async with opened(address, shared.name, shared.timeout_s, tls) as session:
-        yield session

@@ -57,7 +57,7 @@ def expected(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
         return f"a whole number{_range(least, limits.get('le'))}"
     if type_ is float:
         if "gt" in limits:
-            return f"a number over {limits['gt']:g}" + (f", at most {limits['le']:.0f}" if "le" in limits else "")
+            return f"a number over {limits['gt']:g}" + (f", at most {_plain(limits['le'])}" if "le" in limits else "")
         return f"a number{_range(limits.get('ge'), limits.get('le'))}"
     return "a list of texts"
 
@@ -65,7 +65,12 @@ def expected(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
 def _range(least: float | None, most: float | None) -> str:
     if least is None:
         return ""
-    return f" of at least {least:.0f}" if most is None else f" from {least:.0f} to {most:.0f}"
+    return f" of at least {_plain(least)}" if most is None else f" from {_plain(least)} to {_plain(most)}"
+
+
+def _plain(limit: float) -> str:
+    """A limit without an exponent, and without a fraction where it has none."""
+    return f"{limit:.0f}" if limit == int(limit) else f"{limit:g}"
 
 
 def shown(value: object) -> str:

@@ -508,8 +508,8 @@ class SharedSettings:
     """Name of this router, which no other of the fleet has. Empty: the machine's name, in Kubernetes the pod's, and the
     port of the admin listener."""
     timeout_s: Annotated[float, Meta(gt=0, le=0.5)] = 0.5
-    """Seconds that the store may take for an answer. No request waits for it; beyond it the store counts as gone, and
-    what is longer would keep a router from noticing within a second."""
+    """Seconds that the store may take for an answer, 0.5 at most. No request waits for it; beyond it the store counts
+    as gone, and what is longer would keep a router from noticing within a second."""
     routers_assumed: Positive = 2
     """Routers that there are as long as this one has not heard the store: until then it gives out one part of so many
     of each tenant's rate."""

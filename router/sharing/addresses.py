@@ -98,6 +98,8 @@ def _hosts(listed: str, kind: StoreKind) -> tuple[tuple[str, int], ...]:
             raise BadAddress("has a host or a port that is none") from error
         if not host or any(character.isspace() for character in host):
             raise BadAddress("names no host")
+        if port == 0:
+            raise BadAddress("has the port 0, at which nothing can be reached")
         hosts.append((host, _PORTS[kind] if port is None else port))
     if len(hosts) > HOSTS_MAX:
         raise BadAddress(f"names {len(hosts)} hosts; {HOSTS_MAX} at most are needed to find the others")

@@ -12,6 +12,7 @@ from router.sharing.addresses import BadAddress, StoreAddress, parsed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ROUTER = re.compile(r"[!-~]{1,200}")
+_NEED_A_STORE = ("password", "password_file", "tls_ca", "tls_certificate", "tls_key")
 
 
 def is_shared(shared: SharedSettings) -> bool:
@@ -34,8 +35,11 @@ def shared_problems(shared: SharedSettings) -> list[str]:
         problems.append(f"'shared.name': '{shared.name:.64}' is not up to 64 letters, digits and . _ -")
     if shared.router and not _ROUTER.fullmatch(shared.router):
         problems.append("'shared.router': must be up to 200 printable ASCII characters without a space")
-    if problems or not is_shared(shared):
+    if problems:
         return problems
+    if not is_shared(shared):
+        named = [name for name in _NEED_A_STORE if getattr(shared, name)]
+        return [f"'shared.{name}': needs 'shared.url' or 'shared.url_file' too" for name in named]
     where = "shared.url_file" if shared.url_file else "shared.url"
     try:
         address = address_of(shared)

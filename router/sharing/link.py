@@ -106,6 +106,7 @@ class SharingLink:
         self._whole_s: float | None = None  # last time at which the link was whole
         self._begin = self._everything = True  # the next message asks others to say everything; says everything
         self._session: Session | None = None
+        self._elsewhere = asyncio.Event()  # the session is to end, since another one would be with another store
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- what this router tells, from the path of requests -----------------------------------------------------------
@@ -138,7 +139,7 @@ class SharingLink:
 
     @property
     def routers(self) -> int:
-        """Routers that hear each other, this one included."""
+        """Routers that this one hears, itself included."""
         return 1 + self._peers.heard
 
     def peers(self) -> list[tuple[str, float]]:
@@ -146,6 +147,11 @@ class SharingLink:
         return self._peers.rows(self._clock())
 
     # -- its life ----------------------------------------------------------------------------------------------------
+
+    def reopen(self) -> None:
+        """The store is at another address now, or wants another password: end the session, which counts as no failure,
+        and open another at once. No goodbye is said: to others who go there too this router was not away."""
+        self._elsewhere.set()
 
     def start(self) -> None:
         """Begin, in the background."""
@@ -168,6 +174,9 @@ class SharingLink:
         """Keep a session open, one after another."""
         while True:
             began_s = self._clock()
+            if self._elsewhere.is_set():
+                self._elsewhere.clear()
+                self._whole_s = None  # what another store keeps is read from its beginning
             try:
                 async with self._open() as session:
                     self._session, self._begin, self._everything = session, True, True
@@ -181,8 +190,8 @@ class SharingLink:
             await asyncio.sleep(max(RETRY_S / 10, RETRY_S - (self._clock() - began_s)))
 
     async def _serve(self, session: Session) -> None:
-        """Say, hear and keep, until one of them fails. Raises StoreFailed."""
-        works = [session.listen(self._heard), self._say(session), self._keep(session), self._silence()]
+        """Say, hear and keep, until one of them fails or the store is elsewhere. Raises StoreFailed."""
+        works = [session.listen(self._heard), self._say(session), self._keep(session), self._silence(), self._moved()]
         if self._handing is not None:
             works += [self._handing.give(session), self._handing.ask(session)]
         tasks = [asyncio.ensure_future(work) for work in works]
@@ -198,6 +207,9 @@ class SharingLink:
         while self._awake_s - max(self._echo_s, opened_s) < ALONE_S:  # noqa: ASYNC110 - a look every so often
             await asyncio.sleep(WATCH_S)
         raise StoreFailed("silent", "own messages are not heard")
+
+    async def _moved(self) -> None:
+        await self._elsewhere.wait()
 
     def _tell_again(self) -> None:
         """What was said to a session that has failed, and was not heard, is news again: nobody may have heard it."""
@@ -241,7 +253,7 @@ class SharingLink:
         self.whole, self._said_alone = True, False
         self._side.together()
         fields = {"name": self.name, "routers": self.routers}
-        log.info("routers hear each other", extra={"event": "sharing_whole", "fields": fields})
+        log.info("this router hears itself through the store", extra={"event": "sharing_whole", "fields": fields})
 
     # -- saying ------------------------------------------------------------------------------------------------------
 

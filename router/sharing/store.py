@@ -5,7 +5,8 @@ first failure, and the link opens another. Nothing is tried twice in here, so th
 failure lasts.
 
 Everything of one name of routers has a name that begins with `warmroute:{NAME}:`. The braces put all of its keys on one
-node of a cluster; a message is passed on by a cluster to all of its nodes, so that any of them may be heard.
+node of a cluster; a message is passed on by a cluster to all of its nodes, so that any of them may be heard. A database
+keeps its keys to itself and its messages not, so that the channel has its number, but for 0, in its name.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
             await _some_found(address, timeout_s)
             keys, messages = await _clients(address, with_options, stack)
             said, heard = [await _connection(messages) for _ in range(2)]
-            store = Store(keys, said, heard, name, timeout_s)
+            store = Store(keys, said, heard, name, timeout_s, address.database)
         except FAILURES as error:
             raise failure(error) from error
         await store.subscribe()
@@ -152,7 +153,15 @@ async def _connection(client: Redis) -> Any:  # noqa: ANN401 - redis-py has two 
 class Store:
     """One session with the store. Every method raises StoreFailed."""
 
-    def __init__(self, keys: Redis | RedisCluster, said: Any, heard: Any, name: str, timeout_s: float) -> None:  # noqa: ANN401 - likewise
+    def __init__(
+        self,
+        keys: Redis | RedisCluster,
+        said: Any,  # noqa: ANN401 - likewise
+        heard: Any,  # noqa: ANN401 - likewise
+        name: str,
+        timeout_s: float,
+        database: int,
+    ) -> None:
         """Messages go out over the connection `said`, and come over `heard`; both are closed with their client."""
         self._keys: Any = keys  # the types of redis-py say of each command that it may be awaited, or not
         self._said, self._heard = said, heard
@@ -160,7 +169,8 @@ class Store:
         self._timeout_s = timeout_s
         base = f"warmroute:{{{name}}}:"
         self._base = base
-        self._channel, self._owners, self._router = f"{base}said", f"{base}responses", f"{base}router:"
+        self._channel = f"{base}said:{database}" if database else f"{base}said"
+        self._owners, self._router = f"{base}responses", f"{base}router:"
 
     async def say(self, message: bytes) -> None:
         """Publish a message to all routers, this one included."""

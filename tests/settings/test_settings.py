@@ -228,6 +228,7 @@ def test_what_pip_was_told_is_no_setting() -> None:
         ("limits.body_bytes_max", 0, "a whole number of at least 1 is expected, not 0"),
         ("listen.drain_s", "-1", "a number from 0 to 1000000 is expected, not '-1'"),
         ("probe.timeout_s", "soon", "a number over 0, at most 1000000 is expected, not 'soon'"),
+        ("shared.timeout_s", 5, "a number over 0, at most 0.5 is expected, not 5"),
         ("log.requests", "maybe", "true or false is expected, not 'maybe'"),
         ("listen.host", 5, "text is expected, not 5"),
         ("replicas", 5, "a list of texts is expected, not 5"),

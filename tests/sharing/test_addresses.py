@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,8 @@ def test_what_urls_mean(url: str, address: StoreAddress) -> None:
         ("redis+proxy://h", "must begin with"),
         ("redis://", "names no host"),
         ("redis://h:x", "a port that is none"),
+        ("redis://127.0.0.1:0", "has the port 0"),
+        ("redis+cluster://a,b:0", "has the port 0"),
         ("redis://h/x", "number of a database"),
         ("redis://h/1/2", "number of a database"),
         ("redis://a,b", "several hosts"),
@@ -80,13 +83,28 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         ({"shared.url": "redis://h", "shared.tls_ca": str(file)}, "'shared.tls_ca'"),
         ({"shared.url": "redis://h", "shared.name": "a b"}, "'shared.name'"),
         ({"shared.url": "redis://h", "shared.router": "a b"}, "'shared.router'"),
-        ({"shared.url": "redis://h", "shared.timeout_s": 5}, "'shared.timeout_s'"),
+        ({"shared.url": "redis://h", "shared.timeout_s": 5}, "over 0, at most 0.5 is expected"),
+        ({"shared.url": "redis://127.0.0.1:0"}, "has the port 0"),
         ({"shared.url_file": str(tmp_path / "none")}, "'shared.url_file'"),
     ):
         with pytest.raises(SettingsError) as refused:
             load(overrides=settings)
         assert said in str(refused.value)
         assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["password", "password_file", "tls_ca", "tls_certificate"])
+def test_what_is_for_a_store_needs_one(tmp_path: Path, name: str) -> None:
+    """A password or a file of TLS without a URL is a mistake: the router would share nothing, and not say so."""
+    file, value = tmp_path / "file", "s3cret"
+    if name != "password":
+        value = str(file)
+        file.write_text("s3cret")
+    if name.startswith("tls"):
+        trustme.CA().issue_cert("router").private_key_and_cert_chain_pem.write_to_path(value)
+    with pytest.raises(SettingsError) as refused:
+        load(overrides={f"shared.{name}": value})
+    assert str(refused.value) == f"'shared.{name}': needs 'shared.url' or 'shared.url_file' too"
 
 
 def test_what_shares_nothing_imports_nothing() -> None:

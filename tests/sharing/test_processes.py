@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,6 +82,29 @@ async def _page(client: ClientSession, router: Command) -> dict[str, Any] | None
         return await sharing_of(client, router.admin_url)
     except Exception:  # whatever a listener says that has just lost its process
         return None
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_sighup_moves_a_router_to_another_store(
+    workers: int, tmp_path: Path, client: ClientSession, engine: FakeEngine
+) -> None:
+    """`kill -HUP` with another store in the URL's file: the command is there at once, with and without a hub of its
+    own."""
+    file = tmp_path / "url"
+    async with StoreServer() as old, StoreServer() as new, running(engine, shared__url=new.url) as app:
+        file.write_text(old.url)
+        quiet = {"listen__files_interval_s": "0", "shared__url_file": str(file)}
+        async with command(engine, workers=workers, **quiet) as router:
+            async with asyncio.timeout(60):
+                while not (await sharing_of(client, router.admin_url))["whole"]:
+                    await asyncio.sleep(0.05)
+            assert routers_of(app) == 1
+            file.write_text(new.url)
+            router.process.send_signal(signal.SIGHUP)
+            await until(lambda: routers_of(app) == 2)
+            said = await sharing_of(client, router.admin_url)
+            assert said["whole"]
+            assert not router.said("this router goes on alone")
 
 
 async def test_a_picker_shares_with_an_edge(engine: FakeEngine) -> None:

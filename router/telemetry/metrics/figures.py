@@ -16,9 +16,9 @@ class SharingFigures:
     """Figures of the link to other routers."""
 
     whole: bool
-    """Whether other routers are heard, and hear this one."""
+    """Whether this router hears its own messages, so that others can."""
     routers: int
-    """Routers that hear each other, this one included."""
+    """Routers that this one hears, itself included."""
     writable: bool
     """Whether the store takes writes."""
     delay_s: float | None

@@ -208,11 +208,11 @@ class Links(Collector):
         """Yield four gauges, which are there where routers share, and counters."""
         found = self._figures.sharing()
         counts, failures = (found.counts, found.failures) if found is not None else ({}, {})
-        text = "1 while this router and others hear each other through the shared store; 0 while it is alone."
+        text = "1 while this router hears its own messages through the shared store, so that others can; 0 while alone."
         yield gauge("sharing_whole", text, (), [] if found is None else [((), float(found.whole))])
         text = "1 while the shared store takes writes; 0 while it is full, read-only or not there."
         yield gauge("sharing_writable", text, (), [] if found is None else [((), float(found.writable))])
-        text = "Routers that hear each other, this one included."
+        text = "Routers that this one hears, itself included."
         yield gauge("sharing_routers", text, (), [] if found is None else [((), found.routers)])
         text = "Time in which the last message of this router came back to it through the shared store."
         yield gauge("sharing_delay_seconds", text, (), [] if found is None else [((), found.delay_s)])
@@ -221,7 +221,7 @@ class Links(Collector):
         text = "Bytes of messages that were said to other routers, and of those that were heard."
         sizes = ((kind, counts.get(f"{kind}_bytes", 0)) for kind in ("said", "heard"))
         yield counters("sharing_bytes", text, "kind", sizes)
-        text = "How often this router went on alone because it heard no router any more."
+        text = "How often this router went on alone because it did not hear its own messages any more."
         yield counter("sharing_interruptions", text, counts.get("interruptions", 0))
         text = "Failures of the shared store, by kind."
         yield counters("sharing_failures", text, "kind", ((kind, failures.get(kind, 0)) for kind in FAILURE_KINDS))

@@ -1,0 +1,137 @@
+"""Where the store is: another one, or another password, while the router runs; and databases of one store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.app import App
+from router.sharing.link import SharingLink
+from tests.settings.reloaded import running
+from tests.sharing.links import linked
+from tests.sharing.routers import routers_of, whole
+from tests.sharing.stores import StoreServer
+from tests.support.fakes import FakeEngine
+from tests.support.waiting import until
+
+
+def link_of(app: App) -> SharingLink:
+    """Its link."""
+    assert app.hub.link is not None
+    return app.hub.link.link
+
+
+async def listeners(server: StoreServer) -> int:
+    """Connections that hear what routers say through this store."""
+    return int((await server.ask("PUBSUB", "NUMSUB", "warmroute:{fleet}:said")).rpartition(b":")[2])
+
+
+async def test_another_url_moves_routers_at_once(tmp_path: Path, engine: FakeEngine) -> None:
+    """Routers whose URL's file names another store go there when they have read it again: they hear each other there,
+    none has been alone or has failed, and nobody hears the old store any more. What the new one has kept for long is
+    known, and what a router has made at the old one is written to it."""
+    file, settings = tmp_path / "url", {"shared__url_file": str(tmp_path / "url")}
+    async with StoreServer() as old, StoreServer() as new:
+        file.write_text(old.url)
+        async with (
+            running(tmp_path / "one", engine, **settings) as one,
+            running(tmp_path / "other", engine, **settings) as other,
+        ):
+            apps = (one.app, other.app)
+            await until(lambda: all(routers_of(app) == 2 and whole(app) for app in apps))
+            link_of(one.app).made("resp_made", engine.url, "")
+            await until(lambda: link_of(one.app).counts["written"])
+            owner = ("i", "resp_kept", "r", engine.url, "t", "")
+            await new.ask("XADD", "warmroute:{fleet}:responses", "1-1", *owner)
+            file.write_text(new.url)
+            before = [link_of(app)._session for app in apps]
+            for each in (one, other):
+                await each.reloader.reload()
+            await until(lambda: all(app.hub.placer.owners.knows("resp_kept") for app in apps))
+            await until(lambda: link_of(one.app).counts["written"] == 2)
+            assert all(link_of(app)._session is not session for app, session in zip(apps, before, strict=True))
+            assert (await listeners(old), await listeners(new)) == (0, 2)
+            said = [link_of(app).counts["heard"] for app in apps]
+            await until(lambda: all(link_of(app).counts["heard"] > of + 2 for app, of in zip(apps, said, strict=True)))
+            for app in apps:
+                assert (whole(app), routers_of(app), link_of(app).counts["interruptions"]) == (True, 2, 0)
+                assert not link_of(app).failures
+
+
+async def test_another_password_is_shown_at_once(tmp_path: Path, engine: FakeEngine) -> None:
+    """A password's file with another one in it: the router has a new session by it, without a failure."""
+    file = tmp_path / "password"
+    async with StoreServer() as server:
+        await server.ask("ACL", "SETUSER", "r", "on", ">one", ">two", "&*", "~*", "+@all")
+        file.write_text("one")
+        url = f"redis://r@127.0.0.1:{server.port}"
+        settings = {"shared__url": url, "shared__password_file": str(file)}
+        async with running(tmp_path / "settings", engine, **settings) as router:
+            link = link_of(router.app)
+            await until(lambda: link.whole)
+            before = link._session
+            await server.ask("ACL", "SETUSER", "r", "<one")
+            file.write_text("two")
+            await router.reloader.reload()
+            await until(lambda: link._session not in (None, before))
+            heard = link.counts["heard"]
+            await until(lambda: link.counts["heard"] > heard)
+            assert link.whole
+            assert not link.failures
+
+
+@pytest.mark.parametrize("says", ["the same", "nothing that can be read"])
+async def test_a_reload_that_moves_nothing_interrupts_nothing(tmp_path: Path, engine: FakeEngine, says: str) -> None:
+    """Settings that are read again, with the same URL or one that is refused, leave the session as it is."""
+    file = tmp_path / "url"
+    async with StoreServer() as server:
+        file.write_text(server.url)
+        async with running(tmp_path / "settings", engine, shared__url_file=str(file)) as router:
+            link = link_of(router.app)
+            await until(lambda: link.whole)
+            before = link._session
+            file.write_text(f"{server.url}\n" if says == "the same" else "redis://nonsense:port")
+            await router.set(engine, shared__url_file=str(file), listen__keepalive_s=7.0)
+            assert (router.reloader.settings.listen.keepalive_s == 7.0) is (says == "the same")
+            heard = link.counts["heard"]
+            await until(lambda: link.counts["heard"] > heard + 1)
+            assert link._session is before
+
+
+async def test_a_store_that_was_never_there_is_left_for_one_that_is(tmp_path: Path, engine: FakeEngine) -> None:
+    """A router that has no session finds the store that its URL's file names by now, with a reload or without."""
+    file = tmp_path / "url"
+    async with StoreServer() as server:
+        file.write_text("redis://127.0.0.1:1")
+        async with running(tmp_path / "settings", engine, shared__url_file=str(file)) as router:
+            link = link_of(router.app)
+            await until(lambda: link.failures["unreachable"])
+            file.write_text(server.url)
+            await router.reloader.reload()
+            await until(lambda: link.whole)
+
+
+async def test_databases_of_one_store_keep_routers_apart() -> None:
+    """Routers with one name of a fleet and different databases do not hear each other, and each is whole; those with
+    the same database do, with no more rights than the guide gives."""
+    async with StoreServer() as server:
+        commands = "+ping +publish +subscribe +unsubscribe +set +del +xadd +xrange +time +select"
+        await server.ask("ACL", "SETUSER", "r", "on", ">pw", "~warmroute:*", "&warmroute:*", *commands.split())
+        url = f"redis://r:pw@127.0.0.1:{server.port}"
+        async with (
+            linked(url, "a") as a,
+            linked(f"{url}/3", "b") as b,
+            linked(f"{url}/3", "c") as c,
+            linked(f"{url}/0", "d") as d,
+        ):
+            pairs = ((a, d), (b, c))
+            await until(lambda: all(each.link.routers == 2 and each.link.whole for pair in pairs for each in pair))
+            for pair in pairs:
+                for each in pair:
+                    each.core.to_say = [each.link.name.encode()]
+            await until(lambda: all(each.core.heard for pair in pairs for each in pair))
+            heard = {each.link.name: each.core.heard for pair in pairs for each in pair}
+            assert heard == {"a": [b"d"], "b": [b"c"], "c": [b"b"], "d": [b"a"]}
+            assert [name for each in (a, b, c, d) for name, _ in each.link.peers()] == ["d", "c", "b", "a"]
+            assert not any(each.link.failures or each.link.refusal for pair in pairs for each in pair)
