@@ -297,7 +297,7 @@ def failure(error: Exception) -> StoreFailed:
     """What went wrong, in words of ours: its kind, and the store's own text without what it may quote."""
     if isinstance(error, (RedisTimeout, TimeoutError)):
         return StoreFailed("timeout", "no answer in time")
-    if isinstance(error, ODD_ANSWERS) and not isinstance(error, RedisError):
+    if isinstance(error, ODD_ANSWERS) and not isinstance(error, (RedisError, OSError)):  # TLS raises both
         return StoreFailed("answer", f"an answer that no Redis gives: {str(error)[:150]}")
     kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "unreachable")
     text = str(error).partition("\n")[0][:200] or type(error).__name__
