@@ -107,7 +107,7 @@ class RouterLink:
             "router": self.name,
             "fleet": self._hub.settings.shared.name,
             "whole": link.whole,
-            "why": link.why,
+            "why": "" if link.whole else link.why,  # a session may fail, and another be open before anybody is alone
             "refused": link.refusal,
             "delay_ms": delay_ms,
             "routers": [{"name": name, "age_s": round(age_s, 3)} for name, age_s in link.peers()],

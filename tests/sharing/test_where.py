@@ -112,6 +112,22 @@ async def test_a_store_that_was_never_there_is_left_for_one_that_is(tmp_path: Pa
             await until(lambda: link.whole)
 
 
+async def test_a_session_that_is_lost_and_back_leaves_no_reason(tmp_path: Path, engine: FakeEngine) -> None:
+    """A connection that the store ends is replaced before the router counts as alone: the page says that it is whole,
+    and nothing of why it might not be."""
+    async with StoreServer() as server:
+        async with running(tmp_path / "settings", engine, shared__url=server.url) as router:
+            link = link_of(router.app)
+            await until(lambda: link.whole)
+            await server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+            await until(lambda: link.failures["unreachable"])
+            heard = link.counts["heard"]
+            await until(lambda: link.counts["heard"] > heard)
+            assert router.app.hub.link is not None
+            said = router.app.hub.link.status()
+            assert (said["whole"], said["why"], link.counts["interruptions"]) == (True, "", 0)
+
+
 async def test_databases_of_one_store_keep_routers_apart() -> None:
     """Routers with one name of a fleet and different databases do not hear each other, and each is whole; those with
     the same database do, with no more rights than the guide gives."""
