@@ -42,6 +42,7 @@ def names(nodes: list[ast.expr]) -> list[str]:
     return [node.id for part in nodes for node in [getattr(part, "value", part)] if isinstance(node, ast.Name)]
 
 
+@pytest.mark.long
 def test_what_is_not_compiled_inherits_from_nothing_that_is() -> None:
     """It would be a TypeError as soon as one is made. Protocols are only named."""
     protocols = {(file, node.name) for file, node, _ in classes() if "Protocol" in names(node.bases)}
@@ -54,6 +55,7 @@ def test_what_is_not_compiled_inherits_from_nothing_that_is() -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 def test_compiled_classes_inherit_no_weak_references() -> None:
     """mypyc adds its own list of them beside an inherited one. What is then freed leaves references that point at
     nothing, and the next collection of garbage ends the process: the logging module has such references to handlers."""
@@ -66,6 +68,7 @@ def test_compiled_classes_inherit_no_weak_references() -> None:
     assert wrong == []
 
 
+@pytest.mark.long
 def test_compiled_classes_keep_what_they_are_told() -> None:
     """mypyc drops keywords (`frozen=True`), and loses the attributes of an exception's class."""
     for file, node, _ in classes():

@@ -141,13 +141,13 @@ async def test_a_server_that_is_no_store_is_a_failure_and_no_bug(
     answer: bytes, scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever it answers: the link says why it is not whole, and no stack trace is logged."""
-    async with saying(answer) as port, linked(f"{scheme}://127.0.0.1:{port}", "a", timeout_s=0.5) as a:
-        await until(lambda: sum(a.link.failures.values()) >= 3)
+    async with saying(answer) as port, linked(f"{scheme}://127.0.0.1:{port}", "a", timeout_s=0.2) as a:
+        await until(lambda: sum(a.link.failures.values()) >= 2 and a.link.why != "not connected yet")
         assert not a.link.whole
-        assert a.link.why != "not connected yet"
         assert not events(caplog)["bug"]
 
 
+@pytest.mark.long
 async def test_a_cluster_that_is_none_or_dies_is_a_failure_and_no_bug(caplog: pytest.LogCaptureFixture) -> None:
     """The URL names a server that is in no cluster, or all nodes of one are gone: likewise."""
     async with StoreServer() as plain, linked(f"redis+cluster://127.0.0.1:{plain.port}", "a", timeout_s=0.5) as a:

@@ -325,6 +325,7 @@ async def test_tls_and_a_password(tmp_path: Path) -> None:
             assert "wr0ng" not in a.link.why
 
 
+@pytest.mark.long
 async def test_sentinels_lead_to_the_server_that_takes_writes() -> None:
     """`redis+sentinel://`: found through Sentinels, one of which does not answer; and found again when they have chosen
     another server."""

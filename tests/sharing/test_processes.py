@@ -29,6 +29,7 @@ async def sharing_of(client: ClientSession, admin_url: str) -> dict[str, Any]:
         return said
 
 
+@pytest.mark.long
 async def test_workers_share_through_their_hub(client: ClientSession, engine: FakeEngine, other: FakeEngine) -> None:
     """A router of several workers and one of a single process know each other's stored responses; a hub that is killed
     is back with all of them, since the store has kept them."""
@@ -84,7 +85,7 @@ async def _page(client: ClientSession, router: Command) -> dict[str, Any] | None
         return None
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_sighup_moves_a_router_to_another_store(
     workers: int, tmp_path: Path, client: ClientSession, engine: FakeEngine
 ) -> None:

@@ -45,6 +45,7 @@ def cluster(*, wire_s: float = 0.0, kv_tokens: int = demo.KV_TOKENS) -> Cluster:
     return Cluster(CALIBRATIONS[demo.CALIBRATION], kv_tokens, ("http://a", "http://b"), 1.0, wire_s)
 
 
+@pytest.mark.long
 async def test_both_worlds_are_asked_the_same() -> None:
     """Over HTTP and in the simulation a slice has the same requests, and engines count the same tokens of each."""
     trace = shipped(SETTINGS)
@@ -212,6 +213,7 @@ def test_peers_are_rendered(tmp_path: Path) -> None:
         assert pages.main(["--peers", str(file), "--root", str(tmp_path)]) == 1
 
 
+@pytest.mark.long
 def test_a_rival_that_is_missing_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a rival the others are measured all the same, and the missing one is named with what would help."""
     out = tmp_path / "agree.json"
@@ -241,6 +243,7 @@ def test_wrong_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 # The table of five workloads
 
 
+@pytest.mark.long
 def test_the_table_sends_what_the_simulation_asks() -> None:
     """A slice of the table has the scenario's prompts, answers and order; stretched, its requests come at the rate that
     it names, and those of the ladder's stage keep their distances."""

@@ -63,6 +63,7 @@ def test_rows_differ_in_who_places_and_in_pulls(tmp_path: Path, capsys: pytest.C
     assert main(["--pulls", "--policy", "warm"]) == 2
 
 
+@pytest.mark.long
 def test_nothing_changes_where_nothing_is_pulled() -> None:
     """Replicas that could send each other what they hold, before a router that may not say so, are as replicas that
     cannot: every figure to the digit."""
