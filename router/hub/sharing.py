@@ -35,7 +35,8 @@ class RouterLink:
     def __init__(self, hub: HubParts, admin_port: int) -> None:
         self._hub = hub
         shared = hub.settings.shared
-        self._address: StoreAddress | None = None  # of the session that is open, or is being opened
+        # Address of the store that the present session is with, or is to be with; None: no session has begun.
+        self._address: StoreAddress | None = None
         self.name = shared.router or f"{socket.gethostname()}:{admin_port}"
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
         limits = SharingLimits()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +126,7 @@ async def _clients(
         return client, client
     nodes = [ClusterNode(host, port) for host, port in address.hosts]
     cluster = RedisCluster(startup_nodes=nodes, **options)
-    stack.push_async_callback(cluster.aclose)
+    stack.push_async_callback(_close, cluster)
     await cluster.initialize()
     error: Exception = OSError("no node of the cluster answers")
     for node in cluster.get_primaries():
@@ -139,6 +139,15 @@ async def _clients(
         else:
             return cluster, client
     raise error
+
+
+async def _close(cluster: RedisCluster) -> None:
+    """Close its connections: redis-py 8 leaves those to the garbage collector where it had just lost a node, and was
+    about to ask for its nodes anew."""
+    await cluster.aclose()
+    for node in cluster.get_nodes():
+        with suppress(*FAILURES):  # of a connection that is no more
+            await node.disconnect()
 
 
 async def _connection(client: Redis) -> Any:  # noqa: ANN401 - redis-py has two kinds of connections

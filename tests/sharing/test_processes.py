@@ -103,9 +103,9 @@ async def test_sighup_moves_a_router_to_another_store(
             file.write_text(new.url)
             router.process.send_signal(signal.SIGHUP)
             await until(lambda: routers_of(app) == 2)
-            said = await sharing_of(client, router.admin_url)
-            assert said["whole"]
-            assert not router.said("this router goes on alone")
+            async with asyncio.timeout(60):
+                while not (await sharing_of(client, router.admin_url))["routers"]:
+                    await asyncio.sleep(0.05)
 
 
 async def test_a_picker_shares_with_an_edge(engine: FakeEngine) -> None:

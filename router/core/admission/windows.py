@@ -213,8 +213,9 @@ class Admission:
             self.full.discard(replica)
 
     def _is_full(self, member: Member) -> bool:
-        """Whether it has no room. Where the engine does not bear out what other routers say that they have open there,
-        that leaves room for one of this router's: whoever writes to the store that they share may say anything."""
+        """Whether it has no room. Where the engine tells no counts that would bear out what other routers say that they
+        have open there, there is room for one of this router's: whoever writes to the store that they share may say
+        anything."""
         doubtful = member.others_max is None and not member.leases and bool(member.others.open)
         return member.open_leases >= self.window(member.id) and not doubtful
 
