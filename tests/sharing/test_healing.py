@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import re
@@ -147,6 +148,8 @@ async def test_a_server_that_is_no_store_is_a_failure_and_no_bug(
         assert not events(caplog)["bug"]
 
 
+# redis-py 8.1 now and then leaves the connection to a cluster's lost node to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.long
 async def test_a_cluster_that_is_none_or_dies_is_a_failure_and_no_bug(caplog: pytest.LogCaptureFixture) -> None:
     """The URL names a server that is in no cluster, or all nodes of one are gone: likewise."""
@@ -163,6 +166,7 @@ async def test_a_cluster_that_is_none_or_dies_is_a_failure_and_no_bug(caplog: py
             await node.kill()
             await until(lambda: not a.link.whole and sum(a.link.failures.values()) >= 3)
     assert not events(caplog)["bug"]
+    gc.collect()  # here, and not while another test runs
 
 
 async def test_what_a_store_gets_back_late_is_learned_too(monkeypatch: pytest.MonkeyPatch) -> None:
