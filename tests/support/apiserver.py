@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
-from weakref import WeakSet
 
 import yaml
 from aiohttp import web
@@ -54,7 +53,7 @@ class ApiServer:
     bookmark_s: float = 1.0
     asked: Counter[str] = field(default_factory=Counter)  # requests by verb
     watching: set[asyncio.Transport] = field(default_factory=set)  # connections of watches
-    accepted: WeakSet[asyncio.Transport] = field(default_factory=WeakSet)  # all connections
+    accepted: set[asyncio.Transport] = field(default_factory=set)  # all connections since `up`
 
     async def __aenter__(self) -> Self:
         await self.up()
@@ -83,7 +82,8 @@ class ApiServer:
         self.port = self._runner.addresses[0][1]
 
     def _note_connections(self) -> None:
-        """Remember each connection: aiohttp's server forgets those that come while it waits for others to end."""
+        """Remember each connection: aiohttp's server forgets those that come while it waits for others to end, and
+        nothing else may refer to them then."""
         server = self._runner.server
         assert server is not None
         told, accepted = server.connection_made, self.accepted
