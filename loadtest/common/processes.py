@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import signal
 import socket
@@ -31,6 +32,9 @@ MEASURED_STOP_TIMEOUT_S = 2.0
 """Time from SIGTERM to SIGKILL for a process that writes to a file: it was measured, and has nothing to finish."""
 LAST_WORDS_TIMEOUT_S = 1.0
 LOOK_S = 0.02
+FREE_PORTS = range(10_000, 32_768)
+"""Ports below those that Linux gives away (net.ipv4.ip_local_port_range: 32768 to 60999)."""
+PORT_TRIES_MAX = 1_000
 FIRST_LINES_MAX = 1_000
 LAST_LINES_MAX = 12
 READY = re.compile(r"ready (http://\S+)")
@@ -233,12 +237,19 @@ async def until_ready(process: Process, missing: Callable[[], Awaitable[str]], e
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of 127.0.0.1 that were free a moment ago, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+    """TCP ports of 127.0.0.1, one behind the other, that were free a moment ago. The system gives none of them to a
+    connection or to whoever listens on port 0, so that only another call of this function can take one meanwhile."""
+    for _ in range(PORT_TRIES_MAX):
+        first = random.SystemRandom().randrange(FREE_PORTS.start, FREE_PORTS.stop - count)
+        ports = list(range(first, first + count))
+        with ExitStack() as stack:
+            try:
+                for port in ports:
+                    stack.enter_context(socket.socket()).bind((HOST, port))
+            except OSError:
+                continue
+            return ports
+    raise ProcessError(f"no {count} free ports in a row in {PORT_TRIES_MAX} tries")
 
 
 def free_port() -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
-from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ import openai
 import pytest
 
 from loadtest.common.envoy import EnvoyMode
+from loadtest.common.processes import free_port
 from router.core.facts.placements import Reason
 from tests.envoy.envoy import MODES, behind, chat, front
 from tests.gateway.asking import CHAT, endpoint, picking
@@ -48,7 +47,7 @@ async def picker_process(
         "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2, "listen.drain_s": 600,
     }.items():  # fmt: skip
         command += ["--set", f"{key}={value}"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=DEVNULL)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
         async with asyncio.timeout(120):
@@ -58,13 +57,6 @@ async def picker_process(
         if process.returncode is None:
             process.kill()
         await process.wait()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def test_a_picker_that_dies_hangs_and_comes_back(tmp_path: Path, client: aiohttp.ClientSession) -> None:

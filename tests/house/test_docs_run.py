@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from loadtest.common.processes import free_ports
 from tests.house.documents import NAMES, ROOT, code_blocks, page
 
 ELSEWHERE = {
@@ -63,25 +63,12 @@ SHOWN = re.findall(r"`((?:curl|printf) [^`]+)`", page("docs/operate/runbook.md")
 """What the runbook says to run: its commands stand in tables."""
 
 
-def free_ports(count: int) -> int:
-    """The first of so many free ports in a row, below those that systems give away; each process begins elsewhere."""
-    for first in range(10_000 + os.getpid() % 1_000 * count, 32_000, count):
-        with ExitStack() as sockets:
-            try:
-                for port in range(first, first + count):
-                    sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return first
-    raise OSError("no free ports")
-
-
 class Shell:
     """A folder with the files that pages speak of, and what was started in it."""
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
         self._folder, self._running = folder, running
-        self._base = free_ports(20)
+        self._base = free_ports(20)[0]
         self._router: subprocess.Popen[str] | None = None
         for block in code_blocks(page("docs/guide/quickstart.md"), "yaml"):
             (folder / "warmroute.yaml").write_text(self._mine(block))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from loadtest.common.processes import free_ports
 from router.commands import main as command
 from router.commands.loading import load
 from router.settings.schema import Settings
@@ -25,24 +25,10 @@ COMPOSE: dict[str, Any] = yaml.safe_load((EXAMPLES / "compose" / "compose.yaml")
 SCRIPT_TIMEOUT_S = 240.0
 
 
-def free_ports() -> tuple[int, int, int]:
-    """Ports for the router, its admin listener and the first of two replicas, whose next port is free too."""
-    while True:
-        with socket.socket() as one, socket.socket() as two, socket.socket() as three, socket.socket() as next_:
-            for each in (one, two, three):
-                each.bind(("127.0.0.1", 0))
-            ports = one.getsockname()[1], two.getsockname()[1], three.getsockname()[1]
-            try:
-                next_.bind(("127.0.0.1", ports[2] + 1))
-            except (OSError, OverflowError):
-                continue
-            return ports
-
-
 @asynccontextmanager
 async def script(**variables: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """examples/two-replicas/run.sh on free ports, and the URL of its router; ended at the end."""
-    router, admin, replica = map(str, free_ports())
+    router, admin, replica, _ = map(str, free_ports(4))  # the second replica takes the next
     bare = {key: value for key, value in os.environ.items() if not key.startswith("WARMROUTE_")}
     ports = {"ROUTER_PORT": router, "ADMIN_PORT": admin, "REPLICA_PORT": replica, "PYTHON": sys.executable}
     process = await asyncio.create_subprocess_exec(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import openai
 import pytest
 import yaml
 
+from loadtest.common.processes import free_port
 from tests.real.install import REPO
 from tests.real.install_litellm import program
 from tests.real.processes import Server
@@ -34,9 +34,7 @@ class Proxy:
         config["model_list"][0]["litellm_params"]["model"] = f"hosted_vllm/{MODEL}"
         path = folder / "litellm.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        with socket.socket() as free:  # it takes no port 0
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()  # LiteLLM takes no port 0
         self.url, self.key = f"http://127.0.0.1:{port}", f"sk-{secrets.token_hex(24)}"
         environment = os.environ | {
             "WARMROUTE_URL": f"{router.url}/v1",

@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,6 +20,7 @@ import aiohttp
 import pytest
 import yaml
 
+from loadtest.common.processes import free_ports
 from tests.supply.install import REPO, VENV
 
 DEPLOY = REPO / "deploy"
@@ -29,6 +29,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 UP_TIMEOUT_S = 240.0
 LOAD_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
+PORTS_MAX = 40
 PORT = re.compile(r"(?<![\d.])(?:8000|8001|9090|910\d|555\d|655\d)(?!\d)")
 
 
@@ -95,6 +96,7 @@ class Stand:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ports: dict[str, int] = {}
+        self._free = iter(free_ports(PORTS_MAX))
         self._prometheus = folder / "prometheus"
         shutil.copytree(DEPLOY / "prometheus", self._prometheus)
         config = self._prometheus / "prometheus.yml"
@@ -105,9 +107,7 @@ class Stand:
     def port(self, wanted: str) -> int:
         """The free port that stands for one of the file."""
         if wanted not in self._ports:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self._ports[wanted] = probe.getsockname()[1]
+            self._ports[wanted] = next(self._free)
         return self._ports[wanted]
 
     def local(self, text: str) -> str:

@@ -221,7 +221,7 @@ def test_image_serves_and_is_healthy(image: Built, workers: int) -> None:
     ports = free_ports(2)
     listen = [f"--port={ports[0]}", f"--admin-port={ports[1]}", f"--workers={workers}"]
     serve = image.command("warmroute", "serve", "--replica", "http://127.0.0.1:9", *listen)
-    process = subprocess.Popen(serve, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(serve, stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
         said, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)

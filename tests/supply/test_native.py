@@ -84,7 +84,7 @@ def serves(warmroute: Path, cwd: Path) -> str:
     """What the admin listener's first page says of a router that has been started with this command."""
     ports = free_ports(2)
     words = ["serve", "--replica", "http://127.0.0.1:9", f"--port={ports[0]}", f"--admin-port={ports[1]}"]
-    router = subprocess.Popen([warmroute, *words], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    router = subprocess.Popen([warmroute, *words], cwd=cwd, stdout=subprocess.PIPE)
     assert router.stdout is not None
     try:
         said, _, _ = select.select([router.stdout], [], [], START_TIMEOUT_S)
