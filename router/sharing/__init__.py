@@ -6,9 +6,11 @@ addresses  where the store is, as a URL says; checks is what is wrong with its s
 names      the store's name, asked for without a thread of the event loop's
 session    what is asked of an open session, and what may go wrong
 store      a session with Redis or Valkey
+wire       a connection of it, read as its bytes come
 frames     a message, as bytes
 sides      whose words the link carries
-link       the life of the link: sessions, whole or alone, saying, keeping
+link       the life of the link: sessions, whole or alone, keeping
+saying     when something is said, and what
 hearing    who is heard, and where each part of a message goes
 shared     rates, evidence and owners, as messages carry them
 tenants    one rate for each tenant over all routers

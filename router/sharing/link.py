@@ -1,9 +1,9 @@
 """The link between this router and others, through the store, in the background.
 
-One task says what the core and the store's side have to tell, as one message to all; one hears what others say; one
-keeps owners of stored responses in the store. They belong to a session, which ends at its first failure, and another is
-opened at once, then every RETRY_S. No request waits for any of it: what requests tell the link it remembers, and what
-they ask it answers from memory.
+What the core and the store's side have to tell is said as one message to all (saying.py), and what others say is heard
+(hearing.py); a task keeps owners of stored responses in the store. All of it belongs to a session, which ends at its
+first failure, and another is opened at once, then every RETRY_S. No request waits for any of it: what requests tell the
+link it remembers, and what they ask it answers from memory.
 
 A router hears its own messages as well. While it does, it knows that others can hear it and that it would hear them:
 the link is whole. When it has heard none for ALONE_S, whatever the store may be doing, it is alone, says so once, and
@@ -19,20 +19,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
-from router.sharing.frames import OWNERS_MAX, BadFrame, Frame, packed
+from router.sharing.frames import BadFrame, Frame, packed
 from router.sharing.handing import Handing
 from router.sharing.hearing import HeardRouters, Hearing
+from router.sharing.saying import Saying
 from router.sharing.session import REFUSALS, Open, Session, StoreFailed, Written
 from router.sharing.sides import CoreSharing, StateSide, StoreSide
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 0.251  # longest time between two messages: the core tells everything every 250 ms, and timers may be early
-REGULAR_S = 0.051  # between two messages while anything changes: the core says something every 50 ms; likewise
-URGENT_GAP_S = 0.011  # shortest time between two messages of what is urgent: the core says none within 10 ms
-URGENT_GAP_PER_ROUTER_S = 0.0025  # the same for each router that hears them, where that is longer
 ALONE_S = 0.75  # longest time without an own message heard; then this router is alone
-WATCH_S = 0.05  # interval of the looks whether the link is whole
+WATCH_S = 0.1  # interval of the looks whether the link is whole
 RETRY_S = 0.1  # between two tries to open a session
 KEEP_S = 1.0  # between two writes of this router's presence
 PRESENCE_S = 5.0  # time for which presence counts in the store
@@ -81,30 +78,35 @@ class SharingLink:
         self.delay_s: float | None = None  # time from saying to hearing the last own message
         self._peers = HeardRouters(name, origin, limits.peers_max)
         self._hearing = Hearing(self._peers, core, side, self.counts, origin)
+        self._saying = Saying(
+            core,
+            side,
+            self._hearing,
+            self.counts,
+            name=name,
+            origin=origin,
+            owners_max=limits.owners_max,
+            routers=lambda: self.routers,
+            clock=clock,
+        )
+        self.urgent, self.changed = self._saying.urgent, self._saying.changed  # the core has something to say
         self._handing: Handing | None = None
         if state is not None:
-            wake = self._wake_soon
+            wake = self._saying.soon
             self._handing = Handing(
                 state, self._peers, name=name, origin=origin, whole=lambda: self.whole, wake=wake, clock=clock
             )
-            self._hearing.handing = self._handing
-        self._news: deque[Written] = deque(maxlen=limits.owners_max)  # owners that others were not told of
-        # Owners that others were told of in messages that this router has not heard yet, with the times of these.
-        self._unheard: deque[tuple[float, Written]] = deque(maxlen=limits.owners_max)
+            self._hearing.handing = self._saying.handing = self._handing
         self._unwritten: deque[Written] = deque(maxlen=limits.owners_max)  # owners that the store was not told of
         self._made: deque[Written] = deque(maxlen=limits.owners_max)  # all owners that this router has told of
         self._lost = False  # whether the store had something of this router's, and has it no more
         self._present, self._rewritten_s = False, float("-inf")
-        self._wake, self._write = asyncio.Event(), asyncio.Event()
-        self._urgent = self._changed = False  # since the last message
-        self._telling = False  # something of the handing over is to be said
-        self._leaving = False  # nothing is said any more but that
+        self._write = asyncio.Event()
         # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
         # late but not read yet.
         self._awake_s = 0.0
         self._echo_s = float("-inf")  # time of the last own message that was heard, likewise
         self._whole_s: float | None = None  # last time at which the link was whole
-        self._begin = self._everything = True  # the next message asks others to say everything; says everything
         self._session: Session | None = None
         self._elsewhere = asyncio.Event()  # the session is to end, since another one would be with another store
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,26 +116,10 @@ class SharingLink:
     def made(self, response_id: str, replica: str, tenant: str) -> None:
         """A stored response was made: others are told at once, and the store soon."""
         made = (response_id, replica, tenant)
-        self._news.append(made)
         self._unwritten.append(made)
         self._made.append(made)
-        self._wake.set()
+        self._saying.made(made)
         self._write.set()
-
-    def _wake_soon(self) -> None:
-        """Something had better be said before it is time."""
-        self._telling = True
-        self._wake.set()
-
-    def urgent(self) -> None:
-        """The core has something to say that had better not wait."""
-        self._urgent = True
-        self._wake.set()
-
-    def changed(self) -> None:
-        """The core has something to say."""
-        self._changed = True
-        self._wake.set()
 
     # -- what it is asked --------------------------------------------------------------------------------------------
 
@@ -160,11 +146,12 @@ class SharingLink:
 
     async def close(self) -> None:
         """Tell others that this router leaves, as far as that takes no time, and end."""
-        session, self._leaving = self._session, True
+        session = self._session
+        self._saying.leave()
         if session is not None and self.whole:
             try:
                 async with asyncio.timeout(CLOSE_S):
-                    await session.say(packed(Frame(name=self.name, leaving=True), self.origin, self._clock()))
+                    session.say(packed(Frame(name=self.name, leaving=True), self.origin, self._clock()))
                     await session.leave(self.name)
             except (StoreFailed, TimeoutError):
                 log.debug("others were not told that this router leaves", extra={"event": "sharing_not_left"})
@@ -179,8 +166,7 @@ class SharingLink:
                 self._whole_s = None  # what another store keeps is read from its beginning
             try:
                 async with self._open() as session:
-                    self._session, self._begin, self._everything = session, True, True
-                    self._tell_again()
+                    self._session = session
                     try:
                         await self._serve(session)
                     finally:
@@ -191,7 +177,13 @@ class SharingLink:
 
     async def _serve(self, session: Session) -> None:
         """Say, hear and keep, until one of them fails or the store is elsewhere. Raises StoreFailed."""
-        works = [session.listen(self._heard), self._say(session), self._keep(session), self._silence(), self._moved()]
+        works = [
+            session.listen(self._heard),
+            self._saying.say(session),
+            self._keep(session),
+            self._silence(),
+            self._moved(),
+        ]
         if self._handing is not None:
             works += [self._handing.give(session), self._handing.ask(session)]
         tasks = [asyncio.ensure_future(work) for work in works]
@@ -204,17 +196,12 @@ class SharingLink:
     async def _silence(self) -> None:
         """Fail when own messages are not heard: one of the two directions is cut. Raises StoreFailed."""
         opened_s = self._awake_s
-        while self._awake_s - max(self._echo_s, opened_s) < ALONE_S:  # noqa: ASYNC110 - a look every so often
-            await asyncio.sleep(WATCH_S)
+        while (left_s := max(self._echo_s, opened_s) + ALONE_S - self._awake_s) > 0:  # noqa: ASYNC110 - mostly one look
+            await asyncio.sleep(max(WATCH_S, left_s))
         raise StoreFailed("silent", "own messages are not heard")
 
     async def _moved(self) -> None:
         await self._elsewhere.wait()
-
-    def _tell_again(self) -> None:
-        """What was said to a session that has failed, and was not heard, is news again: nobody may have heard it."""
-        self._news = deque([*(owner for _, owner in self._unheard), *self._news], self._news.maxlen)
-        self._unheard.clear()
 
     def _failed(self, failed: StoreFailed) -> None:
         self.failures[failed.kind] += 1
@@ -255,62 +242,6 @@ class SharingLink:
         fields = {"name": self.name, "routers": self.routers}
         log.info("this router hears itself through the store", extra={"event": "sharing_whole", "fields": fields})
 
-    # -- saying ------------------------------------------------------------------------------------------------------
-
-    async def _say(self, session: Session) -> None:
-        said_s = float("-inf")
-        while True:
-            if self._leaving:  # a message behind the goodbye would make others count this router again
-                await asyncio.Event().wait()
-            now_s = self._clock()
-            core = self._of_core(now_s)
-            told = self._news or self._begin or self._hearing.asked or self._telling
-            if core is not None or told or now_s - said_s >= BEAT_S:
-                self._telling = False
-                message = self._next(core or b"", now_s)
-                await session.say(message)
-                self.counts["said"] += 1
-                self.counts["said_bytes"] += len(message)
-                said_s = now_s
-            await self._pause(said_s)
-
-    def _of_core(self, now_s: float) -> bytes | None:
-        """The core's next message. Where it is too soon for one, what the core had to say it still has to say; and what
-        it does not say in this message is news from then on."""
-        urgent, changed = self._urgent, self._changed
-        self._urgent = self._changed = False
-        core = self._core.say(now_s)
-        if core is None:
-            self._urgent, self._changed = self._urgent or urgent, self._changed or changed
-        return core
-
-    async def _pause(self, said_s: float) -> None:
-        """Wait until it is time for another message, or for the core to be asked for one."""
-        loop, asked_s = asyncio.get_running_loop(), self._clock()
-        urgent_gap_s = min(REGULAR_S, max(URGENT_GAP_S, URGENT_GAP_PER_ROUTER_S * self.routers))
-        while not (self._news or self._hearing.asked or self._telling):
-            gap_s = urgent_gap_s if self._urgent else REGULAR_S if self._changed else BEAT_S
-            left_s = max(said_s, asked_s - gap_s / 2) + gap_s - self._clock()
-            if left_s <= 0:
-                return
-            self._wake.clear()
-            timer = loop.call_later(left_s, self._wake.set)  # half of the CPU of asyncio.timeout
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
-
-    def _next(self, core: bytes, now_s: float) -> bytes:
-        """The next message, with owners that were not told yet."""
-        everything = self._everything or self._hearing.asked
-        frame = Frame(name=self.name, begun=self._begin, core=core)
-        frame.asks = self._handing.asks if self._handing is not None else None
-        self._side.add_to(frame, everything=everything)
-        frame.owners = [self._news.popleft() for _ in range(min(OWNERS_MAX, len(self._news)))]
-        self._unheard.extend((now_s, owner) for owner in frame.owners)
-        self._begin = self._everything = self._hearing.asked = False
-        return packed(frame, self.origin, now_s)
-
     # -- hearing -----------------------------------------------------------------------------------------------------
 
     def _heard(self, message: bytes) -> None:
@@ -328,13 +259,12 @@ class SharingLink:
         if own_s is not None:
             self._echo_s, self.delay_s = self._awake_s, max(0.0, now_s - own_s)
             self._whole_s = now_s
-            while self._unheard and self._unheard[0][0] <= own_s:
-                self._unheard.popleft()
+            self._saying.heard(own_s)
             self.why = ""
             if not self.whole:
                 self._became_whole()
-        elif self._hearing.asked:
-            self._wake.set()
+        else:
+            self._saying.answer()
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 

@@ -25,8 +25,9 @@ KINDS = ("unreachable", "timeout", "refused", "silent", *sorted(REFUSALS))
 class Session(Protocol):
     """An open session. Every method raises StoreFailed, and `listen` never returns otherwise."""
 
-    async def say(self, message: bytes) -> None:
-        """Publish a message to all routers, this one included."""
+    def say(self, message: bytes) -> None:
+        """Publish a message to all routers, this one included, and wait for nothing. Where the store does not take it
+        `listen` fails."""
 
     async def listen(self, hear: Callable[[bytes], None]) -> None:
         """Give every message to `hear` as it comes."""

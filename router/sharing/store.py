@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import hiredis
 from redis.asyncio import Redis, Sentinel
 from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import DefaultParser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
+    InvalidResponse,
     MaxConnectionsError,
     NoPermissionError,
     OutOfMemoryError,
@@ -37,8 +41,10 @@ from redis.exceptions import TimeoutError as RedisTimeout
 from router.sharing.addresses import StoreAddress, StoreKind
 from router.sharing.names import found
 from router.sharing.session import StoreFailed, Written
+from router.sharing.wire import Wire
 
-SLICE_S = 0.0005  # time that messages are heard for in one go, but for the last of them
+REPLY_BYTES_MAX = 64 << 20  # of a message; routers say none of over FRAME_BYTES_MAX, and pass by those that are longer
+UNANSWERED_MAX = 256  # messages that the store has not answered
 PAGE = 512  # entries of the stream of owners that are read at once
 FIELDS = (b"i", b"r", b"t")  # fields of an entry: id of the response, replica, tenant
 # Exceptions of redis-py, and of Python where the store's answer has another shape than the command's.
@@ -65,9 +71,9 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
             keys, messages = await _clients(address, with_options, stack)
             said, heard = [await _connection(messages) for _ in range(2)]
             store = Store(keys, said, heard, name, timeout_s, address.database)
+            await store.subscribe()
         except FAILURES as error:
             raise failure(error) from error
-        await store.subscribe()
         yield store
 
 
@@ -151,12 +157,15 @@ async def _close(cluster: RedisCluster) -> None:
 
 
 async def _connection(client: Redis) -> Any:  # noqa: ANN401 - redis-py has two kinds of connections
-    """A connection of the client's pool that is kept: dozens of messages go over it each second, and over a kept one
-    they take under half of the CPU, without what commands of redis-py 8 do besides (taking a connection from the pool,
-    trying again, a timer for each read and write). `Store` limits how long a message may take."""
-    connection: Any = await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py's
-    connection.socket_timeout = None
-    return connection
+    """A connection of the client's pool that is kept, and closed with the pool."""
+    return await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py's
+
+
+def _wire(connection: Any, taken: Callable[[Any], None], ended: Callable[[Exception], None]) -> Wire:  # noqa: ANN401 - likewise
+    """Read a connection of redis-py's, on which nothing is under way, as its bytes come; the client closes it."""
+    transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py 8 does not hand it out
+    reader = hiredis.Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
+    return Wire(transport, reader, taken, ended, REPLY_BYTES_MAX)
 
 
 class Store:
@@ -173,47 +182,80 @@ class Store:
     ) -> None:
         """Messages go out over the connection `said`, and come over `heard`; both are closed with their client."""
         self._keys: Any = keys  # the types of redis-py say of each command that it may be awaited, or not
-        self._said, self._heard = said, heard
-        self._saying = asyncio.Lock()  # answers come in the order of messages
+        self._pack: Callable[..., Iterable[bytes]] = said.pack_command
+        self._said = _wire(said, self._take_answer, self._fail)
+        self._heard = _wire(heard, self._take_message, self._fail)
+        self._unanswered: deque[float] = deque()  # times at which messages were said that the store has not answered
+        self._early = list[bytes]()  # messages that came before anybody listened
+        self._hear = self._early.append
+        self._subscribed, self._over = asyncio.Event(), asyncio.Event()
+        self._error: Exception | None = None  # that ended the session, or a bug in hearing
         self._timeout_s = timeout_s
         base = f"warmroute:{{{name}}}:"
         self._base = base
         self._channel = f"{base}said:{database}" if database else f"{base}said"
         self._owners, self._router = f"{base}responses", f"{base}router:"
 
-    async def say(self, message: bytes) -> None:
-        """Publish a message to all routers, this one included."""
-        try:
-            async with asyncio.timeout(self._timeout_s), self._saying:
-                if not self._said.is_connected:  # redis-py would connect again, maybe to a server that is no master now
-                    raise StoreFailed("unreachable", "the connection for messages is closed")
-                await self._said.send_command("PUBLISH", self._channel, message)
-                await self._said.read_response()
-        except FAILURES as error:
-            raise failure(error) from error
+    def say(self, message: bytes) -> None:
+        """Publish a message to all routers, this one included. What the store says to it is read when it comes; where
+        it says nothing in time to one, the next one fails."""
+        if self._error is not None:
+            raise self._error if isinstance(self._error, StoreFailed) else failure(self._error)
+        now_s, waiting = time.monotonic(), self._unanswered
+        if waiting and (now_s - waiting[0] >= self._timeout_s or len(waiting) >= UNANSWERED_MAX):
+            raise failure(TimeoutError())
+        waiting.append(now_s)
+        self._said.write(b"".join(self._pack("PUBLISH", self._channel, message)))
+
+    def _take_answer(self, reply: Any) -> None:  # noqa: ANN401 - whatever the store hands out
+        """The store has said to how many a message was passed on, or why it was not."""
+        if isinstance(reply, Exception):
+            self._fail(reply)
+        elif self._unanswered:
+            self._unanswered.popleft()
+
+    def _take_message(self, reply: Any) -> None:  # noqa: ANN401 - likewise
+        """A message has come, or the answer to the subscription."""
+        if isinstance(reply, Exception):
+            self._fail(reply)
+        elif _is_message(reply):
+            try:
+                self._hear(reply[2])
+            except Exception as bug:
+                self._end(bug)
+        else:
+            self._subscribed.set()
+
+    def _fail(self, error: Exception) -> None:
+        """The store has failed, or somebody who looks like it."""
+        self._end(failure(error))
+
+    def _end(self, why: Exception) -> None:
+        if self._error is None:
+            self._error = why
+        self._subscribed.set()
+        self._over.set()
 
     async def subscribe(self) -> None:
         """Begin to hear, before anything is said: the store answers two connections in any order, and a first message
-        that came before the subscription would have others answer a router that does not hear them yet."""
-        await self._try(self._heard.send_command, "SUBSCRIBE", self._channel)
-        await self._try(self._heard.read_response)
+        that came before the subscription would have others answer a router that does not hear them yet. Raises
+        StoreFailed, or TimeoutError."""
+        self._heard.write(b"".join(self._pack("SUBSCRIBE", self._channel)))
+        async with asyncio.timeout(2 * self._timeout_s):
+            await self._subscribed.wait()
+        if self._error is not None:
+            raise self._error
 
     async def listen(self, hear: Callable[[bytes], None]) -> None:
-        """Give every message to `hear` as it comes, from the first one since the session began, until cancelled."""
-        try:
-            heard_s = 0.0  # time that hearing has taken since others were let in
-            while True:
-                said = await self._heard.read_response()
-                if not _is_message(said):
-                    continue
-                begun_s = time.monotonic()
-                hear(said[2])
-                heard_s += time.monotonic() - begun_s
-                if heard_s > SLICE_S:  # messages that came together are read without a pause
-                    heard_s = 0.0
-                    await asyncio.sleep(0)
-        except (RedisError, OSError) as error:  # not what a bug in hearing raises
-            raise failure(error) from error
+        """Give every message to `hear` as it comes, from the first one since the session began, until cancelled. Raises
+        what a bug in `hear` has raised."""
+        for message in self._early:
+            hear(message)
+        self._early.clear()
+        self._hear = hear
+        await self._over.wait()
+        if self._error is not None:
+            raise self._error
 
     async def now_ms(self) -> int:
         """The store's clock, of which the ids of a stream are made, in ms since 1970."""

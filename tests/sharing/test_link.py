@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 import pytest
 import trustme
 
-from router.sharing import hearing, link
+from router.sharing import hearing, link, saying
 from router.sharing.addresses import parsed
-from router.sharing.link import BEAT_S, URGENT_GAP_S
+from router.sharing.saying import BEAT_S, URGENT_GAP_S
 from router.sharing.session import StoreFailed
 from router.sharing.store import TlsFiles, _is_message, opened
 from tests.sharing.links import OneRouter, linked
@@ -64,7 +64,7 @@ async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeyp
     there is more: the core is asked again though no message is due for a minute."""
     async with StoreServer() as server, linked(server.url, "a") as a, linked(server.url, "b") as b:
         await until(lambda: a.link.routers == 2 and b.link.whole)
-        monkeypatch.setattr(link, "BEAT_S", 60.0)
+        monkeypatch.setattr(saying, "BEAT_S", 60.0)
         monkeypatch.setattr(link, "ALONE_S", 60.0)
         monkeypatch.setattr(hearing, "SILENT_S", 60.0)
         a.core.left = getattr(a.link, told)
@@ -76,8 +76,8 @@ async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeyp
 
 async def test_who_leaves_says_nothing_behind_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """However much its core has to say: others would take the router for one that is new."""
-    monkeypatch.setattr(link, "URGENT_GAP_S", 0.0)
-    monkeypatch.setattr(link, "URGENT_GAP_PER_ROUTER_S", 0.0)
+    monkeypatch.setattr(saying, "URGENT_GAP_S", 0.0)
+    monkeypatch.setattr(saying, "URGENT_GAP_PER_ROUTER_S", 0.0)
     async with StoreServer() as server, linked(server.url, "a") as a:
         a.core.to_say, a.core.left = [b"x"] * 100_000, a.link.urgent
         await until(lambda: a.link.whole and a.core.asked > 10)
@@ -93,7 +93,7 @@ async def test_the_first_message_is_heard_by_its_router_as_well() -> None:
         for n in range(20):
             heard: list[bytes] = []
             async with opened(parsed(server.url), "f", 5.0, TlsFiles()) as store:
-                await store.say(b"%d" % n)
+                store.say(b"%d" % n)
                 task = asyncio.create_task(store.listen(heard.append))
                 await until(lambda heard=heard: heard)
                 task.cancel()
@@ -105,14 +105,37 @@ async def test_the_first_message_is_heard_by_its_router_as_well() -> None:
 async def test_a_message_without_an_answer_fails_in_time() -> None:
     """A store that takes a message and says nothing to it counts as gone after `timeout_s`."""
     async with StoreServer() as server, opened(parsed(server.url), "f", 0.3, TlsFiles()) as store:
-        await store.say(b"x")
         server.freeze()
+        store.say(b"x")
+        await asyncio.sleep(0.3)
         with pytest.raises(StoreFailed, match="no answer in time") as failed:
-            await store.say(b"x")
+            store.say(b"x")
         server.thaw()
         assert failed.value.kind == "timeout"
+
+
+async def test_a_message_that_is_refused_ends_the_session() -> None:
+    """Nobody waits for what the store says to a message: a session whose messages are refused fails by its listener."""
+    async with StoreServer() as server, opened(parsed(server.url), "f", 5.0, TlsFiles()) as store:
+        assert (await server.ask("ACL", "SETUSER", "default", "-publish")).startswith(b"+OK")
+        store.say(b"x")
+        with pytest.raises(StoreFailed) as failed:
+            await store.listen(lambda _: None)
+        assert failed.value.kind == "denied"
         with pytest.raises(StoreFailed):
-            await store.say(b"x")
+            store.say(b"x")
+
+
+async def test_a_bug_in_hearing_is_no_failure_of_the_store() -> None:
+    """It is raised as it is, so that the link logs it."""
+
+    def hear(message: bytes) -> None:
+        raise ValueError(message.decode())
+
+    async with StoreServer() as server, opened(parsed(server.url), "f", 5.0, TlsFiles()) as store:
+        store.say(b"a bug")
+        with pytest.raises(ValueError, match="a bug"):
+            await store.listen(hear)
 
 
 def test_what_is_no_message_is_passed_over() -> None:

@@ -1,0 +1,104 @@
+"""A connection that is read as its bytes come: whole replies are taken, and its end is told once, whatever is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import hiredis
+import pytest
+
+from router.sharing import wire
+from router.sharing.wire import Wire
+from tests.support.waiting import until
+
+BYTES_MAX = 1_000
+
+
+class Odd(Exception):
+    """What the reader raises for bytes that are no reply."""
+
+
+class Taken:
+    """One end of a connection, and what it was told; the other end is `peer`."""
+
+    def __init__(self, peer: asyncio.StreamWriter, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.replies, self.ends = list[Any](), list[Exception]()
+        self.peer, self.writer, self.seen = peer, writer, reader
+        self.take: Callable[[Any], None] = self.replies.append
+        replies = hiredis.Reader(protocolError=Odd)
+        self.wire = Wire(writer.transport, replies, lambda reply: self.take(reply), self.ends.append, BYTES_MAX)
+
+
+@asynccontextmanager
+async def taken() -> AsyncIterator[Taken]:
+    """A connection of this machine, whose one end a Wire has taken over; both ends are closed with the block."""
+    came: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
+    server = await asyncio.start_server(lambda *ends: came.set_result(ends), "127.0.0.1", 0)
+    async with server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        seen, peer = await came
+        try:
+            yield Taken(peer, seen, writer)
+        finally:
+            for each in (writer, peer):
+                each.close()
+            await writer.wait_closed()  # by the streams that it was read by before
+
+
+async def test_replies_are_taken_as_they_become_whole() -> None:
+    """However the bytes are cut: each reply once, in order, errors of the other side among them; and what is written
+    arrives."""
+    async with taken() as one:
+        for byte in b"+OK\r\n:7\r\n$2\r\nhi\r\n-ERR no\r\n":
+            one.peer.write(bytes((byte,)))
+            await asyncio.sleep(0)
+        one.peer.write(b"*2\r\n:1\r\n:2\r\n:3\r\n")
+        await until(lambda: len(one.replies) == 6)
+        assert one.replies[:3] == [b"OK", 7, b"hi"]
+        assert isinstance(one.replies[3], hiredis.ReplyError)
+        assert one.replies[4:] == [[1, 2], 3]
+        one.wire.write(b"PING\r\n")
+        assert await one.seen.readline() == b"PING\r\n"
+        assert not one.ends
+
+
+async def test_the_end_is_told_once_and_by_its_reason() -> None:
+    """The other side closes; it sends what is no reply; it sends one that never ends: nothing is taken from then on."""
+    async with taken() as one:
+        one.peer.close()
+        await until(lambda: one.ends)
+        one.writer.close()
+    assert [type(each) for each in one.ends] == [ConnectionError]
+    async with taken() as one:
+        one.peer.write(b"+OK\r\nHTTP/1.1 400 Bad Request\r\n\r\n+OK\r\n")
+        await until(lambda: one.ends)
+        one.peer.write(b"+OK\r\n")
+        await one.peer.drain()
+    assert ([type(each) for each in one.ends], one.replies) == ([Odd], [b"OK"])
+    async with taken() as one:
+        one.peer.write(b"$5000\r\n" + 800 * b"x")
+        one.peer.write(800 * b"x")
+        await until(lambda: one.ends)
+        one.peer.write(5_000 * b"x" + b"\r\n+OK\r\n")
+        await one.peer.drain()
+    assert (str(one.ends[0]), len(one.ends), one.replies) == ("a reply of more than 1000 bytes", 1, [])
+
+
+async def test_many_replies_at_once_let_others_have_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies that take long are taken a few at a time, and none is lost."""
+    monkeypatch.setattr(wire, "SLICE_S", -1.0)
+    turns = list[int]()
+    async with taken() as one:
+
+        def take(reply: Any) -> None:
+            one.replies.append(reply)
+            asyncio.get_running_loop().call_soon(lambda: turns.append(len(one.replies)))
+
+        one.take = take
+        one.peer.write(b"".join(b":%d\r\n" % n for n in range(100)))
+        await until(lambda: len(turns) == 100)
+    assert one.replies == list(range(100))
+    assert turns == list(range(1, 101))
