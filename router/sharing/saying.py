@@ -88,14 +88,15 @@ class Saying:
         self._news = deque([*(owner for _, owner in self._unheard), *self._news], self._news.maxlen)
         self._unheard.clear()
         self._said_s = self._asked_s = float("-inf")
-        self._session, self._failed = session, asyncio.get_running_loop().create_future()
-        if self._leaving:
-            self._session = None
+        self._session = None if self._leaving else session
+        self._failed = failed = asyncio.get_running_loop().create_future()
         try:
             self._turn()
-            await self._failed
+            await failed
         finally:
             self._stop()
+            if not failed.cancelled() and failed.done():
+                failed.exception()  # that of one that was cancelled at the same moment is nobody's
 
     def leave(self) -> None:
         """Say nothing any more: a message behind the goodbye would make others count this router again."""

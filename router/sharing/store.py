@@ -74,7 +74,11 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
             await store.subscribe()
         except FAILURES as error:
             raise failure(error) from error
-        yield store
+        try:
+            yield store
+        except BaseException:
+            store.abort()
+            raise
 
 
 async def _some_found(address: StoreAddress, within_s: float) -> None:
@@ -225,6 +229,11 @@ class Store:
                 self._end(bug)
         else:
             self._subscribed.set()
+
+    def abort(self) -> None:
+        """The session is over, and maybe nobody is there to part from."""
+        self._said.abort()
+        self._heard.abort()
 
     def _fail(self, error: Exception) -> None:
         """The store has failed, or somebody who looks like it."""

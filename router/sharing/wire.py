@@ -48,6 +48,12 @@ class Wire(asyncio.Protocol):
         """Send these bytes; what the system does not take at once is kept."""
         self._transport.write(data)
 
+    def abort(self) -> None:
+        """Close the connection at once, without a goodbye of TLS to somebody who may not answer. Nothing is taken or
+        told any more."""
+        self._over = True
+        self._transport.abort()
+
     def data_received(self, data: bytes) -> None:
         """More bytes have come (asyncio.Protocol)."""
         if self._over:

@@ -87,6 +87,15 @@ async def test_the_end_is_told_once_and_by_its_reason() -> None:
     assert (str(one.ends[0]), len(one.ends), one.replies) == ("a reply of more than 1000 bytes", 1, [])
 
 
+async def test_who_aborts_hears_nothing_any_more() -> None:
+    """The other side sees the end, and what has come meanwhile is not taken."""
+    async with taken() as one:
+        one.wire.abort()
+        one.wire.data_received(b"+OK\r\n")
+        assert await one.seen.read() == b""
+    assert (one.replies, one.ends) == ([], [])
+
+
 async def test_many_replies_at_once_let_others_have_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies that take long are taken a few at a time, and none is lost."""
     monkeypatch.setattr(wire, "SLICE_S", -1.0)
