@@ -73,7 +73,10 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
             store = Store(keys, said, heard, name, timeout_s, address.database)
             await store.subscribe()
         except FAILURES as error:
-            raise failure(error) from error
+            failed = failure(error)
+            if address.tls and failed.kind == "timeout":  # a server without TLS waits for the end of the first line
+                failed = StoreFailed("timeout", "no answer in time; does that port speak TLS, as rediss:// wants?")
+            raise failed from error
         try:
             yield store
         except BaseException:

@@ -162,3 +162,11 @@ async def test_databases_of_one_store_keep_routers_apart() -> None:
             assert heard == {"a": [b"d"], "b": [b"c"], "c": [b"b"], "d": [b"a"]}
             assert [name for each in (a, b, c, d) for name, _ in each.link.peers()] == ["d", "c", "b", "a"]
             assert not any(each.link.failures or each.link.refusal for pair in pairs for each in pair)
+
+
+async def test_tls_to_a_port_without_it_is_told() -> None:
+    """Redis waits in silence for more of what it takes for a line: the reason says what to look at."""
+    async with StoreServer() as server:
+        url = server.url.replace("redis://", "rediss://")
+        async with linked(url, "a", timeout_s=0.2) as a:
+            await until(lambda: "speak TLS" in a.link.why)
