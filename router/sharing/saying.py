@@ -1,7 +1,7 @@
 """When this router says something to all others, and what: the core's message, and what is shared besides.
 
 No task runs for it: a timer of the loop is set for the next message, and anew where something happens that had better
-be said sooner. With a task that is woken for each message one takes half as much CPU again.
+be said sooner. A task would be woken for each message besides (wire.py has what that took).
 """
 
 from __future__ import annotations

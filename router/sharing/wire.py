@@ -1,7 +1,8 @@
 """A connection on which bytes are read as they come, without tasks and streams.
 
-Dozens of messages go each second between routers, and each wakes all of them. By a client library's streams, which wake
-a task for each message, hearing one takes twice the CPU and saying one half as much again, whatever it says.
+Dozens of messages go each second between routers, and each wakes all of them. A client library's streams wake a task
+besides for each message: with them, and a task that says messages, sharing took a fourth more CPU
+(docs/evidence/routers.md).
 """
 
 from __future__ import annotations
