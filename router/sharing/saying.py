@@ -20,7 +20,9 @@ BEAT_S = 0.251  # longest time between two messages: the core tells everything e
 REGULAR_S = 0.051  # between two messages while anything changes: the core says something every 50 ms; likewise
 URGENT_GAP_S = 0.011  # shortest time between two messages of what is urgent: the core says none within 10 ms
 URGENT_GAP_PER_ROUTER_S = 0.0025  # the same for each router that hears them, where that is longer
-EARLY_S = 0.0009  # a message goes out so long before it is time: timers of uvloop count whole milliseconds
+# Longest time by which a message may go out too early. Timers of uvloop are set to the nearest millisecond, and a turn
+# of the loop that finds a message not due yet is one more wake.
+EARLY_S = 0.0009
 
 
 class Saying:
@@ -48,7 +50,7 @@ class Saying:
         self._unheard: deque[tuple[float, Written]] = deque(maxlen=owners_max)
         self._urgent = self._changed = False  # since the last message
         self._telling = False  # something of the handing over is to be said
-        self._begin = self._everything = True  # the next message asks others to say everything; says everything
+        self._begin = True  # whether the next message says everything, and asks others to do so
         self._said_s = self._asked_s = float("-inf")  # time of the last message; at which the core was last asked
         self._session: Session | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +85,7 @@ class Saying:
 
     async def say(self, session: Session) -> None:
         """Say what there is, until cancelled. Raises StoreFailed."""
-        self._begin = self._everything = True
+        self._begin = True
         # What was said to a session that has failed, and was not heard, is news again: nobody may have heard it.
         self._news = deque([*(owner for _, owner in self._unheard), *self._news], self._news.maxlen)
         self._unheard.clear()
@@ -96,7 +98,7 @@ class Saying:
         finally:
             self._stop()
             if not failed.cancelled() and failed.done():
-                failed.exception()  # that of one that was cancelled at the same moment is nobody's
+                failed.exception()  # asyncio logs an exception that nobody has asked for, as where `say` is cancelled
 
     def leave(self) -> None:
         """Say nothing any more: a message behind the goodbye would make others count this router again."""
@@ -185,11 +187,11 @@ class Saying:
 
     def _next(self, core: bytes, now_s: float) -> bytes:
         """The next message, with owners that were not told yet."""
-        everything = self._everything or self._hearing.asked
+        everything = self._begin or self._hearing.asked
         frame = Frame(name=self._name, begun=self._begin, core=core)
         frame.asks = self.handing.asks if self.handing is not None else None
         self._side.add_to(frame, everything=everything)
         frame.owners = [self._news.popleft() for _ in range(min(OWNERS_MAX, len(self._news)))]
         self._unheard.extend((now_s, owner) for owner in frame.owners)
-        self._begin = self._everything = self._hearing.asked = False
+        self._begin = self._hearing.asked = False
         return packed(frame, self._origin, now_s)

@@ -43,7 +43,9 @@ from router.sharing.names import found
 from router.sharing.session import StoreFailed, Written
 from router.sharing.wire import Wire
 
-REPLY_BYTES_MAX = 64 << 20  # of a message; routers say none of over FRAME_BYTES_MAX, and pass by those that are longer
+# Bytes of one reply or message of the store; a longer one ends the session. Messages of more than FRAME_BYTES_MAX and
+# less than this are read and passed by, so that somebody who writes them does not part the routers.
+REPLY_BYTES_MAX = 64 << 20
 UNANSWERED_MAX = 256  # messages that the store has not answered
 PAGE = 512  # entries of the stream of owners that are read at once
 FIELDS = (b"i", b"r", b"t")  # fields of an entry: id of the response, replica, tenant
@@ -69,7 +71,8 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
         try:
             await _some_found(address, timeout_s)
             keys, messages = await _clients(address, with_options, stack)
-            said, heard = [await _connection(messages) for _ in range(2)]
+            pool: Any = messages.connection_pool
+            said, heard = await pool.get_connection(), await pool.get_connection()  # closed with the pool
             store = Store(keys, said, heard, name, timeout_s, address.database)
             await store.subscribe()
         except FAILURES as error:
@@ -163,12 +166,7 @@ async def _close(cluster: RedisCluster) -> None:
             await node.disconnect()
 
 
-async def _connection(client: Redis) -> Any:  # noqa: ANN401 - redis-py has two kinds of connections
-    """A connection of the client's pool that is kept, and closed with the pool."""
-    return await client.connection_pool.get_connection()  # type: ignore[no-untyped-call]  # redis-py's
-
-
-def _wire(connection: Any, taken: Callable[[Any], None], ended: Callable[[Exception], None]) -> Wire:  # noqa: ANN401 - likewise
+def _wire(connection: Any, taken: Callable[[Any], None], ended: Callable[[Exception], None]) -> Wire:  # noqa: ANN401 - redis-py has two kinds
     """Read a connection of redis-py's, on which nothing is under way, as its bytes come; the client closes it."""
     transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py 8 does not hand it out
     reader = hiredis.Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
@@ -196,7 +194,7 @@ class Store:
         self._early = list[bytes]()  # messages that came before anybody listened
         self._hear = self._early.append
         self._subscribed, self._over = asyncio.Event(), asyncio.Event()
-        self._error: Exception | None = None  # that ended the session, or a bug in hearing
+        self._error: Exception | None = None  # why the session is over: StoreFailed, or what a bug in hearing raised
         self._timeout_s = timeout_s
         base = f"warmroute:{{{name}}}:"
         self._base = base

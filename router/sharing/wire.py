@@ -90,7 +90,7 @@ class Wire(asyncio.Protocol):
     def _go_on(self) -> None:
         if not self._transport.is_closing():
             self._transport.resume_reading()
-        self._take()
+            self._take()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed (asyncio.Protocol)."""
