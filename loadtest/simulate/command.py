@@ -61,7 +61,7 @@ from loadtest.simulate.world.setting import SettingError
 SAVED_EVERY_S = 60.0
 CHANGED = (
     *("replicas", "kv_tokens", "routers", "share_delay_s", "share_loss", "share_partition"),
-    *("grade", "unseen", "tier_told", "event_delay_s", "event_loss", "probe_interval_s"),
+    *("grade", "unseen", "tier_told", "event_delay_s", "event_loss", "probe_interval_s", "answer_limits"),
 )
 """Flags that are fields of the cluster's setting."""
 WIDTH = 160  # width of tables where there is no terminal

@@ -120,7 +120,8 @@ def _run(job: RaceJob, scenario: Scenario, entrant: Entrant) -> Row:
     began = time.perf_counter()
     try:
         with changed(entrant.constants):
-            result = World(scenario.workload, scenario.setting, source.make).run()
+            setting = replace(scenario.setting, foreknowledge=source.foreknowledge or scenario.setting.foreknowledge)
+            result = World(scenario.workload, setting, source.make).run()
     except Exception as error:
         error.add_note(f"{entrant.policy} on {job.scenario}, {job.load}, seed {job.seed}")
         raise

@@ -41,6 +41,8 @@ class RowSource:
     """Whose rule it is, of which version, and its defaults."""
     bound: bool = False
     """What no router can know or have, not a rival."""
+    foreknowledge: bool = False
+    """Whether the router is given each answer's length before it begins."""
 
     def __str__(self) -> str:
         return f"(bound) {self.source}" if self.bound else self.source
@@ -89,6 +91,9 @@ _SCORED = {
     "lbgr": RowSource(Lbgr, "LBGR, arXiv 2601.18999 and code: 1 ms a character, 31/32 every 20 ms, forgetting 0.95"),
 }
 _BOUNDS = {
+    "foreknowledge": RowSource(
+        POLICIES["warm"], "warm, given the length of each answer before it begins", bound=True, foreknowledge=True
+    ),
     "shared_cache": RowSource(
         SharedCache, "one infinite cache for all replicas, KV room without limit, true waits", bound=True
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, Workload
-from loadtest.simulate.world.world import BUSY_UNITS, SimulatedRequest, World
+from loadtest.simulate.world.world import BUSY_UNITS, SimulatedRequest, World, limits_of
 from router.core.admission.holding import TICK_S
 from router.core.admission.queue import Ticket
 from router.core.facts.placements import Ending, Outcome, Shed, Usage
@@ -29,8 +29,14 @@ STALE_S = 3.0
 class AdmittingPlacer(Placer):
     """A router whose requests wait for their turn. `clock` gives simulated seconds."""
 
-    def __init__(self, make: Callable[[], Policy], clock: Callable[[], float], limits: AdmissionSettings) -> None:
-        super().__init__(make)
+    def __init__(
+        self,
+        make: Callable[[], Policy],
+        clock: Callable[[], float],
+        limits: AdmissionSettings,
+        limit_of: Callable[[Turn], int | None],
+    ) -> None:
+        super().__init__(make, limit_of=limit_of)
         self.sheds: list[str] = []
         self.admitter = Admitter(
             self.router,
@@ -73,7 +79,9 @@ class AdmittedWorld(World):
         limits: AdmissionSettings | None = None,
     ) -> None:
         super().__init__(workload, setting, policy)
-        placer = self._admitting = AdmittingPlacer(policy, lambda: self.now_s, limits or AdmissionSettings())
+        placer = self._admitting = AdmittingPlacer(
+            policy, lambda: self.now_s, limits or AdmissionSettings(), limits_of(workload, setting)
+        )
         self.placers[:] = [placer]
         self._within_s = within_s
         self._tickets: dict[int, Ticket] = {}

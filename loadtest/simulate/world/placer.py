@@ -98,14 +98,21 @@ class Heard:
 class Placer:
     """One router with one policy. `make` is called once: a policy has state. Who is not `knowing` believes of every
     replica that it caches nothing; who `follow`s events believes those. Of `unseen` answers only a sample comes by, and
-    of the others no more than that they ended. Without `tiers` only what GPUs hold counts."""
+    of the others no more than that they ended. Without `tiers` only what GPUs hold counts. `limit_of` gives the
+    `max_tokens` that a turn's client sends."""
 
     def __init__(
-        self, make: Callable[[], Policy], *, knowing: bool = True, unseen: bool = False, tiers: bool = True
+        self,
+        make: Callable[[], Policy],
+        *,
+        knowing: bool = True,
+        unseen: bool = False,
+        tiers: bool = True,
+        limit_of: Callable[[Turn], int | None] = lambda _: None,
     ) -> None:
         self.policy = make()
         self._rule: Rule | None = self.policy if isinstance(self.policy, Rule) else None
-        self._knowing, self._unseen = knowing, unseen
+        self._knowing, self._unseen, self._limit_of = knowing, unseen, limit_of
         self._chances = random.Random(1)
         self._shown = 0
         self._past = set[int]()  # leases whose answers go past
@@ -181,7 +188,7 @@ class Placer:
     def wanted(self, turn: Turn, tokens: TokenPrompt | None) -> Wanted:
         """The request as the router is asked to place it."""
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
-        ask = Ask(MODEL, prompt, stream=True, output_tokens_max=turn.output_tokens)
+        ask = Ask(MODEL, prompt, stream=True, output_tokens_max=self._limit_of(turn))
         chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
         key = format(turn.first_user_key, "x")
         return Wanted(ask, MODEL, chain, key, tokens, kin=turn.kin, may_split=self._split)

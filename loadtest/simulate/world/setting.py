@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from loadtest.common.answer_limits import COMMON, AnswerLimits
 from loadtest.engine.calibration import CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.peers import PeerLimits
@@ -74,6 +75,10 @@ class Setting:
     """Delay of events from the end of a step to each router, and of a replay each way."""
     event_loss: float = 0.0
     """Chance of each batch to miss a router."""
+    answer_limits: AnswerLimits = COMMON
+    """Values of `max_tokens` that clients send, in equal parts."""
+    foreknowledge: bool = False
+    """Whether routers are given each answer's length before it begins, as no client can say: a bound."""
     faults: tuple[Fault, ...] = ()
     timeout_s: float = 300.0
     """Time after which a client gives up a try that has not ended."""

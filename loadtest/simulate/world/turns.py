@@ -77,6 +77,11 @@ class Workload:
         return min(self.requests_max, sum(map(len, self.sessions)))
 
     @property
+    def longest_answer_tokens(self) -> int:
+        """Tokens of the longest answer of all sessions."""
+        return max(turn.output_tokens for session in self.sessions for turn in session)
+
+    @property
     def mean_prompt_tokens(self) -> float:
         """Mean prompt tokens of the turns of all sessions."""
         return fmean(turn.prompt_tokens for session in self.sessions for turn in session)

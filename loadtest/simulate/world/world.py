@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from loadtest.common.answer_limits import answer_limit
 from loadtest.common.traces import BYTES_PER_TOKEN
 from loadtest.engine.request import EngineRequest, RequestRefused
 from loadtest.engine.step import Outcome
@@ -83,6 +84,14 @@ class Result:
     events: int = 0
 
 
+def limits_of(workload: Workload, setting: Setting) -> Callable[[Turn], int | None]:
+    """The `max_tokens` of a turn's request; with foreknowledge the length of its answer."""
+    if setting.foreknowledge:
+        return lambda turn: turn.output_tokens
+    limits, longest_tokens = setting.answer_limits, workload.longest_answer_tokens
+    return lambda turn: answer_limit(limits, turn.session, longest_tokens)
+
+
 class World:
     """One run of one workload under one policy."""
 
@@ -97,8 +106,11 @@ class World:
         self._left = self._budget = workload.request_count
         self._sessions = iter(workload.sessions)
         knowing, unseen = setting.grade != "none", setting.unseen
-        tiers = setting.tier_told
-        self.placers = [Placer(policy, knowing=knowing, unseen=unseen, tiers=tiers) for _ in range(setting.routers)]
+        tiers, limit_of = setting.tier_told, limits_of(workload, setting)
+        self.placers = [
+            Placer(policy, knowing=knowing, unseen=unseen, tiers=tiers, limit_of=limit_of)
+            for _ in range(setting.routers)
+        ]
         self._cluster = VirtualCluster(setting, workload.block_tokens, self, self.placers, self._deliver, self._lost)
         self.replicas = self._cluster.replicas
         self.channel: Channel | None = None

@@ -1,0 +1,32 @@
+"""`max_tokens` as clients send it: nothing, or one of a few round limits far above any answer.
+
+The limit is the client's choice and not the answer's length, which is not known before the answer ends. A router that
+is given the length as the limit knows the future: its placements are better than any that can be had in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+AnswerLimits = tuple[int | None, ...]
+"""Limits that clients of a workload use in equal parts; None: the request has no limit."""
+COMMON: AnswerLimits = (None, 4_096, 8_192)
+
+
+def answer_limit(limits: AnswerLimits, session: str, longest_tokens: int) -> int | None:
+    """The `max_tokens` of a session's requests: the same for all of its requests, as one client sends them. A limit
+    that would cut any answer of the workload, the longest of which has `longest_tokens`, is left out, so that the
+    choice depends on no single answer."""
+    if not limits:
+        return None
+    limit = limits[crc32(session.encode()) % len(limits)]
+    return limit if limit is None or limit >= longest_tokens else None
+
+
+def parse_limits(words: Sequence[str]) -> AnswerLimits:
+    """Limits from a command line, such as `absent 4096`. Raises ValueError."""
+    limits = tuple(None if word == "absent" else int(word) for word in words)
+    if any(limit is not None and limit < 1 for limit in limits):
+        raise ValueError("a limit is a number over 0, or absent")
+    return limits
