@@ -13,10 +13,10 @@ from loadtest.agree.over_http import Behind
 from loadtest.agree.table import TABLE
 from loadtest.common import rivals
 from loadtest.common.traces import Session, Trace, shipped_trace
+from loadtest.engine.calibration import CALIBRATION
 from loadtest.replay import demo
 from loadtest.replay.run import ReplaySettings
 from loadtest.simulate.rules import ROWS
-from loadtest.simulate.world.setting import CALIBRATION
 
 POLICIES = ("warm", "round_robin", "least_loaded")
 """Policies of ours that are raced over HTTP."""
@@ -103,7 +103,7 @@ def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Nam
         sessions_active=SESSIONS,
         workload=name,
     )
-    behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, demo.CALIBRATION, slice_.kv_tokens)
+    behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, CALIBRATION, slice_.kv_tokens)
     return AgreeCase(settings, behind, rival or row, RULES.get(row, row))
 
 

@@ -7,6 +7,9 @@ the KV cache of every sequence that decodes (linear in their contexts). Four coe
     step_s = floor_s + token_s * (prefill tokens + decodes)
              + pair_s * sum(prefill tokens x their context) + read_s * sum(decode contexts)
 
+Six coefficients know two things more (`SharedTimes`): a sequence that decodes costs less than a prefill token, and
+where several sequences have a prefix in common its KV comes from memory once and then from the GPU's L2 cache.
+
 All are the engine's own time. What gateways, tokenizers and HTTP add to a published time to first token is
 not in them: our own router and client add theirs, and counting somebody else's as well would count it twice.
 """
@@ -14,17 +17,21 @@ not in them: our own router and client add theirs, and counting somebody else's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 
 class StepTimes(Protocol):
     """What the engine model asks of a calibration."""
 
-    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
-        """One step. `prefill_pairs` sums, over its prefill tokens, the tokens each attends to."""
+    def mixed_s(
+        self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int, held_tokens: float = inf
+    ) -> float:
+        """One step. `prefill_pairs` sums, over its prefill tokens, the tokens each attends to; `held_tokens` are the
+        KV cache's tokens that live requests use, fewer than all contexts where prefixes are shared."""
         ...
 
-    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int, held_tokens: float = inf) -> float:
         """Seconds of `iterations` pure decode steps in a row; every context grows by a token with each."""
         ...
 
@@ -38,7 +45,9 @@ class LinearTimes:
     pair_s: float
     read_s: float
 
-    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
+    def mixed_s(
+        self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int, held_tokens: float = inf
+    ) -> float:
         """Seconds of a step with prefill, as `StepTimes` says."""
         return (
             self.floor_s
@@ -47,10 +56,48 @@ class LinearTimes:
             + self.read_s * context_tokens
         )
 
-    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int, held_tokens: float = inf) -> float:
         """Seconds of steps that only decode, as `StepTimes` says."""
         grown = decodes * iterations * (iterations - 1) / 2
         one_s = self.floor_s + self.token_s * decodes + self.read_s * context_tokens
+        return iterations * one_s + self.read_s * grown
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTimes:
+    """Seconds. A context token that several sequences of a step have in common is read from memory once."""
+
+    floor_s: float
+    token_s: float
+    """A prefill token."""
+    pair_s: float
+    stream_s: float
+    """A sequence that decodes, but for its context."""
+    read_s: float
+    """A context token of a decode that is read from memory."""
+    again_s: float
+    """A context token of a decode that another sequence of the step has as well: it comes from the L2 cache."""
+
+    def _context_s(self, context_tokens: int, held_tokens: float) -> float:
+        distinct = min(context_tokens, held_tokens)
+        return self.read_s * distinct + self.again_s * (context_tokens - distinct)
+
+    def mixed_s(
+        self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int, held_tokens: float = inf
+    ) -> float:
+        """Seconds of a step with prefill, as `StepTimes` says."""
+        return (
+            self.floor_s
+            + self.token_s * prefill_tokens
+            + self.pair_s * prefill_pairs
+            + self.stream_s * decodes
+            + self._context_s(context_tokens, held_tokens)
+        )
+
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int, held_tokens: float = inf) -> float:
+        """Seconds of steps that only decode, as `StepTimes` says; what contexts grow by is shared by none."""
+        grown = decodes * iterations * (iterations - 1) / 2
+        one_s = self.floor_s + self.stream_s * decodes + self._context_s(context_tokens, held_tokens)
         return iterations * one_s + self.read_s * grown
 
 
@@ -65,14 +112,21 @@ class MockerTimes:
         share = min(1.0, context_tokens / self.kv_tokens)
         return (-25.74 * share**2 + 54.01 * share + 5.74) / 1e3
 
-    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
+    def mixed_s(
+        self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int, held_tokens: float = inf
+    ) -> float:
         """Seconds of a step with prefill, as `StepTimes` says."""
         prefill_s = (4.209989e-7 * prefill_tokens**2 + 1.518344e-2 * prefill_tokens + 16.50) / 1e3
         return (prefill_s if prefill_tokens else 0.0) + (self._decode_s(context_tokens) if decodes else 0.0)
 
-    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int, held_tokens: float = inf) -> float:
         """Seconds of steps that only decode, as `StepTimes` says."""
         return sum(self._decode_s(context_tokens + decodes * i) for i in range(iterations))
+
+
+CALIBRATION_OF_2025 = "qwen3-32b-2xh100"
+CALIBRATION = "qwen3-32b-2xh100-2026"
+"""What is simulated unless told otherwise; the one of 2025 is kept for figures that were measured with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +151,17 @@ CALIBRATIONS: dict[str, Calibration] = {
     # the same bandwidth: 45 ns. 8 sequences of 7.7k: 21 ms (published ITL p90 22-23 ms at 3 QPS); 90 of them:
     # 54 ms, 1,670 tok/s (published 48-61 ms and 1,310-1,970 tok/s a pod when saturated).
     "qwen3-32b-2xh100": Calibration(LinearTimes(18e-3, 5.40e-5, 1.6e-9, 4.5e-8), 307_328, 131_072),
+    # The same with engines of 2026 and by measured kernels. Floor: 12.9 ms of kernels (kernels_h100.json), 128
+    # all-reduces of 9 us (sglang #2904: vLLM's on two H100), 0.7 ms for sampling and starting the graph. A sequence:
+    # 15.7 us of kernels, 80 ns in each all-reduce. KV from memory: 44 ns measured, 2.98 of 3.35 TB/s. A pair: 1.88 ns
+    # measured. A prefill token: what 15,926 tok/s leave (llm-d #2071), 48 us of it kernels. KV that another sequence
+    # reads as well: 23 ns, 5.7 TB/s, is the one constant that is fitted to the ladder's output tokens/s. Published is
+    # more than memory can give: 187 sequences of 8.1k tokens would take 59 ms a step at 3.35 TB/s beside 20 ms for the
+    # rest, and answers of 1,000 tokens took 63 s at 60/s (llm-d's guide for precise prefix caches, 2026). So what
+    # sequences share is read from the L2 cache.
+    "qwen3-32b-2xh100-2026": Calibration(
+        SharedTimes(14.8e-3, 5.33e-5, 1.88e-9, 2.6e-5, 4.4e-8, 2.3e-8), 307_328, 131_072
+    ),
     # Llama-3.1-8B bf16, one A100-40GB. Linear part: Vidur's profile of Llama-3-8B on an A100, 9.7 ms for 1
     # token (there with 2.0 TB/s; here 1.56, hence 12 ms) and 273.6 ms for 4,096. Attention: 32 x 32 x 128 x 4
     # = 0.52 MFLOP a pair at 312 TFLOP/s x 0.6. KV: 131,072 bytes a token at 0.8 x 1.56 TB/s, (40 x 0.9 - 16 -

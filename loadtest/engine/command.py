@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from aiohttp import web
 
 from loadtest.common import flags
-from loadtest.engine.calibration import CALIBRATIONS, Calibration
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.http import Surface
 from loadtest.engine.model import EngineModel
@@ -58,7 +58,7 @@ class EngineSettings:
     host: str = "127.0.0.1"
     port: int = 9100
     model: str = "sim"
-    calibration: Calibration = CALIBRATIONS["qwen3-32b-2xh100"]
+    calibration: Calibration = CALIBRATIONS[CALIBRATION]
     kv_tokens: int | None = None
     """KV tokens of a replica. None: the calibration's."""
     limits: Limits = field(default_factory=Limits)
@@ -253,7 +253,7 @@ def parser() -> argparse.ArgumentParser:
     add("--host", default=defaults.host, help="address to listen on")
     add("--port", type=port, default=defaults.port, help="of the first replica; 0: free ports")
     add("--model", default=defaults.model, help="served model name")
-    add("--calibration", choices=sorted(CALIBRATIONS), default="qwen3-32b-2xh100", help="how long steps take")
+    add("--calibration", choices=sorted(CALIBRATIONS), default=CALIBRATION, help="how long steps take")
     add("--kv-tokens", type=whole, default=argparse.SUPPRESS, help="what a KV cache holds; else the calibration's")
     tier = TierLimits(0)
     text = "tokens in CPU memory behind each replica's KV cache; else none (vLLM's OffloadingConnector)"

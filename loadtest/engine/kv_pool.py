@@ -80,6 +80,11 @@ class KvPool:
         return len(self._free)
 
     @property
+    def held_n(self) -> int:
+        """Blocks that live requests use; those that several share count once."""
+        return self.blocks_n - self.free_n
+
+    @property
     def cached(self) -> Container[int]:
         """Keys that would be found. Not to be changed."""
         return self._cached

@@ -88,11 +88,16 @@ class EngineModel:
         """Share of the blocks that live requests use, 0 to 1."""
         return 1 - self.pool.free_n / self.pool.blocks_n
 
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of the blocks that live requests use; those that several share count once."""
+        return self.pool.held_n * self.limits.block_tokens
+
     def admitted(self, step: Step | None) -> Admitted:
         """The batch as it will be when `step`, the one under way, is over."""
         under_way = {id(sequence): count for sequence, count in step.work or ()} if step is not None else {}
         decoding = self._decoding
-        batch = Admitted([], decoding.count, decoding.context_tokens)
+        batch = Admitted([], decoding.count, decoding.context_tokens, self.held_tokens)
         for sequence in self._running[decoding.count :]:
             if sequence.generated:
                 batch.decodes += 1
@@ -176,12 +181,12 @@ class EngineModel:
         low, high = 1, step.iterations
         while low < high:
             middle = (low + high) // 2
-            if self._times.decodes_s(step.decodes, step.context_tokens, middle) >= elapsed_s:
+            if self._times.decodes_s(step.decodes, step.context_tokens, middle, step.held_tokens) >= elapsed_s:
                 high = middle
             else:
                 low = middle + 1
         step.iterations = low
-        step.duration_s = self._times.decodes_s(step.decodes, step.context_tokens, low)
+        step.duration_s = self._times.decodes_s(step.decodes, step.context_tokens, low, step.held_tokens)
 
     def complete(self, step: Step) -> Outcome:
         """Apply a step whose time has passed."""
@@ -211,7 +216,7 @@ class EngineModel:
         decodes, context = decoding.count, decoding.context_tokens + decoding.count
         if decodes < len(self._running):
             return None  # a first token has a time of its own
-        longest = min(self.limits.context_tokens_max, decoding.until_end())
+        longest, held = min(self.limits.context_tokens_max, decoding.until_end()), self.held_tokens
         iterations = self._within(horizon_s, decodes, context, longest)
         # An iteration takes at most one block a sequence; only near the end of the pool is counting worth it.
         while decodes * (iterations // size + 1) > self.pool.free_n:
@@ -220,16 +225,18 @@ class EngineModel:
             if iterations == 1:
                 return None
             iterations //= 2
-        return Step(self._times.decodes_s(decodes, context, iterations), iterations, decodes, context)
+        duration_s = self._times.decodes_s(decodes, context, iterations, held)
+        return Step(duration_s, iterations, decodes, context, held_tokens=held)
 
     def _within(self, horizon_s: float, decodes: int, context: int, longest: int) -> int:
         """The most iterations, at least 1 and at most `longest`, that take no longer than the horizon."""
-        if horizon_s == math.inf or self._times.decodes_s(decodes, context, longest) <= horizon_s:
+        held = self.held_tokens
+        if horizon_s == math.inf or self._times.decodes_s(decodes, context, longest, held) <= horizon_s:
             return longest
         low, high = 1, longest
         while low < high:
             middle = (low + high + 1) // 2
-            if self._times.decodes_s(decodes, context, middle) <= horizon_s:
+            if self._times.decodes_s(decodes, context, middle, held) <= horizon_s:
                 low = middle
             else:
                 high = middle - 1
@@ -263,8 +270,9 @@ class EngineModel:
             else:
                 prefill += count
                 pairs += count * (sequence.computed + (count + 1) / 2)
-        duration_s = self._times.mixed_s(prefill, pairs, decodes + ones, context + ones_context)
-        return Step(duration_s, 1, decodes, context, work)
+        held = self.held_tokens
+        duration_s = self._times.mixed_s(prefill, pairs, decodes + ones, context + ones_context, held)
+        return Step(duration_s, 1, decodes, context, work, held_tokens=held)
 
     def _grow_decoding(self) -> None:
         """Room for one more token of each that decodes; a block that it fills is shared from now on."""

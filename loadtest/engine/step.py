@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from loadtest.engine.decoding import Running
 from loadtest.engine.kv_pool import KvEvent
@@ -62,6 +63,8 @@ class Step:
     """Context tokens of the decodes in the first iteration."""
     work: list[tuple[Running, int]] | None = None
     """The other sequences, and the prompt tokens that each computes. None: pure decode."""
+    held_tokens: float = inf
+    """Tokens of the KV cache that live requests use when the step begins."""
     idle: bool = False
     """Nothing is computed: all that there is waits for blocks from the tier. An arrival ends it at once."""
 
@@ -75,3 +78,5 @@ class Admitted:
     decodes: int
     context_tokens: int
     """Context tokens of all decodes."""
+    held_tokens: float = inf
+    """Tokens of the KV cache that live requests use."""

@@ -16,12 +16,13 @@ import msgspec
 from rich.console import Console
 
 from loadtest.common.report import drawn, percentile, report_console
-from loadtest.engine.calibration import CALIBRATIONS, LinearTimes, StepTimes
+from loadtest.engine.calibration import CALIBRATIONS, LinearTimes, SharedTimes, StepTimes
 
 # By calibration: the shape that measure.py has of the same model on the same GPUs. The one that is left out is of a GPU
 # of an earlier kind.
 SHAPE_OF = {
     "qwen3-32b-2xh100": "qwen3-32b-tp2",
+    "qwen3-32b-2xh100-2026": "qwen3-32b-tp2",
     "llama-3.1-70b-4xh100": "llama-3.1-70b-tp4",
     "mocker-8b": "qwen3-8b-tp1",
 }
@@ -79,12 +80,15 @@ def read_file(path: Path) -> KernelFile:
     return found
 
 
-def coefficients(times: LinearTimes, fits: dict[str, dict[str, float]]) -> Iterator[tuple[str, float, str, float]]:
+def coefficients(
+    times: LinearTimes | SharedTimes, fits: dict[str, dict[str, float]]
+) -> Iterator[tuple[str, float, str, float]]:
     """Each constant of a calibration in microseconds, with the fit that it is compared with and its value there."""
+    stream_s = times.stream_s if isinstance(times, SharedTimes) else times.token_s
     compared = (
         ("floor", times.floor_s, "decode", "floor_ms"),
         ("floor", times.floor_s, "step", "floor_ms"),
-        ("a decode", times.token_s, "decode", "sequence_ms"),
+        ("a decode", stream_s, "decode", "sequence_ms"),
         ("a token", times.token_s, "prefill", "token_ms"),
         ("a token", times.token_s, "step", "token_ms"),
         ("a pair", times.pair_s, "prefill", "pair_ms"),
@@ -97,7 +101,9 @@ def coefficients(times: LinearTimes, fits: dict[str, dict[str, float]]) -> Itera
             yield name, value_s * 1e6, kind, measured * 1e3
 
 
-def show_coefficients(console: Console, name: str, times: LinearTimes, fits: dict[str, dict[str, float]]) -> None:
+def show_coefficients(
+    console: Console, name: str, times: LinearTimes | SharedTimes, fits: dict[str, dict[str, float]]
+) -> None:
     """The constants of one calibration beside the fits, and how well those hold."""
     lines = [
         (
@@ -142,7 +148,7 @@ def show(console: Console, found: KernelFile) -> None:
         if not points:
             console.print(f"{name}: nothing was measured of it\n")
             continue
-        if isinstance(calibration.times, LinearTimes):
+        if isinstance(calibration.times, LinearTimes | SharedTimes):
             show_coefficients(console, name, calibration.times, found.fits.get(str(shape), {}))
         show_steps(console, name, calibration.times, points)
         console.print()

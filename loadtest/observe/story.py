@@ -31,10 +31,10 @@ from loadtest.common import flags
 from loadtest.common.client import Answer, Client, ReplayError, many_at_once
 from loadtest.common.processes import ProcessError, engines, router, until_signal
 from loadtest.common.report import Row, percentile, print_report, quantiles, write_json
+from loadtest.engine.calibration import CALIBRATION
 from loadtest.observe.agents import Conversation, ReleaseClock
 
 MODEL = "qwen3-32b"
-CALIBRATION = "qwen3-32b-2xh100"
 PHASE_S_MAX = 55.0  # three of them stay under three minutes
 THINK_S = (0.5, 3.0)
 SETTLING = 1 / 3  # the first part of a phase, which is not judged

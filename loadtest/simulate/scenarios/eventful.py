@@ -54,8 +54,8 @@ def four_routers(load: str, seed: int) -> Scenario:
 
 
 def heterogeneous(load: str, seed: int) -> Scenario:
-    """Half of the replicas are another machine: Llama-3.1-70B's on four H100, which holds half as much again and is 6 %
-    faster in prefill and 36 % in reading contexts, and an 8B's on an A100, which holds less than half and decodes
+    """Half of the replicas are another machine: Llama-3.1-70B's on four H100, which holds half as much again and is 5 %
+    faster in prefill and 35 % in reading contexts, and an 8B's on an A100, which holds less than half and decodes
     long contexts at half the speed. What is asked are 100 groups with prefixes of 4,000 to 20,000 tokens."""
     other, small = CALIBRATIONS["llama-3.1-70b-4xh100"], CALIBRATIONS["llama-3.1-8b-a100"]
     setting = Setting(seed=seed, others=(other, other, small, small))

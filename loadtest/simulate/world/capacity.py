@@ -31,8 +31,9 @@ def capacity_rps(turns: Sequence[Turn], setting: Setting, block_tokens: int) -> 
     private = private_tokens(turns, block_tokens)
     live = sum(own + turn.output_tokens / 2 for own, turn in zip(private, turns, strict=True)) / len(turns)
     return sum(
-        1 / busy_s(turns, found, each, (1 - CACHE_SHARE) * setting.kv_tokens_of(each) / live)
+        1 / busy_s(turns, found, each, kv_tokens, (1 - CACHE_SHARE) * kv_tokens / live)
         for each in setting.calibrations()
+        for kv_tokens in (setting.kv_tokens_of(each),)
     )
 
 
@@ -41,16 +42,16 @@ def fleet_kv_tokens(setting: Setting) -> int:
     return sum(map(setting.kv_tokens_of, setting.calibrations()))
 
 
-def busy_s(turns: Sequence[Turn], found: Sequence[int], calibration: Calibration, room: float) -> float:
+def busy_s(turns: Sequence[Turn], found: Sequence[int], calibration: Calibration, kv_tokens: int, room: float) -> float:
     """What the mean turn takes of a replica's time. `found`: how many tokens of each are cached; `room`: how many such
-    requests the KV cache has room for at a time."""
+    requests the KV cache of `kv_tokens` has room for at a time."""
     times, batch = calibration.times, max(1, min(Limits().sequences_max, int(room)))
     busy = 0.0
     for turn, cached in zip(turns, found, strict=True):
         fresh = turn.prompt_tokens - cached
         context = batch * (turn.prompt_tokens + turn.output_tokens // 2)
-        step_s = times.decodes_s(batch, context, 1)
-        busy += times.mixed_s(fresh, fresh * (cached + fresh / 2), batch, context) - step_s
+        step_s = times.decodes_s(batch, context, 1, kv_tokens)
+        busy += times.mixed_s(fresh, fresh * (cached + fresh / 2), batch, context, kv_tokens) - step_s
         busy += turn.output_tokens * step_s / batch
     return busy / len(turns)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from loadtest.engine.calibration import Calibration, StepTimes
 from loadtest.engine.host_tier import TierLimits
@@ -30,13 +31,15 @@ class SlowedTimes:
     times: StepTimes
     factor: float = 1.0
 
-    def mixed_s(self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int) -> float:
+    def mixed_s(
+        self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int, held_tokens: float = inf
+    ) -> float:
         """Seconds of a step (`StepTimes`), times the current factor."""
-        return self.factor * self.times.mixed_s(prefill_tokens, prefill_pairs, decodes, context_tokens)
+        return self.factor * self.times.mixed_s(prefill_tokens, prefill_pairs, decodes, context_tokens, held_tokens)
 
-    def decodes_s(self, decodes: int, context_tokens: int, iterations: int) -> float:
+    def decodes_s(self, decodes: int, context_tokens: int, iterations: int, held_tokens: float = inf) -> float:
         """Seconds of a step (`StepTimes`), times the current factor."""
-        return self.factor * self.times.decodes_s(decodes, context_tokens, iterations)
+        return self.factor * self.times.decodes_s(decodes, context_tokens, iterations, held_tokens)
 
 
 class VirtualReplica:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtest.common.answer_limits import COMMON, AnswerLimits
-from loadtest.engine.calibration import CALIBRATIONS, Calibration
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.peers import PeerLimits
 from router.core.facts.legs import Handshake, Role
 
-CALIBRATION = "qwen3-32b-2xh100"
 REPLICAS_MAX = 256
 
 

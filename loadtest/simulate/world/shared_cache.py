@@ -37,6 +37,11 @@ class SharedPool(KvPool):
         """All blocks are free, always."""
         return self.blocks_n
 
+    @property
+    def held_n(self) -> int:
+        """A whole cache: what requests share is not known here, and they read no more from memory than one holds."""
+        return self.blocks_n
+
     def match(self, keys: Sequence[int], blocks_max: int) -> list[int]:
         """No blocks: what is cached is reached (`reach`), not held."""
         return []

@@ -17,7 +17,7 @@ from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.common.client import Answer
 from loadtest.common.report import Row, write_json
 from loadtest.common.traces import Request
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.pages import command as pages
 from loadtest.replay import demo
 from loadtest.replay.run import ReplaySettings, Sent
@@ -40,14 +40,14 @@ SETTINGS = ReplaySettings(
 
 def cluster(*, wire_s: float = 0.0, kv_tokens: int = demo.KV_TOKENS) -> Cluster:
     """Two replicas."""
-    return Cluster(CALIBRATIONS[demo.CALIBRATION], kv_tokens, ("http://a", "http://b"), 1.0, wire_s)
+    return Cluster(CALIBRATIONS[CALIBRATION], kv_tokens, ("http://a", "http://b"), 1.0, wire_s)
 
 
 @pytest.mark.long
 async def test_both_worlds_are_asked_the_same() -> None:
     """Over HTTP and in the simulation a slice has the same requests, and engines count the same tokens of each."""
     trace = shipped(SETTINGS)
-    behind = Behind(2, demo.MODEL, demo.CALIBRATION, demo.KV_TOKENS)
+    behind = Behind(2, demo.MODEL, CALIBRATION, demo.KV_TOKENS)
 
     run = await over_http(trace, SETTINGS, behind, "round_robin")
     part = simulated(workload_of(trace, SETTINGS), SETTINGS, cluster(), ROWS["round_robin"].make, 1)
@@ -245,7 +245,7 @@ async def test_a_warm_up_is_sent_and_not_counted() -> None:
     trace = shipped(settings)
 
     run = await over_http(
-        trace, settings, Behind(2, demo.MODEL, demo.CALIBRATION, demo.KV_TOKENS, 0.1, scaled=True), "round_robin"
+        trace, settings, Behind(2, demo.MODEL, CALIBRATION, demo.KV_TOKENS, 0.1, scaled=True), "round_robin"
     )
     part = simulated(workload_of(trace, settings), settings, cluster(), ROWS["round_robin"].make, 1)
 

@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from loadtest.engine import tokens
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.engine.command import Engines, EngineSettings, settings
 from loadtest.engine.model import EngineModel
 from loadtest.engine.replica import Choices, SimulatedReplica
@@ -303,7 +303,7 @@ async def test_simulated_time_does_not_drift() -> None:
         wall_s = loop.time() - began_s
         simulated_s = await metric(client, "vllm:e2e_request_latency_seconds_sum")
         assert engines.replicas[0].model.counters.iterations == 1000
-    assert simulated_s == pytest.approx(1000 * 0.0181, rel=0.02)
+    assert simulated_s == pytest.approx(1000 * 0.01485, rel=0.02)
     assert simulated_s / 200 - 0.002 <= wall_s
 
 
@@ -319,7 +319,7 @@ def test_late_timers_add_up_to_nothing() -> None:
     loop.call_later = coarse  # type: ignore[assignment]
 
     async def takes_s() -> float:
-        model = EngineModel(CALIBRATIONS["qwen3-32b-2xh100"].times, 100_000, Limits(block_tokens=BLOCK))
+        model = EngineModel(CALIBRATIONS[CALIBRATION].times, 100_000, Limits(block_tokens=BLOCK))
         replica = SimulatedReplica(model, time_scale=200.0, tick_s=1e-6, clock=loop.time)
         answer = Choices(1)
         replica.submit(EngineRequest(0, 100, 1_000, list(range(68))), answer, 0)
@@ -332,7 +332,7 @@ def test_late_timers_add_up_to_nothing() -> None:
         took_s = loop.run_until_complete(takes_s())
     finally:
         loop.close()
-    assert 1_000 * 0.018 / 200 < took_s < 1_000 * 0.019 / 200 + 0.001
+    assert 1_000 * 0.0148 / 200 < took_s < 1_000 * 0.0158 / 200 + 0.001
 
 
 async def test_the_command_stops_at_once() -> None:

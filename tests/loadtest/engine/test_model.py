@@ -297,6 +297,19 @@ def test_qwen3_32b_decodes_as_published() -> None:
     assert 1_310 <= rate <= 1_970
 
 
+def test_held_tokens_are_those_of_live_requests() -> None:
+    """Two sequences with a prefix of three blocks in common hold it once; without live requests nothing is held."""
+    clock = Clock(small_model())
+    clock.model.submit(request(0, (0, 0, 0), 1, 2))
+    clock.model.submit(request(1, (0, 0, 0), 2, 2))
+    clock.begin()
+    assert clock.step is not None
+    assert clock.step.held_tokens == clock.model.held_tokens == 5 * clock.model.limits.block_tokens
+    clock.finish_step()
+    clock.drain()
+    assert clock.model.held_tokens == 0
+
+
 def test_llama_70b_decodes_as_published() -> None:
     """llm-d's 37-capacity: ITL mean 26 ms lightly loaded, 58 ms and about 2,320 tok/s a pod at 20 QPS."""
     light_s, _ = decode("llama-3.1-70b-4xh100", sequences=20, groups=20, prompt=9_000, shared=8_000)

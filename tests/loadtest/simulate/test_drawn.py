@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.engine.calibration import CALIBRATIONS
 from loadtest.simulate.scenarios import drawn
 from loadtest.simulate.world.capacity import capacity_rps, pooled_hits
 
@@ -17,7 +16,7 @@ def test_drawn_workloads_are_all_sorts() -> None:
     and loads light and above what is sustained; every prompt fits its cache, and the load's name multiplies it."""
     made = [drawn.drawn("at", seed) for seed in range(1, 21)]
     assert len({each.setting.replicas for each in made}) > 5
-    assert len({each.setting.calibration.kv_tokens for each in made}) == len(CALIBRATIONS)
+    assert len({each.setting.calibration.kv_tokens for each in made}) == len(drawn.KINDS)
     hits, loads = [], []
     for each in made:
         kv_tokens, turns = each.setting.kv_tokens, [turn for session in each.workload.sessions for turn in session]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.common.traces import Request
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.engine.model import EngineModel
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Limits
@@ -22,7 +22,7 @@ from loadtest.simulate.world.world import Result, World
 from router.core.facts.placements import Grade
 
 BLOCK = 16
-CALIBRATION = CALIBRATIONS["qwen3-32b-2xh100"]
+MACHINE = CALIBRATIONS[CALIBRATION]
 
 
 def ask(at_s: float, path: tuple[int, ...], outputs: int, *, think_s: float = 0.0, tail: int = 7) -> Request:
@@ -139,7 +139,7 @@ def test_one_replica_behind_a_router_is_the_engine_model_itself() -> None:
     requests = [ask(0.31 * number, (number % 3,) * (1 + number % 20), 5 + 7 * number % 90) for number in range(40)]
     turns = turns_of(requests)
     _, result = run(open_workload("t", turns, BLOCK), Setting(replicas=1, kv_tokens=4_000))
-    model = EngineModel(CALIBRATION.times, 4_000, Limits(block_tokens=BLOCK))
+    model = EngineModel(MACHINE.times, 4_000, Limits(block_tokens=BLOCK))
     now_s, first, finished = 0.0, dict[int, float](), dict[int, float]()
     due, answers = list(turns), iter(range(1 << 63, 1 << 64))
     while due or model.running_n + model.waiting_n:

@@ -60,4 +60,5 @@ class Truth:
         tokens, pairs = max(0.0, tokens) + own[0], max(0.0, pairs) + own[1]
         steps = max(1, -(-int(tokens) // STEP_TOKENS))
         share = int(tokens / steps)
-        return step_s + steps * replica.times.mixed_s(share, pairs / steps, batch.decodes, batch.context_tokens)
+        decodes, context, held = batch.decodes, batch.context_tokens, batch.held_tokens
+        return step_s + steps * replica.times.mixed_s(share, pairs / steps, decodes, context, held)
