@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from loadtest.common.traces import Request
+from loadtest.engine.request import EngineRequest
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
@@ -56,6 +57,25 @@ def test_what_is_to_come_changes_no_placement(row: str, grade: str) -> None:
     assert [sent.turn.output_tokens for sent in first.sent] != [sent.turn.output_tokens for sent in second.sent]
     assert placed(first) == placed(second)
     assert len(set(placed(first))) > (row == "warm"), "a rule may send all to one"
+
+
+class Keyed(World):
+    """Notes the key of each answer's first block, by request."""
+
+    def _request(self, number: int, turn: Turn, source: str = "") -> EngineRequest:
+        request = super()._request(number, turn, source)
+        self.first_keys = {**getattr(self, "first_keys", {}), number: request.keys[len(turn.engine_keys)]}
+        return request
+
+
+def test_events_of_one_answer_tell_nothing_of_another() -> None:
+    """The keys by which an answer's blocks are named in KV events depend on no other answer's length."""
+    worlds = [Keyed(workload(lengths), SETTING, ROWS["round_robin"].make) for lengths in LENGTHS]
+    for world in worlds:
+        world.run()
+
+    assert len(worlds[0].first_keys) == REQUESTS
+    assert worlds[0].first_keys == worlds[1].first_keys
 
 
 def test_foreknowledge_is_another_input() -> None:
