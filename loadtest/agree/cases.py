@@ -102,6 +102,8 @@ def _case(name: str, row: str, rival: rivals.Rival | None, options: argparse.Nam
         requests_max=options.requests or slice_.replay.requests_max,
         sessions_active=SESSIONS,
         workload=name,
+        answer_limits=options.answer_limits,
+        foreknowledge=options.foreknowledge,
     )
     behind = Behind(options.replicas or demo.REPLICAS, demo.MODEL, CALIBRATION, slice_.kv_tokens)
     return AgreeCase(settings, behind, rival or row, RULES.get(row, row))
@@ -113,6 +115,8 @@ def _of_table(name: str, row: str, rival: rivals.Rival | None, options: argparse
         model=demo.MODEL,
         policy="cache_aware" if rival else row,
         router=rival.name if rival else rivals.OURS,
+        answer_limits=options.answer_limits,
+        foreknowledge=options.foreknowledge,
     )
     setting = agree_table.scenario_of(name).setting
     behind = Behind(

@@ -37,6 +37,7 @@ from loadtest.agree.report import (
 from loadtest.agree.slices import Cluster, simulated, workload_of
 from loadtest.agree.table import TABLE, judged, median_row, table_cells, verdict_lines
 from loadtest.common import flags, rivals
+from loadtest.common.answer_limits import COMMON, FLAG, HELP, LimitsAction
 from loadtest.common.client import ReplayError
 from loadtest.common.processes import ProcessError, until_signal
 from loadtest.common.report import Row, drawn, progress_bar, report_console, write_json
@@ -182,6 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--replicas", type=count, metavar="N", help="engines (default: the slice's)")
     scale = flags.positive(1_000)
     add("--time-scale", type=scale, metavar="X", help="engines' speed-up over life (default: the slice's)")
+    add(FLAG, nargs="+", action=LimitsAction, default=COMMON, metavar="N", help=HELP)
+    add("--foreknowledge", action="store_true", help="`max_tokens` is the length of each answer: a bound")
     add("--rivals", type=Path, default=rivals.ENVIRONMENT, metavar="DIR", help="where they are (.venv-rivals)")
     add("--install-rivals", action="store_true", help="install those that are missing there, from PyPI, first")
     add("--check", action="store_true", help="exit 1 where worlds disagree, or peers are better than warm")

@@ -50,13 +50,15 @@ class Cluster:
 
 def workload_of(trace: Trace, settings: ReplaySettings) -> Workload:
     """The requests that a replay with these settings may send."""
-    size, numbers = Limits().block_tokens, count()
+    size, numbers, longest = Limits().block_tokens, count(), settings.longest_answer_tokens(trace)
     sessions: list[tuple[Turn, ...]] = []
     for session in trace.sessions:
         if len(sessions) >= settings.requests_max or _enough(list(map(len, sessions)), settings):
             break
         requests = session.requests[: settings.requests_max]
-        sessions.append(tuple(_turn(next(numbers), session.name, each, settings, size) for each in requests))
+        bodies = [_body(session.name, each, settings, longest) for each in requests]
+        pairs = zip(requests, bodies, strict=True)
+        sessions.append(tuple(_turn(next(numbers), session.name, *pair, settings, size) for pair in pairs))
     return Workload(
         settings.workload or trace.name,
         tuple(sessions),
@@ -67,6 +69,7 @@ def workload_of(trace: Trace, settings: ReplaySettings) -> Workload:
         think_max_s=settings.think_max_s,
         requests_max=settings.requests_max,
         warm_up=settings.warm_up,
+        answer_tokens_max=longest,
     )
 
 
@@ -77,8 +80,14 @@ def _enough(lengths: list[int], settings: ReplaySettings) -> bool:
     return sum(sorted(lengths)[:ended]) >= settings.requests_max
 
 
-def _turn(number: int, session: str, request: Request, settings: ReplaySettings, block_tokens: int) -> Turn:
-    body = body_of(request, MODEL, settings.endpoint, settings.output_tokens_max)
+def _body(session: str, request: Request, settings: ReplaySettings, longest_tokens: int) -> bytes:
+    limit = settings.limit_of(session, request, longest_tokens)
+    return body_of(request, MODEL, settings.endpoint, settings.answer_tokens(request), limit)
+
+
+def _turn(
+    number: int, session: str, request: Request, body: bytes, settings: ReplaySettings, block_tokens: int
+) -> Turn:
     ask = OPENAI.parse(PATHS[settings.endpoint], body)
     chain = chain_of(ask, MODEL)
     if chain is None or ask.prompt is None:
@@ -93,7 +102,7 @@ def _turn(number: int, session: str, request: Request, settings: ReplaySettings,
         request.at_s / settings.speed,
         request.think_s,
         tokens.count(text),
-        max(1, min(request.output_tokens, settings.output_tokens_max)),
+        settings.answer_tokens(request),
         request,
         ask.prompt.first_user_end,
         array("Q", chain.keys),
@@ -104,19 +113,25 @@ def _turn(number: int, session: str, request: Request, settings: ReplaySettings,
     )
 
 
-def simulated(
-    workload: Workload, settings: ReplaySettings, cluster: Cluster, policy: Callable[[], Policy], wire_seed: int
-) -> AgreeRun:
-    """The slice under a policy; `wire_seed` says in which order those come that are sent
-    at the same moment."""
-    setting = Setting(
+def setting_of(settings: ReplaySettings, cluster: Cluster, wire_seed: int) -> Setting:
+    """The cluster, and clients whose requests have the same `max_tokens` as those that a replay sends."""
+    return Setting(
         replicas=len(cluster.names),
         **{each.name: getattr(cluster, each.name) for each in fields(cluster)},
         wire_seed=wire_seed,
         timeout_s=settings.timeout_s,
         seed=settings.seed,
+        answer_limits=settings.answer_limits,
+        foreknowledge=settings.foreknowledge or settings.ignore_eos,
     )
-    world = World(workload, setting, policy)
+
+
+def simulated(
+    workload: Workload, settings: ReplaySettings, cluster: Cluster, policy: Callable[[], Policy], wire_seed: int
+) -> AgreeRun:
+    """The slice under a policy; `wire_seed` says in which order those come that are sent
+    at the same moment."""
+    world = World(workload, setting_of(settings, cluster, wire_seed), policy)
     result = world.run()
     counters = [replica.model.counters for replica in world.replicas.values()]
     first = settings.warm_up

@@ -6,12 +6,16 @@ is given the length as the limit knows the future: its placements are better tha
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
+from typing import Any
 from zlib import crc32
 
 AnswerLimits = tuple[int | None, ...]
 """Limits that clients of a workload use in equal parts; None: the request has no limit."""
 COMMON: AnswerLimits = (None, 4_096, 8_192)
+FLAG = "--answer-limits"
+HELP = "`max_tokens` of requests, in equal parts: numbers, or absent; default: absent 4096 8192"
 
 
 def answer_limit(limits: AnswerLimits, session: str, longest_tokens: int) -> int | None:
@@ -30,3 +34,14 @@ def parse_limits(words: Sequence[str]) -> AnswerLimits:
     if any(limit is not None and limit < 1 for limit in limits):
         raise ValueError("a limit is a number over 0, or absent")
     return limits
+
+
+class LimitsAction(argparse.Action):
+    """Words of FLAG, such as `absent 4096`, as limits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:  # noqa: ANN401 - argparse's
+        """Set the attribute; what is no limit ends the command."""
+        try:
+            setattr(namespace, self.dest, parse_limits(values))
+        except ValueError:
+            parser.error(f"{FLAG} {' '.join(values)}: not numbers over 0, or absent")

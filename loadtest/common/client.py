@@ -120,17 +120,22 @@ class StreamScan:
 
 
 def body_of(
-    request: Request, model: str, endpoint: Endpoint, output_tokens_max: int, *, ignore_eos: bool = False
+    request: Request, model: str, endpoint: Endpoint, tokens: int, limit: int | None, *, ignore_eos: bool = False
 ) -> bytes:
-    """The request's JSON. It asks for as many tokens as were answered when it was recorded."""
+    """The request's JSON. `limit` is its `max_tokens`, as a client sends it; None for none.
+
+    The answer's length, `tokens`, is its `min_tokens`: there a simulated engine ends an answer, as a model does at its
+    end-of-sequence token. Routers pass this field of vLLM's and SGLang's on, and none places by it. A real engine ends
+    an answer of a known length at its limit alone: with `ignore_eos` the limit is to be the length, and `min_tokens` is
+    left out."""
     body: dict[str, Any] = {"model": model}
     if endpoint == "chat":
         body["messages"] = [{"role": "user", "content": text} for text in request.messages()]
     else:
         body["prompt"] = request.text()
-    body["max_tokens"] = max(1, min(request.output_tokens, output_tokens_max))
-    if ignore_eos:
-        body["ignore_eos"] = True
+    if limit is not None:
+        body["max_tokens"] = limit
+    body |= {"ignore_eos": True} if ignore_eos else {"min_tokens": tokens}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     return msgspec.json.encode(body)
 
@@ -154,9 +159,9 @@ class Client:
         self._timeout_wall_s = timeout_wall_s
         self._ignore_eos = ignore_eos
 
-    def body(self, request: Request, output_tokens_max: int) -> bytes:
+    def body(self, request: Request, tokens: int, limit: int | None) -> bytes:
         """The JSON of a request (`body_of`)."""
-        return body_of(request, self._model, self._endpoint, output_tokens_max, ignore_eos=self._ignore_eos)
+        return body_of(request, self._model, self._endpoint, tokens, limit, ignore_eos=self._ignore_eos)
 
     async def send(self, body: bytes, due: float, headers: dict[str, str]) -> Answer:
         """Send, read to the end, never raise but for cancellation. `due` is a time of `time.perf_counter`."""

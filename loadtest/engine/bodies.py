@@ -11,6 +11,7 @@ from loadtest.engine import tokens
 from loadtest.engine.pairs import Legged
 
 PROMPTS_MAX = 256
+OUTPUT_TOKENS_DEFAULT = 128
 
 
 class StreamOptions(msgspec.Struct):
@@ -30,10 +31,27 @@ class Body(Legged):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    min_tokens: int | None = None
     cache_salt: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_ids: bool | None = None
+
+    @property
+    def tokens_max(self) -> int | None:
+        """The limit of the answer's length; None: there is none."""
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    def answer_tokens(self) -> int:
+        """Length of the answer. Its end of sequence is where `min_tokens` allows it. Raises Refused, as vLLM does."""
+        most, least = self.tokens_max, self.min_tokens or 0
+        if most is not None and most < 1:
+            raise Refused(400, f"max_tokens must be at least 1, got {most}.", param="max_tokens")
+        if least < 0:
+            raise Refused(400, f"min_tokens must be greater than or equal to 0, got {least}.")
+        if most is not None and least > most:
+            raise Refused(400, f"min_tokens must be less than or equal to max_tokens={most}, got {least}.")
+        return least or (OUTPUT_TOKENS_DEFAULT if most is None else most)
 
 
 BODY = msgspec.json.Decoder(Body)

@@ -3,8 +3,10 @@
 The shapes were compared with recorded answers of a real vLLM. As there, status and headers leave before the
 prefill starts, the role and the first text come with the first token, unknown fields are ignored, and a
 missing `model` is accepted. `return_token_ids` and prompts of ids are as there, so that a stream can be continued.
-Unlike there, answers have exactly `max_tokens` tokens (default 128), as with `ignore_eos`, and `n`, `stop`, `logprobs`
-and sampling parameters change nothing."""
+Unlike there, an answer has exactly `min_tokens` tokens, where a request has this field: the end of sequence comes as
+soon as it may. Without it an answer has `max_tokens` tokens (default 128), as with `ignore_eos`. A request is refused
+if its answer is too long for the context, and not if only its limit is. `n`, `stop`, `logprobs` and sampling parameters
+change nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +30,6 @@ from loadtest.engine.request import EngineRequest, RequestRefused
 from router.core.facts.legs import Handshake, Role
 
 BODY_BYTES_MAX = 64 << 20
-OUTPUT_TOKENS_DEFAULT = 128
 WAITING_MAX = 10_000
 """Requests queued at a replica before it answers 503 (vLLM: --max-num-queued-reqs)."""
 VERSION = "0.32.0"
@@ -51,6 +52,7 @@ class Job:
     prompts: list[bytes] | None  # the prompts of the choices, where their ids are to be told
     requests: list[EngineRequest]
     leg: PrefillSide | DecodeSide | None  # None for a request that is whole
+    finish_reason: str
 
 
 class Surface:
@@ -132,13 +134,10 @@ class Surface:
 
     def _job(self, http: web.Request, body: Body, prompts: list[bytes], chat: bool) -> Job:
         """All or nothing: every prompt is checked before the first is queued."""
-        model = self._replica.model
-        wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        output_n = OUTPUT_TOKENS_DEFAULT if wanted is None else wanted
+        output_n, model = body.answer_tokens(), self._replica.model
+        ended = "stop" if body.min_tokens and output_n != body.tokens_max else "length"
         if self._link is not None and (self._link.handshake, self._link.role) == (Handshake.SGLANG, Role.PREFILL):
             output_n = 1
-        if output_n < 1:
-            raise Refused(400, f"max_tokens must be at least 1, got {output_n}.", param="max_tokens")
         counts = [tokens.count(prompt) for prompt in prompts]
         try:
             for count in counts:
@@ -152,7 +151,7 @@ class Surface:
         told = prompts if body.return_token_ids else None
         id_ = f"{'chatcmpl' if chat else 'cmpl'}-{name}"
         leg = self._leg(body, sum(counts))
-        job = Job(id_, chat, usage, [], texts, answer, counts, int(time.time()), told, [], leg)
+        job = Job(id_, chat, usage, [], texts, answer, counts, int(time.time()), told, [], leg, ended)
         for index, prompt in enumerate(prompts):
             text = tokens.Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
@@ -210,7 +209,7 @@ class Surface:
         """One choice's tokens as server-sent events; before the first, the role."""
         head = f'{self._head(job)},"choices":[{{"index":{index}'
         text = job.texts[index][start * tokens.BYTES_PER_TOKEN : end * tokens.BYTES_PER_TOKEN]
-        reason = '"length","stop_reason":null' if finished else "null"
+        reason = f'"{job.finish_reason}","stop_reason":null' if finished else "null"
         ids = prompt_ids = "null"
         if job.prompts is not None:
             ids = _listed(tokens.ids(text.encode()))
@@ -256,7 +255,7 @@ class Surface:
                 choice["message"] = {"role": "assistant", "content": text, "refusal": None}
             else:
                 choice["text"] = text
-            choice |= {"logprobs": None, "finish_reason": "length", "stop_reason": None}
+            choice |= {"logprobs": None, "finish_reason": job.finish_reason, "stop_reason": None}
             if job.prompts is not None:
                 choice["token_ids"] = tokens.ids(text.encode())
                 if not job.chat:

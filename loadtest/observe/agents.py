@@ -183,6 +183,8 @@ SERVICE = Agent(
 )
 SHARES = {CODER: 7, REVIEWER: 1, SERVICE: 2}
 """The share of each agent, of ten conversations."""
+LIMIT_TOKENS = 4_096
+"""`max_tokens` of agents' requests, far above their answers: a simulated engine ends at `min_tokens`."""
 
 
 @dataclass(slots=True)
@@ -219,7 +221,7 @@ class Conversation:
         messages = self._messages
         if clock is ReleaseClock.TOP and agent.tells_time:
             messages = [{"role": "system", "content": f"{told}\n\n{messages[0]['content']}"}, *messages[1:]]
-        body = {"model": self.model, "messages": messages, "max_tokens": self.answer_tokens}
+        body = {"model": self.model, "messages": messages, "max_tokens": LIMIT_TOKENS, "min_tokens": self.answer_tokens}
         if agent.tools:
             body["tools"] = agent.schemas()
         body |= {"stream": True, "stream_options": {"include_usage": True}}

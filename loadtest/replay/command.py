@@ -12,6 +12,7 @@ import uvloop
 from rich.console import Console
 
 from loadtest.common import flags
+from loadtest.common.answer_limits import FLAG, HELP, LimitsAction
 from loadtest.common.client import ReplayError
 from loadtest.common.report import Row, print_report, progress_bar, write_json
 from loadtest.common.traces import REQUESTS_MAX, TraceError, read_trace
@@ -108,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--ramp-s", type=flags.number(), default=defaults.ramp_s, help="spread the first sessions' starts over this")
     add("--input-tokens-max", type=flags.whole(1), help="leave longer prompts out; in a session, end it there")
     add("--output-tokens-max", type=flags.whole(1), default=defaults.output_tokens_max, help="cut answers at this")
+    add(FLAG, nargs="+", action=LimitsAction, default=defaults.answer_limits, metavar="N", help=HELP)
+    add("--foreknowledge", action="store_true", help="`max_tokens` is the length of each answer: a bound")
     add("--timeout-s", type=flags.positive(), default=defaults.timeout_s, help="of one request, to its end")
     add("--ttft-limit-s", type=flags.positive(), help="count requests whose first token came in time (goodput)")
     add("--ignore-eos", action="store_true", help="ask vLLM or SGLang for exactly the recorded length")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from loadtest.common.answer_limits import COMMON, AnswerLimits, answer_limit
 from loadtest.common.client import Answer, Client, Endpoint, ReplayError, first_model, many_at_once, read_counters
 from loadtest.common.report import Row, percentile, quantiles
 from loadtest.common.traces import REQUESTS_MAX, Request, Session, Trace
@@ -50,9 +51,14 @@ class ReplaySettings:
     ramp_s: float = 0.0
     """Closed loop: the first sessions start at random within this time, not all at once."""
     output_tokens_max: int = 1_000_000
+    answer_limits: AnswerLimits = COMMON
+    """Values of `max_tokens` that clients send, in equal parts."""
+    foreknowledge: bool = False
+    """Whether `max_tokens` is the length of the answer, which no client knows: a bound."""
     timeout_s: float = 300.0
     ttft_limit_s: float | None = None
     ignore_eos: bool = False
+    """Whether a real engine is to go on to the recorded length, which then is `max_tokens`."""
     replicas: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
     session_header: str | None = None
@@ -61,6 +67,20 @@ class ReplaySettings:
     workload: str | None = None
     policy: str | None = None
     router: str | None = None
+
+    def answer_tokens(self, request: Request) -> int:
+        """Length of the request's answer: as recorded, but cut at `output_tokens_max`."""
+        return max(1, min(request.output_tokens, self.output_tokens_max))
+
+    def longest_answer_tokens(self, trace: Trace) -> int:
+        """Length of the trace's longest answer."""
+        return max(self.answer_tokens(request) for session in trace.sessions for request in session.requests)
+
+    def limit_of(self, session: str, request: Request, longest_tokens: int) -> int | None:
+        """The `max_tokens` of a request in a trace whose longest answer has `longest_tokens`; None: it has none."""
+        if self.foreknowledge or self.ignore_eos:
+            return self.answer_tokens(request)
+        return answer_limit(self.answer_limits, session, longest_tokens)
 
 
 Progress = Callable[[int], None]
@@ -89,7 +109,7 @@ async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | 
             ignore_eos=settings.ignore_eos,
         )
         before = await read_counters(session, settings.replicas)
-        run = _Run(client, settings, progress)
+        run = _Run(client, settings, settings.longest_answer_tokens(trace), progress)
         await (run.open_loop(trace) if mode == "open" else run.closed_loop(trace))
         after = await read_counters(session, settings.replicas)
     counted = [(a[0] - b[0], a[1] - b[1]) for a, b in zip(after, before, strict=True)]
@@ -117,12 +137,16 @@ class Sent:
 class _Run:
     """Paces the requests of one run and collects their answers."""
 
-    def __init__(self, client: Client, settings: ReplaySettings, progress: Progress | None) -> None:
+    def __init__(
+        self, client: Client, settings: ReplaySettings, longest_tokens: int, progress: Progress | None
+    ) -> None:
+        """`longest_tokens` is the length of the trace's longest answer."""
         self.sent: list[Sent] = []
         self.duration_wall_s = 0.0
         self.last_at_s = 0.0
         self._client = client
         self._settings = settings
+        self._longest_tokens = longest_tokens
         self._progress = progress
         self._prompts: set[object] = set()
         self._number = 0
@@ -134,7 +158,7 @@ class _Run:
         async with asyncio.TaskGroup() as tasks:
             for at_s, session in arrivals(trace.sessions[: settings.requests_max], settings):
                 request = session.requests[0]
-                body = self._client.body(request, settings.output_tokens_max)
+                body = self._body(session, request)
                 self.last_at_s = at_s / settings.speed
                 due = start + self.last_at_s / settings.time_scale
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
@@ -166,11 +190,15 @@ class _Run:
             for request in session.requests:
                 if next(budget, None) is None:
                     return
-                body = self._client.body(request, settings.output_tokens_max)
+                body = self._body(session, request)
                 due = answered + min(request.think_s, settings.think_max_s) / settings.time_scale
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 await self._send(session, request, body, time.perf_counter())
                 answered = time.perf_counter()
+
+    def _body(self, session: Session, request: Request) -> bytes:
+        limit = self._settings.limit_of(session.name, request, self._longest_tokens)
+        return self._client.body(request, self._settings.answer_tokens(request), limit)
 
     async def _send(self, session: Session, request: Request, body: bytes, due: float) -> None:
         key = request.prompt_key()

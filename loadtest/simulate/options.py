@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loadtest.common import flags
-from loadtest.common.answer_limits import parse_limits
+from loadtest.common.answer_limits import FLAG, HELP, LimitsAction
 from loadtest.simulate.results import pulls
 from loadtest.simulate.results.baseline import SHIPPED
 from loadtest.simulate.results.several import VARIANTS
@@ -72,8 +72,7 @@ def parser() -> argparse.ArgumentParser:
     add("--unseen", action="store_const", const=True, help="answers go past the routers, as past a gateway's picker")
     text = "routers take no note of what is behind the replicas' GPUs"
     add("--no-tiers", dest="tier_told", action="store_const", const=False, help=text)
-    limits = "`max_tokens` of requests, in equal parts: numbers, or absent; default: absent 4096 8192"
-    add("--answer-limits", nargs="+", action=_Limits, metavar="N", help=limits)
+    add(FLAG, nargs="+", action=LimitsAction, metavar="N", help=HELP)
     add("--event-delay-s", type=flags.number(), metavar="S", help="of KV events on their way")
     add("--event-loss", type=flags.number(1), metavar="P", help="chance that a batch of KV events is lost")
     add("--probe-interval-s", type=flags.positive(), metavar="S")
@@ -89,16 +88,6 @@ def parser() -> argparse.ArgumentParser:
     add("--save-baseline", type=Path, metavar="FILE", help="write such a file from the rows of warm, and judge nothing")
     add("--check", action="store_true", help="exit 1 unless all that must be seen of warm is seen")
     return made
-
-
-class _Limits(argparse.Action):
-    """`absent 4096`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:  # noqa: ANN401 - argparse's
-        try:
-            setattr(namespace, self.dest, parse_limits(values))
-        except ValueError:
-            parser.error(f"--answer-limits {' '.join(values)}: not numbers over 0, or absent")
 
 
 class _Seeds(argparse.Action):

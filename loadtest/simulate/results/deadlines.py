@@ -9,7 +9,7 @@ the interactive one is the share of its requests that were in time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rich.console import Console
@@ -75,7 +75,7 @@ def _run(scenario: Scenario, within_s: Mapping[int, float], policy: str, case: s
         return World(workload, setting, lambda: LlmdSlo(within_s)).run()
     make = ROWS[policy].make
     if case == PLAIN:
-        return World(workload, setting, make).run()
+        return World(workload, replace(setting, foreknowledge=ROWS[policy].foreknowledge), make).run()
     return AdmittedWorld(workload, setting, make, within_s if case == TOLD else {}).run()
 
 

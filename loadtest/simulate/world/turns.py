@@ -70,6 +70,8 @@ class Workload:
     requests_max: int = 1_000_000
     warm_up: int = 0
     """The first so many requests are sent and not counted."""
+    answer_tokens_max: int = 0
+    """Length of the longest answer of the trace of which this is a part; 0: this is all of it."""
 
     @property
     def request_count(self) -> int:
@@ -78,8 +80,8 @@ class Workload:
 
     @property
     def longest_answer_tokens(self) -> int:
-        """Tokens of the longest answer of all sessions."""
-        return max(turn.output_tokens for session in self.sessions for turn in session)
+        """Tokens of the longest answer of all sessions, those that were left out included."""
+        return self.answer_tokens_max or max(turn.output_tokens for session in self.sessions for turn in session)
 
     @property
     def mean_prompt_tokens(self) -> float:

@@ -41,7 +41,9 @@ HOLD_S = AdmissionSettings().hold_s
 BUSY_UNITS = 1.0
 """Mean backlog from which on a fleet is busy (Market.backlog): below it nobody is to be held back."""
 ANSWER_KEY = 1 << 63
-"""Keys of answers' blocks count up from here: nothing asks for them again."""
+"""Keys of answers' blocks are from here on: nothing asks for them again."""
+ANSWER_KEYS = 1 << 20
+"""Room for the keys of one answer, which is the same for all: events of one answer tell no other answer's length."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,7 +104,7 @@ class World:
         self._sent: list[SimulatedRequest] = []
         self._open: dict[int, SimulatedRequest] = {}
         self._seen: set[object] = set()
-        self._answer_key = ANSWER_KEY
+        self._answer_keys = count(ANSWER_KEY, ANSWER_KEYS)
         self._left = self._budget = workload.request_count
         self._sessions = iter(workload.sessions)
         knowing, unseen = setting.grade != "none", setting.unseen
@@ -282,8 +284,8 @@ class World:
     def _request(self, number: int, turn: Turn, source: str = "") -> EngineRequest:
         size = self.workload.block_tokens
         answer = (turn.prompt_tokens + turn.output_tokens) // size - turn.prompt_tokens // size
-        keys = [*turn.engine_keys, *range(self._answer_key, self._answer_key + answer)]
-        self._answer_key += answer
+        first = next(self._answer_keys)
+        keys = [*turn.engine_keys, *range(first, first + answer)]
         return EngineRequest(number, turn.prompt_tokens, turn.output_tokens, keys, turn, source)
 
     def _deliver(self, outcome: Outcome, now_s: float) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,18 @@ from loadtest.agree.cases import SLICES, shipped, spread
 from loadtest.agree.command import main
 from loadtest.agree.over_http import Behind, over_http
 from loadtest.agree.report import HEADS, HTTP, SIMULATED, AgreeRun, Comparison, Pooled, markdown, peer_cells, pooled
-from loadtest.agree.slices import Cluster, simulated, workload_of
+from loadtest.agree.slices import Cluster, setting_of, simulated, workload_of
 from loadtest.common.client import Answer
 from loadtest.common.report import Row, write_json
 from loadtest.common.traces import Request
 from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.pages import command as pages
 from loadtest.replay import demo
-from loadtest.replay.run import ReplaySettings, Sent
+from loadtest.replay.run import ReplaySettings, Sent, run_replay
 from loadtest.simulate.rules import ROWS
 from loadtest.simulate.world.setting import Fault, Setting
-from loadtest.simulate.world.world import World
+from loadtest.simulate.world.world import World, limits_of
+from tests.loadtest.replay.test_replay import FakeEngine, serving
 
 SETTINGS = ReplaySettings(
     url="",
@@ -59,6 +61,25 @@ async def test_both_worlds_are_asked_the_same() -> None:
     assert all(virtual[key] == real[key] for key in real.keys() & virtual.keys())
     assert len(run.counted) == 2
     assert sum(asked for asked, _ in run.counted) == sum(real.values())
+
+
+@pytest.mark.parametrize("changes", [{}, {"answer_limits": (None, 7, 900)}, {"foreknowledge": True}])
+async def test_both_worlds_send_the_same_limits(changes: dict[str, Any]) -> None:
+    """A request has the same `max_tokens` over HTTP and in the simulation; a limit that would cut an answer of the
+    trace, be it of a request that is not sent, is in neither."""
+    settings = replace(SETTINGS, workload="conversation", time_scale=1_000, **changes)
+    trace = shipped(settings)
+    async with serving(FakeEngine()) as engine:
+        await run_replay(trace, replace(settings, url=engine.url))
+    real = {body["messages"][0]["content"]: body.get("max_tokens") for body in engine.bodies}
+
+    workload = workload_of(trace, settings)
+    limit_of = limits_of(workload, setting_of(settings, cluster(), 1))
+    turns = [turn for session in workload.sessions for turn in session]
+
+    assert {turn.text(): limit_of(turn) for turn in turns} == real
+    assert set(real.values()) != {None}
+    assert 7 not in real.values()
 
 
 def test_a_way_makes_late_and_changes_no_order() -> None:

@@ -118,6 +118,29 @@ async def test_greedy_answers_repeat(client: aiohttp.ClientSession) -> None:
     }
 
 
+@pytest.mark.parametrize("limit", [{}, {"max_tokens": 4_096}, {"max_completion_tokens": 8_192}, {"max_tokens": 30}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_an_answer_ends_as_soon_as_it_may(
+    client: aiohttp.ClientSession, path: str, limit: dict[str, int]
+) -> None:
+    """An answer has `min_tokens` tokens whatever its limit, streamed or not, and stops by itself but at the limit."""
+    body = {**chat("hi"), "prompt": "hi", "min_tokens": 30, **limit, "stream_options": {"include_usage": True}}
+    whole = await post(client, path, body)
+    async with client.post(path, json={**body, "stream": True}) as response:
+        *streamed, usage = events(await response.text())
+
+    ended = "length" if limit.get("max_tokens") == 30 else "stop"
+    assert whole["usage"]["completion_tokens"] == usage["usage"]["completion_tokens"] == 30
+    assert whole["choices"][0]["finish_reason"] == streamed[-1]["choices"][0]["finish_reason"] == ended
+
+
+async def test_an_answer_without_limits_has_a_default_length(client: aiohttp.ClientSession) -> None:
+    """128 tokens; a `min_tokens` of 0, which is vLLM's own default, is none."""
+    for fields in ({}, {"min_tokens": 0}, {"min_tokens": None}):
+        answer = await post(client, "/v1/chat/completions", chat("hi", **fields))
+        assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (128, "length")
+
+
 async def test_stream_has_vllms_events(client: aiohttp.ClientSession) -> None:
     """Role first, then text; usage only when asked for and without choices; the request id names the answer."""
     body = chat("hi", max_tokens=30, stream=True, stream_options={"include_usage": True})
@@ -215,6 +238,8 @@ async def test_metrics_speak_vllms_names(client: aiohttp.ClientSession) -> None:
         ("/v1/chat/completions", {"messages": [{"content": "no role"}]}, 400, "Bad Request"),
         ("/v1/chat/completions", chat("hi", max_tokens=0), 400, "BadRequestError"),
         ("/v1/chat/completions", chat("hi", max_tokens=200_000, stream=True), 400, "BadRequestError"),
+        ("/v1/chat/completions", chat("hi", max_tokens=5, min_tokens=6), 400, "BadRequestError"),
+        ("/v1/chat/completions", chat("hi", min_tokens=-1), 400, "BadRequestError"),
         ("/v1/completions", {"prompt": ""}, 400, "BadRequestError"),
         ("/v1/completions", {"prompt": [1, "mixed"]}, 400, "Bad Request"),
         ("/v1/completions", {"prompt": [-1]}, 400, "BadRequestError"),

@@ -209,7 +209,33 @@ async def test_turns_extend_the_messages_before(engine: FakeEngine, tmp_path: Pa
     assert turns[1] == turns[2][:2]
     assert {"user"} == {message["role"] for messages in turns for message in messages}
     assert engine.bodies[0]["stream_options"] == {"include_usage": True}
-    assert (engine.bodies[0]["max_tokens"], engine.bodies[0]["model"]) == (5, "m")
+    assert (engine.bodies[0]["min_tokens"], engine.bodies[0]["model"]) == (5, "m")
+
+
+async def test_max_tokens_say_nothing_of_an_answer(engine: FakeEngine, tmp_path: Path) -> None:
+    """A session's requests have one of the limits that clients use, and the same one; other limits can be had."""
+    trace = _session_trace(tmp_path, sessions=30, turns=2)
+
+    await run_replay(trace, ReplaySettings(url=engine.url, think_max_s=0, sessions_active=1))
+    limits = [body.get("max_tokens") for body in engine.bodies]
+    await run_replay(trace, ReplaySettings(url=engine.url, think_max_s=0, answer_limits=(700,)))
+
+    assert set(limits) == {None, 4_096, 8_192}
+    assert limits[::2] == limits[1::2]
+    assert {body["max_tokens"] for body in engine.bodies[60:]} == {700}
+    assert {body["min_tokens"] for body in engine.bodies} == {5}
+
+
+@pytest.mark.parametrize(
+    ("how", "fields"), [("foreknowledge", {"min_tokens": 5}), ("ignore_eos", {"ignore_eos": True})]
+)
+async def test_lengths_as_limits(engine: FakeEngine, tmp_path: Path, how: str, fields: dict[str, object]) -> None:
+    """With foreknowledge, and where a real engine is to go on to the recorded length, the limit is the length."""
+    await run_replay(_session_trace(tmp_path, 3, 1), ReplaySettings(url=engine.url, think_max_s=0, **{how: True}))  # type: ignore[arg-type]
+
+    names = ("max_tokens", "min_tokens", "ignore_eos")
+    assert len(engine.bodies) == 3
+    assert all({n: b[n] for n in names if n in b} == {"max_tokens": 5, **fields} for b in engine.bodies)
 
 
 async def test_completions_send_the_whole_prompt(engine: FakeEngine, tmp_path: Path) -> None:
