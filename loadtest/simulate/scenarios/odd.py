@@ -125,9 +125,9 @@ def odd_no_cache_on_two(load: str, seed: int) -> Scenario:
 
 
 def odd_far(load: str, seed: int) -> Scenario:
-    """Two of eight replicas are 50 ms away from the router, each way; 100 groups with prefixes of 400 to 4,000 tokens,
-    so that the way is long beside a prefill."""
-    part = groups_of("odd_far", seed, 100, (1, 10), (1, 3))
+    """Two of eight replicas are 50 ms away from the router, each way. 100 groups with prefixes of 400 to 4,000 tokens,
+    tails of 400 to 2,000 and answers of 20 to 100, so that the way counts beside a prefill."""
+    part = groups_of("odd_far", seed, 100, (1, 10), (1, 5), (20, 100))
     return _fleet("odd_far", load, seed, part, (Machine(far_s=0.05),) * 2)
 
 
@@ -165,14 +165,14 @@ JOINS_AT = 0.4
 
 
 def odd_cold_join(load: str, seed: int) -> Scenario:
-    """All ask about one prefix of 24,000 tokens, and an eighth replica, which does not have it, joins seven when two
-    fifths of the requests came. The load is a share of what all eight sustain."""
+    """All ask about one prefix of 24,000 tokens, with tails of 1,200 to 4,000, and a sixth replica, which does not have
+    it, joins five when two fifths of the requests came. The load is a share of what all six sustain."""
 
     def part(rng: random.Random, number: int) -> Pieces:
-        return Pieces(0, 60, number, rng.randint(1, 3), rng.randint(100, 400))
+        return Pieces(0, 60, number, rng.randint(3, 10), rng.randint(30, 150))
 
-    made = _fleet("odd_cold_join", load, seed, part)
-    return during(made, lambda last_s: (Fault("join", JOINS_AT * last_s, 7),))
+    made = _fleet("odd_cold_join", load, seed, part, replicas=6)
+    return during(made, lambda last_s: (Fault("join", JOINS_AT * last_s, 5),))
 
 
 STEPS = ((0.15, 1.3), (0.25, 1.6), (0.35, 2.0), (0.65, 1.5), (0.75, 1.0))
