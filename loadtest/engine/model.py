@@ -14,7 +14,9 @@ the arrival.
 
 With a tier (host_tier.py) blocks that the cache lacks and the tier has are loaded: such a request has its blocks
 from then on, but is not in the batch before the load is over, and whoever comes behind it passes it by. What happens
-to it until then is in loading.py. Requests whose prompt another engine computes wait likewise (arriving.py)."""
+to it until then is in loading.py. Requests whose prompt another engine computes wait likewise (arriving.py).
+
+Without chunked prefill (`Limits.chunked`) whole prompts are computed in steps of their own, before anything decodes."""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from loadtest.engine.kv_pool import KvPool
 from loadtest.engine.loading import Loading
 from loadtest.engine.peers import Peers
 from loadtest.engine.request import EngineRequest, RequestRefused
-from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step
+from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step, mixed_s
 
 
 class EngineModel:
@@ -53,6 +55,8 @@ class EngineModel:
         two engines share; then it has no tier."""
         if legs and tier is not None:
             raise ValueError("an engine has a tier, or takes legs")
+        if not limits.chunked and (legs or tier is not None):
+            raise ValueError("an engine without chunked prefill has no tier and takes no legs")
         self.limits = limits
         self.counters = Counters()
         self.pool = KvPool(kv_tokens // limits.block_tokens, record_events=record_events)
@@ -194,7 +198,8 @@ class EngineModel:
         self.counters.iterations += step.iterations
         if step.work is None:
             self._fill(step.iterations)
-        self._advance(step.iterations, outcome)
+        if not step.paused:
+            self._advance(step.iterations, outcome)
         for sequence, count in step.work or ():
             if not sequence.live:
                 continue
@@ -246,6 +251,11 @@ class EngineModel:
         """One iteration: the running first, in order of admission, then whoever can be admitted."""
         preemptions = self.counters.preemptions
         work: list[tuple[Running, int]] = []
+        chunked = self.limits.chunked
+        if not chunked:
+            self._admit(work, self.limits.batched_tokens_max, now_s)
+            if work:
+                return Step(mixed_s(self._times, work, 0, 0, self.held_tokens), 1, 0, 0, work, paused=True)
         self._grow_decoding()
         decodes = self._decoding.count
         context = self._decoding.context_tokens + decodes
@@ -258,21 +268,12 @@ class EngineModel:
             self._schedule(work, sequence, count)
             budget -= count
             index += 1
-        if preemptions == self.counters.preemptions:
+        if chunked and preemptions == self.counters.preemptions:
             self._admit(work, budget, now_s)
         if self._aside is not None and not work and not decodes:
             return Step(self._aside.until_due_s(now_s, self._times.mixed_s(0, 0, 0, 0)), 1, 0, 0, [], idle=True)
-        prefill, pairs, ones, ones_context = 0, 0.0, 0, 0
-        for sequence, count in work:
-            if count == 1:
-                ones += 1
-                ones_context += sequence.computed + 1
-            else:
-                prefill += count
-                pairs += count * (sequence.computed + (count + 1) / 2)
         held = self.held_tokens
-        duration_s = self._times.mixed_s(prefill, pairs, decodes + ones, context + ones_context, held)
-        return Step(duration_s, 1, decodes, context, work, held_tokens=held)
+        return Step(mixed_s(self._times, work, decodes, context, held), 1, decodes, context, work, held_tokens=held)
 
     def _grow_decoding(self) -> None:
         """Room for one more token of each that decodes; a block that it fills is shared from now on."""
@@ -286,10 +287,10 @@ class EngineModel:
 
     def _admit(self, work: list[tuple[Running, int]], budget: int, now_s: float) -> None:
         """First come, first served: whoever cannot be admitted holds up all behind."""
-        size, loading = self.limits.block_tokens, self._aside
+        size, loading, chunked = self.limits.block_tokens, self._aside, self.limits.chunked
         while loading is not None and loading.ready and budget and len(self._running) < self._sequences_max:
             budget -= self._join(loading.ready.popleft(), work, budget)
-        while self._waiting and budget:
+        while self._waiting and budget > 0:
             sequence = self._waiting[0]
             tokens = sequence.request.prompt_tokens + sequence.generated
             # The last token is computed in any case, its logits are needed (vLLM: num_tokens - 1).
@@ -302,6 +303,8 @@ class EngineModel:
             if len(self._running) >= self._sequences_max or not self.pool.fits(matched, missing):
                 self._blocked = True
                 return
+            if not chunked and work and tokens - len(matched) * size > budget:
+                return  # a prompt is not cut; one that is longer than the budget has a step of its own
             self._waiting.popleft()
             self._blocked = False
             sequence.number = self._admitted = self._admitted + 1
@@ -313,7 +316,7 @@ class EngineModel:
             to_load *= size
             if sequence.cached < 0:
                 sequence.cached = sequence.computed + to_load
-                self.counters.queried_tokens += tokens
+                self.counters.queried_tokens += tokens if self.limits.prefix_caching else 0
                 self.counters.hit_tokens += sequence.computed
                 if loading is not None:
                     self.counters.tier_queried_tokens += tokens - sequence.computed
@@ -324,7 +327,7 @@ class EngineModel:
     def _join(self, sequence: Running, work: list[tuple[Running, int]], budget: int) -> int:
         """Take a sequence that has all its blocks into the batch; returns how much of the budget it takes."""
         self._running.append(sequence)
-        count = min(sequence.behind, budget)
+        count = min(sequence.behind, budget) if self.limits.chunked else sequence.behind
         self._schedule(work, sequence, count)
         return count
 
@@ -335,6 +338,8 @@ class EngineModel:
     def _store(self, sequence: Running, computed: int) -> None:
         """Full blocks are shared from the moment they are scheduled: later requests of one step may use
         them."""
+        if not self.limits.prefix_caching:
+            return
         keys = sequence.request.keys
         full = min(computed // self.limits.block_tokens, len(keys))
         if full > sequence.stored:

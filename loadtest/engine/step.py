@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+from loadtest.engine.calibration import StepTimes
 from loadtest.engine.decoding import Running
 from loadtest.engine.kv_pool import KvEvent
 
@@ -17,6 +19,11 @@ class Limits:
     batched_tokens_max: int = 8192
     sequences_max: int = 256
     context_tokens_max: int = 131_072
+    chunked: bool = True
+    """Whether a step may decode and compute parts of prompts. False: whole prompts in steps of their own, before
+    anything decodes, as vLLM V0 without chunked prefill and SGLang with `--chunked-prefill-size -1`."""
+    prefix_caching: bool = True
+    """False: no block is found again."""
 
 
 @dataclass(slots=True)
@@ -67,6 +74,24 @@ class Step:
     """Tokens of the KV cache that live requests use when the step begins."""
     idle: bool = False
     """Nothing is computed: all that there is waits for blocks from the tier. An arrival ends it at once."""
+    paused: bool = False
+    """Sequences that decode get nothing in it."""
+
+
+def mixed_s(
+    times: StepTimes, work: Iterable[tuple[Running, int]], decodes: int, context_tokens: int, held_tokens: float
+) -> float:
+    """Seconds of one iteration that computes `work` beside the decodes; a single token of a prompt is read as a decode
+    is. `held_tokens` as in `StepTimes`."""
+    prefill, pairs = 0, 0.0
+    for sequence, count in work:
+        if count == 1:
+            decodes += 1
+            context_tokens += sequence.computed + 1
+        else:
+            prefill += count
+            pairs += count * (sequence.computed + (count + 1) / 2)
+    return times.mixed_s(prefill, pairs, decodes, context_tokens, held_tokens)
 
 
 @dataclass(slots=True)

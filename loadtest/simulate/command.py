@@ -55,7 +55,7 @@ from loadtest.simulate.scenarios import pulled
 from loadtest.simulate.scenarios import split as of_split
 from loadtest.simulate.scenarios.generated import STAGES
 from loadtest.simulate.scenarios.mixed import LOAD, MIXES, REQUESTS
-from loadtest.simulate.scenarios.table import APART, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
+from loadtest.simulate.scenarios.table import APART, GROUPS, LOADS, SCENARIOS, TUNE_SEEDS, loads_of
 from loadtest.simulate.world.setting import SettingError
 
 SAVED_EVERY_S = 60.0
@@ -133,14 +133,14 @@ def jobs_of(options: argparse.Namespace) -> list[RaceJob]:
 
 
 def _scenarios(options: argparse.Namespace) -> list[str]:
-    named: list[str] = options.scenario
+    named = [*options.scenario, *(name for group in options.group for name in GROUPS[group])]
     if options.trace is not None:
         if named:
-            raise SimulateError("--trace and --scenario: only one of them")
+            raise SimulateError("--trace and --scenario or --group: only one of them")
         return [options.trace.name.split(".")[0]]
     _known("scenario", named, [*SCENARIOS, *APART])
     if not (named or options.race or options.sweep or options.several is not None):
-        raise SimulateError("--scenario, --trace, --race or --sweep: say what to run; --list says what there is")
+        raise SimulateError("--scenario, --group, --trace, --race or --sweep: say what to run; see --list")
     return named or list(SCENARIOS)
 
 

@@ -14,7 +14,7 @@ from loadtest.simulate.results.baseline import SHIPPED
 from loadtest.simulate.results.several import VARIANTS
 from loadtest.simulate.results.tiers import LINKS
 from loadtest.simulate.scenarios.generated import STAGES
-from loadtest.simulate.scenarios.table import CLAIM_SEEDS, LOADS, TUNE_SEEDS
+from loadtest.simulate.scenarios.table import CLAIM_SEEDS, GROUPS, LOADS, TUNE_SEEDS
 from loadtest.simulate.world.setting import REPLICAS_MAX, Fault
 
 FAULTS = ("restart", "slow", "join")
@@ -53,6 +53,8 @@ def parser() -> argparse.ArgumentParser:
     links = "one replica prefills, another one decodes, on links of a kind or several: " + ", ".join(pulls.LINKS)
     add("--split", nargs="*", choices=pulls.LINKS, metavar="LINK", help=f"{links}; default: rdma")
     add("--scenario", nargs="+", default=[], metavar="NAME")
+    groups = "the scenarios of a group: " + ", ".join(GROUPS)
+    add("--group", nargs="+", choices=GROUPS, default=[], metavar="GROUP", help=groups)
     add("--trace", type=Path, metavar="FILE", help="a trace file instead, as for `python -m loadtest replay`")
     add("--policy", nargs="+", default=[], metavar="NAME", help="default: all, upper bounds first")
     share = f"{', '.join(LOADS)}, or a share of what is sustained"

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from loadtest.common.traces import Request
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
-from loadtest.simulate.world.capacity import capacity_rps, fleet_kv_tokens
+from loadtest.simulate.world.capacity import CACHE_SHARE, capacity_rps, fleet_kv_tokens
 from loadtest.simulate.world.setting import Setting, SettingError
-from loadtest.simulate.world.turns import Turn, open_workload, prepare
+from loadtest.simulate.world.turns import MODEL, Turn, open_workload, prepare
 
 PIECE_TOKENS = 400
 OWN_PIECES = 1_000_000
@@ -49,13 +49,18 @@ def request(namespace: str, part: Pieces, at_s: float) -> Request:
     )
 
 
-def turns_of(namespace: str, parts: Iterable[Pieces], times_s: Iterable[float]) -> list[Turn]:
+def turns_of(
+    namespace: str,
+    parts: Iterable[Pieces],
+    times_s: Iterable[float],
+    model_of: Callable[[Request], str] = lambda _: MODEL,
+) -> list[Turn]:
     """The requests as turns, each in a session of its own."""
     pairs = [
         (str(number), request(namespace, part, at_s))
         for number, (part, at_s) in enumerate(zip(parts, times_s, strict=True))
     ]
-    return prepare(pairs, BLOCK_TOKENS, output_tokens_max=1_000_000)
+    return prepare(pairs, BLOCK_TOKENS, output_tokens_max=1_000_000, model_of=model_of)
 
 
 def poisson(rng: random.Random, count: int, rate: float, start_s: float = 0.0) -> list[float]:
@@ -67,9 +72,17 @@ def poisson(rng: random.Random, count: int, rate: float, start_s: float = 0.0) -
     return times
 
 
-def loaded(name: str, load: str, turns: list[Turn], setting: Setting, ttft_limit_s: float) -> Scenario:
+def loaded(
+    name: str,
+    load: str,
+    turns: list[Turn],
+    setting: Setting,
+    ttft_limit_s: float,
+    *,
+    cache_share: float = CACHE_SHARE,
+) -> Scenario:
     """Turns that were made for one a second, at a share of what the cluster can sustain."""
-    rate = LOADS[load] * capacity_rps(turns, setting, BLOCK_TOKENS)
+    rate = LOADS[load] * capacity_rps(turns, setting, BLOCK_TOKENS, cache_share)
     for turn in turns:
         turn.at_s /= rate
     return Scenario(open_workload(name, turns, BLOCK_TOKENS), setting, rate, "requests/s", ttft_limit_s)

@@ -1,16 +1,29 @@
 """Scenarios by name. Seeds 1-5 and half of the sessions are for tuning, seeds 6-15 and the other half for claims.
 
-To add one: a Make (see scenario.py) in `recorded`, `generated`, `crowded` or `eventful`, and a line here.
+To add one: a Make (see scenario.py) in `recorded`, `generated`, `crowded`, `eventful` or `odd`, and a line here.
 """
 
 from __future__ import annotations
 
-from loadtest.simulate.scenarios import crowded, drawn, eventful, generated, recorded, tiered
+from loadtest.simulate.scenarios import crowded, drawn, eventful, generated, odd, odd_asked, recorded, tiered
 from loadtest.simulate.scenarios.scenario import CLAIM_SEEDS, COMMON_LOADS, LOADS, TUNE_SEEDS, Make, Scenario, in_half
 
-__all__ = ["APART", "CLAIM_SEEDS", "LOADS", "SCENARIOS", "TUNE_SEEDS", "Make", "Scenario", "in_half", "loads_of"]
+__all__ = [
+    "APART",
+    "CLAIM_SEEDS",
+    "GROUPS",
+    "LOADS",
+    "NAMED",
+    "ODD",
+    "SCENARIOS",
+    "TUNE_SEEDS",
+    "Make",
+    "Scenario",
+    "in_half",
+    "loads_of",
+]
 
-SCENARIOS: dict[str, Make] = {
+NAMED: dict[str, Make] = {
     "mooncake": recorded.mooncake,
     "claude_code": recorded.claude_code,
     "ladder_honest": generated.ladder_honest,
@@ -38,10 +51,35 @@ SCENARIOS: dict[str, Make] = {
     "impatient_sessions": crowded.impatient_sessions,
     "impatient_unique": crowded.impatient_unique,
 }
+"""Fleets whose replicas are alike, or nearly so."""
+
+ODD: dict[str, Make] = {
+    "odd_big_kv": odd.odd_big_kv,
+    "odd_one_fast": odd.odd_one_fast,
+    "odd_one_slow": odd.odd_one_slow,
+    "odd_unequal_slow": odd.odd_unequal_slow,
+    "odd_few_slots": odd.odd_few_slots,
+    "odd_unchunked": odd.odd_unchunked,
+    "odd_no_cache_on_two": odd.odd_no_cache_on_two,
+    "odd_far": odd.odd_far,
+    "odd_two_models": odd.odd_two_models,
+    "odd_cold_join": odd.odd_cold_join,
+    "odd_drift": odd.odd_drift,
+    "odd_bursts": odd_asked.odd_bursts,
+    "odd_thinking": odd_asked.odd_thinking,
+    "odd_thinking_chats": odd_asked.odd_thinking_chats,
+    "odd_chats_among_agents": odd_asked.odd_chats_among_agents,
+    "odd_stale_metrics": odd_asked.odd_stale_metrics,
+    "odd_two_replicas": odd_asked.odd_two_replicas,
+}
+"""Fleets, engines and clients that are unusual in one way each."""
+
+SCENARIOS: dict[str, Make] = {**NAMED, **ODD}
 """The claims are made on all of these, at each of their loads."""
 
 _ALSO_LIGHT = ("light", *COMMON_LOADS)
 _LOADS_OF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(ODD, ("below", "at")),
     "hot_prefix_long": _ALSO_LIGHT,
     "hot_prefix_short": _ALSO_LIGHT,
     "hot_prefix_mix": _ALSO_LIGHT,
@@ -75,3 +113,6 @@ APART: dict[str, Make] = {
     "drawn": drawn.drawn,
 }
 """Scenarios on which no claims are made of all rules."""
+
+GROUPS: dict[str, tuple[str, ...]] = {"named": tuple(NAMED), "odd": tuple(ODD), "drawn": ("drawn",)}
+"""Scenarios that are run together, by the name of the group."""

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from loadtest.engine.calibration import Calibration
-from loadtest.engine.step import Limits
+from loadtest.simulate.world.machine import Machine
 from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn
 
@@ -25,27 +25,47 @@ STRIDE_BLOCKS = 8
 """Keys name whole prefixes, so every eighth says as much as all of them, in an eighth of the time."""
 
 
-def capacity_rps(turns: Sequence[Turn], setting: Setting, block_tokens: int) -> float:
-    """Requests a second of this kind that the fleet can sustain at best."""
-    found = pooled_hits(turns, int(CACHE_SHARE * fleet_kv_tokens(setting)), block_tokens)
+def capacity_rps(turns: Sequence[Turn], setting: Setting, block_tokens: int, cache_share: float = CACHE_SHARE) -> float:
+    """Requests a second of this kind that the fleet can sustain at best. Of several models, as many as the one that
+    comes to its limit first lets be asked of all, at their shares of the turns."""
+    asked: dict[str, list[Turn]] = {}
+    for turn in turns:
+        asked.setdefault(turn.model, []).append(turn)
+    return min(
+        _model_rps(each, [one for one in setting.fleet() if one[0].model == model], block_tokens, cache_share)
+        * (len(turns) / len(each))
+        for model, each in asked.items()
+    )
+
+
+def _model_rps(
+    turns: Sequence[Turn], fleet: Sequence[tuple[Machine, Calibration, int]], block_tokens: int, cache_share: float
+) -> float:
+    held = sum(kv_tokens for machine, _, kv_tokens in fleet if machine.prefix_caching)
+    found = pooled_hits(turns, int(cache_share * held), block_tokens)
     private = private_tokens(turns, block_tokens)
     live = sum(own + turn.output_tokens / 2 for own, turn in zip(private, turns, strict=True)) / len(turns)
-    return sum(
-        1 / busy_s(turns, found, each, kv_tokens, (1 - CACHE_SHARE) * kv_tokens / live)
-        for each in setting.calibrations()
-        for kv_tokens in (setting.kv_tokens_of(each),)
-    )
+    alone = sum(turn.prompt_tokens + turn.output_tokens / 2 for turn in turns) / len(turns)
+    rates = list[float]()
+    for machine, calibration, kv_tokens in fleet:
+        if machine.prefix_caching:
+            cached, room = found, (1 - cache_share) * kv_tokens / live
+        else:
+            cached, room = [0] * len(turns), kv_tokens / alone
+        room = min(room, machine.sequences_max)
+        rates.append(1 / (machine.slowness * busy_s(turns, cached, calibration, kv_tokens, room)))
+    return sum(rates)
 
 
 def fleet_kv_tokens(setting: Setting) -> int:
     """What the caches of all replicas hold together."""
-    return sum(map(setting.kv_tokens_of, setting.calibrations()))
+    return sum(kv_tokens for _, _, kv_tokens in setting.fleet())
 
 
 def busy_s(turns: Sequence[Turn], found: Sequence[int], calibration: Calibration, kv_tokens: int, room: float) -> float:
     """What the mean turn takes of a replica's time. `found`: how many tokens of each are cached; `room`: how many such
-    requests the KV cache of `kv_tokens` has room for at a time."""
-    times, batch = calibration.times, max(1, min(Limits().sequences_max, int(room)))
+    requests run at a time, in a KV cache of `kv_tokens`."""
+    times, batch = calibration.times, max(1, int(room))
     busy = 0.0
     for turn, cached in zip(turns, found, strict=True):
         fresh = turn.prompt_tokens - cached

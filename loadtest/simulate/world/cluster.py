@@ -10,15 +10,15 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 
 from loadtest.engine.peers import Peers
-from loadtest.engine.step import Limits, Outcome
+from loadtest.engine.step import Outcome
 from loadtest.simulate.world.kv_events import Publisher, VirtualClock
 from loadtest.simulate.world.placer import Placer
 from loadtest.simulate.world.replicas import VirtualReplica
 from loadtest.simulate.world.setting import Fault, Setting, SettingError
 from router.core.facts.legs import Role
 
-Deliver = Callable[[Outcome, float], None]
-"""(what a step brought, when)"""
+Deliver = Callable[[VirtualReplica, Outcome, float], None]
+"""(of which replica, what a step brought, when)"""
 
 
 class VirtualCluster:
@@ -39,24 +39,25 @@ class VirtualCluster:
         self._publishers: dict[str, Publisher] = {}
         self.replicas: dict[str, VirtualReplica] = {}
         self.peers = Peers(setting.peers) if setting.peers is not None else None
-        for number, calibration in enumerate(setting.calibrations()):
-            name, kv_tokens = setting.name(number), setting.kv_tokens_of(calibration)
+        for number, (machine, calibration, kv_tokens) in enumerate(setting.fleet()):
+            name = setting.name(number)
             if kv_tokens < block_tokens:
                 raise SettingError(f"a KV cache of {kv_tokens} tokens holds not even one block of {block_tokens}")
             self.replicas[name] = VirtualReplica(
                 name,
                 calibration,
                 kv_tokens,
-                Limits(block_tokens=block_tokens, context_tokens_max=calibration.context_tokens_max),
+                machine.limits(calibration, block_tokens),
                 clock.at,
                 self._stepped,
                 record_events=setting.grade == "exact",
                 tier=setting.tier,
                 peers=self.peers,
                 legs=setting.legs,
+                machine=machine,
             )
             if setting.grade == "exact":
-                self._publishers[name] = self._publisher(name, block_tokens)
+                self._publishers[name] = self._publisher(name, block_tokens, machine.far_s)
         late = {setting.name(fault.replica) for fault in setting.faults if fault.kind == "join"}
         self._fleet = [name for name in self.replicas if name not in late]
 
@@ -65,18 +66,17 @@ class VirtualCluster:
         for fault in self._setting.faults:
             self._clock.at(fault.at_s, self._strike, fault)
         for placer in self._placers:
-            placer.join(self._fleet, self._roles())
+            placer.join(self._fleet, self._roles(), self._models())
             self._follow(placer, self._fleet)
             self._prove(placer, self._fleet)
         self._probe(None)
         self._pair()
 
-    def _publisher(self, name: str, block_tokens: int) -> Publisher:
+    def _publisher(self, name: str, block_tokens: int, far_s: float) -> Publisher:
         setting = self._setting
+        delay_s = setting.event_delay_s + far_s
         rng = random.Random(f"{setting.seed}/{name}")
-        return Publisher(
-            name, block_tokens, self._clock, delay_s=setting.event_delay_s, loss=setting.event_loss, rng=rng
-        )
+        return Publisher(name, block_tokens, self._clock, delay_s=delay_s, loss=setting.event_loss, rng=rng)
 
     def _follow(self, placer: Placer, names: Iterable[str]) -> None:
         for name in names:
@@ -92,6 +92,9 @@ class VirtualCluster:
     def _roles(self) -> dict[str, Role]:
         return {self._setting.name(number): role for number, role in enumerate(self._setting.roles)}
 
+    def _models(self) -> dict[str, str]:
+        return {name: replica.machine.model for name, replica in self.replicas.items()}
+
     def _pair(self) -> None:
         """Tell the routers how replicas shake hands, and that all pairs are warm."""
         setting = self._setting
@@ -102,7 +105,7 @@ class VirtualCluster:
     def _stepped(self, replica: VirtualReplica, outcome: Outcome, now_s: float) -> None:
         if outcome.events:
             self._publishers[replica.name].publish(outcome.events)
-        self._deliver(outcome, now_s)
+        self._deliver(replica, outcome, now_s)
 
     def _probe(self, _: None) -> None:
         now_s = self._clock.now_s
@@ -125,7 +128,7 @@ class VirtualCluster:
         elif fault.kind == "join":
             self._fleet = [each for each in self.replicas if each in self._fleet or each == name]
             for placer in self._placers:
-                placer.join(self._fleet, self._roles())
+                placer.join(self._fleet, self._roles(), self._models())
                 self._follow(placer, [name])
                 self._prove(placer, [name])
                 placer.probe(name, replica.load(), now_s)

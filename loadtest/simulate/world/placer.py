@@ -132,6 +132,7 @@ class Placer:
         self.returning = Returning()
         self._turns: dict[int, Turn] = {}
         self._replicas: list[str] = []
+        self._models: Mapping[str, str] = {}
         self._split = False
 
     def tell(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Placer) -> None:
@@ -139,14 +140,17 @@ class Placer:
         if isinstance(self.policy, Told):
             self.policy.told(replicas, workload, first.policy)
 
-    def join(self, names: Iterable[str], roles: Mapping[str, Role] | None = None) -> None:
-        """The whole fleet, as discovery reports it, with its `roles`; newcomers are healthy."""
+    def join(
+        self, names: Iterable[str], roles: Mapping[str, Role] | None = None, models: Mapping[str, str] | None = None
+    ) -> None:
+        """The whole fleet, as discovery reports it, with its `roles` and the `models` that are not MODEL; newcomers are
+        healthy."""
         before, self._replicas = set(self._replicas), list(names)
-        roles = roles or {}
+        roles, self._models = roles or {}, models or {}
         self.router.replace([Replica(name, role=roles.get(name, Role.BOTH)) for name in self._replicas])
         for name in self._replicas:
             if name not in before:
-                self.router.observe_models(name, [ServedModel(MODEL, owned_by="vllm")])
+                self.router.observe_models(name, [ServedModel(self._models.get(name, MODEL), owned_by="vllm")])
                 self.router.observe_health(name, ok=True)
 
     def pair(self, names: Iterable[str], handshake: Handshake, now_s: float) -> None:
@@ -165,7 +169,7 @@ class Placer:
 
     def follow(self, publisher: Publisher) -> None:
         """Hear a replica's events from now on; prompts come with their tokens."""
-        self.router.models.observe_tokens(MODEL, "")
+        self.router.models.observe_tokens(self._models.get(publisher.name, MODEL), "")
         follower = self._followers[publisher.name] = Follower(publisher, self.router)
         publisher.connect(follower)
 
@@ -188,10 +192,10 @@ class Placer:
     def wanted(self, turn: Turn, tokens: TokenPrompt | None) -> Wanted:
         """The request as the router is asked to place it."""
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
-        ask = Ask(MODEL, prompt, stream=True, output_tokens_max=self._limit_of(turn))
+        ask = Ask(turn.model, prompt, stream=True, output_tokens_max=self._limit_of(turn))
         chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
         key = format(turn.first_user_key, "x")
-        return Wanted(ask, MODEL, chain, key, tokens, kin=turn.kin, may_split=self._split)
+        return Wanted(ask, turn.model, chain, key, tokens, kin=turn.kin, may_split=self._split)
 
     def place(
         self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold_back: bool

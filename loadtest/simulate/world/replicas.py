@@ -17,6 +17,7 @@ from loadtest.engine.model import EngineModel
 from loadtest.engine.peers import PeerLimits, Peers
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Admitted, Limits, Outcome, Step
+from loadtest.simulate.world.machine import Machine
 from loadtest.simulate.world.shared_cache import SharedPool
 from router.core.facts.replicas import Load
 
@@ -58,13 +59,15 @@ class VirtualReplica:
         tier: TierLimits | None = None,
         peers: Peers | None = None,
         legs: PeerLimits | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        """With `legs`, a link, it takes the legs of requests that two replicas share."""
+        """`limits` are the machine's. With `legs`, a link, it takes the legs of requests that two replicas share."""
         self.legs = Legs(legs) if legs is not None else None  # prefill legs that were sent here
         self.name, self.up, self.kv_tokens = name, True, kv_tokens
         self.down_until_s = self.slow_until_s = 0.0
         self.times = SlowedTimes(calibration.times)
-        self._factor = 1.0  # slow-down of the steps to come
+        self.machine = machine or Machine()
+        self._factor = self.machine.slowness  # of the steps to come
         self.calibration = calibration
         self._limits, self._record, self._tier, self._peers = limits, record_events, tier, peers
         self._schedule, self._deliver = schedule, deliver
@@ -86,8 +89,8 @@ class VirtualReplica:
             self._cut(now_s)
 
     def slow(self, factor: float, now_s: float) -> None:
-        """Make every iteration after this one so many times as long."""
-        self._factor = factor
+        """Make every iteration after this one so many times as long as it is by its machine."""
+        self._factor = factor * self.machine.slowness
         self._cut(now_s)
 
     def cancel(self, request_id: int) -> None:
@@ -159,7 +162,7 @@ class VirtualReplica:
             generation_tokens_total=float(counters.generated_tokens),
             cache_query_tokens_total=float(counters.queried_tokens),
             cache_hit_tokens_total=float(counters.hit_tokens),
-            prefix_caching=True,
+            prefix_caching=self.machine.prefix_caching,
         )
 
     def share(self, shared: set[int]) -> None:

@@ -9,6 +9,7 @@ from loadtest.common.answer_limits import COMMON, AnswerLimits
 from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS, Calibration
 from loadtest.engine.host_tier import TierLimits
 from loadtest.engine.peers import PeerLimits
+from loadtest.simulate.world.machine import Machine
 from router.core.facts.legs import Handshake, Role
 
 REPLICAS_MAX = 256
@@ -40,6 +41,8 @@ class Setting:
     calibration: Calibration = CALIBRATIONS[CALIBRATION]
     others: tuple[Calibration, ...] = ()
     """Calibrations of the first replicas, where they differ."""
+    machines: tuple[Machine, ...] = ()
+    """What is different about the first replicas; the others are as their calibration has them."""
     kv_tokens: int | None = None
     """KV tokens of a replica. None: the calibration's."""
     tier: TierLimits | None = None
@@ -114,6 +117,16 @@ class Setting:
     def kv_tokens_of(self, calibration: Calibration) -> int:
         """What the KV cache of a replica of that kind holds."""
         return self.kv_tokens or calibration.kv_tokens
+
+    def machine(self, number: int) -> Machine:
+        """What is different about a replica; numbers begin at 0."""
+        return self.machines[number] if number < len(self.machines) else Machine()
+
+    def fleet(self) -> list[tuple[Machine, Calibration, int]]:
+        """Each replica in order, with its calibration and what its KV cache holds in tokens."""
+        numbered = enumerate(self.calibrations())
+        machines = [(self.machine(number), calibration) for number, calibration in numbered]
+        return [(each, kind, int(each.kv_factor * self.kv_tokens_of(kind))) for each, kind in machines]
 
     def role(self, number: int) -> Role:
         """The role of a replica; numbers begin at 0."""

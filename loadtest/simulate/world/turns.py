@@ -8,8 +8,9 @@ the engine (its own blocks of token ids) would hash it; then it is dropped. One 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import fmean
 
 from loadtest.common.runs import shared_blocks
@@ -18,8 +19,13 @@ from router.core.facts.requests import Kin
 from router.core.prompts import blocks
 
 MODEL = "sim"
-_ROOT = blocks.root_key(MODEL.encode(), b"", b"text")
-"""The root key of the router's chains; a test holds it, and all that is hashed here, against what the router hashes."""
+
+
+@cache
+def _root(model: str) -> int:
+    """The root key of the router's chains; a test holds it, and all that is hashed here, against what the router
+    hashes."""
+    return blocks.root_key(model.encode(), b"", b"text")
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +54,7 @@ class Turn:
     """Keys of the prompt's full blocks, in the engine's block size."""
     kin: Kin | None = None
     """The conversation as the agent's client names it; None where the trace has no agents."""
+    model: str = MODEL
 
     def text(self) -> str:
         """The prompt, four ASCII bytes a token."""
@@ -89,13 +96,20 @@ class Workload:
         return fmean(turn.prompt_tokens for session in self.sessions for turn in session)
 
 
-def prepare(requests: Iterable[tuple[str, Request]], block_tokens: int, *, output_tokens_max: int) -> list[Turn]:
-    """Turns of (session, request) pairs, in their order."""
+def prepare(
+    requests: Iterable[tuple[str, Request]],
+    block_tokens: int,
+    *,
+    output_tokens_max: int,
+    model_of: Callable[[Request], str] = lambda _: MODEL,
+) -> list[Turn]:
+    """Turns of (session, request) pairs, in their order. Requests for two models have no text in common."""
     last: dict[tuple[str, int], Turn] = {}
     turns = []
     for number, (session, request) in enumerate(requests):
         kind = (request.namespace, request.block_tokens)
-        hashed = _Hashed(request, last.get(kind), block_tokens)
+        root = _root(model := model_of(request))
+        hashed = _Hashed(request, last.get(kind), block_tokens, root)
         turn = Turn(
             number,
             session,
@@ -106,11 +120,12 @@ def prepare(requests: Iterable[tuple[str, Request]], block_tokens: int, *, outpu
             request,
             hashed.first,
             hashed.chain,
-            _ROOT,
+            root,
             hashed.key_at(request.input_tokens * BYTES_PER_TOKEN),
             hashed.key_at(hashed.first),
             hashed.engine_keys,
             kin=_kin(session, request.agent),
+            model=model,
         )
         last[kind] = turn
         turns.append(turn)
@@ -128,8 +143,9 @@ def _kin(session: str, agent: str | None) -> Kin | None:
 class _Hashed:
     """A prompt's keys. What it shares with the turn before it (in a conversation nearly all) is not hashed again."""
 
-    def __init__(self, request: Request, before: Turn | None, block_tokens: int) -> None:
+    def __init__(self, request: Request, before: Turn | None, block_tokens: int, chain_root: int) -> None:
         size, width = request.input_tokens * BYTES_PER_TOKEN, block_tokens * BYTES_PER_TOKEN
+        self._root = chain_root
         self.first = request.cuts[0] * BYTES_PER_TOKEN if request.cuts else size
         self.chain, self.engine_keys, shared = array("Q"), array("Q"), 0
         if before is not None:
@@ -146,7 +162,7 @@ class _Hashed:
         self._at = skipped * request.block_tokens * BYTES_PER_TOKEN
         self._text = request.text(skipped).encode()
         rest = self._text[len(self.chain) * blocks.BLOCK_BYTES - self._at :]
-        self.chain.extend(blocks.chain(rest, self.chain[-1] if self.chain else _ROOT))
+        self.chain.extend(blocks.chain(rest, self.chain[-1] if self.chain else chain_root))
         rest = self._text[len(self.engine_keys) * width - self._at :]
         root = self.engine_keys[-1] if self.engine_keys else blocks.token_root("", b"", block_tokens)
         self.engine_keys.extend(blocks.token_chain(rest, block_tokens, root))
@@ -156,7 +172,7 @@ class _Hashed:
         if end in self._points:
             return self._points[end]
         full = end // blocks.BLOCK_BYTES
-        parent = self.chain[full - 1] if full else _ROOT
+        parent = self.chain[full - 1] if full else self._root
         rest = self._text[full * blocks.BLOCK_BYTES - self._at : end - self._at]
         return blocks.key_at(rest, (), parent, len(rest))
 

@@ -113,7 +113,7 @@ class World:
             Placer(policy, knowing=knowing, unseen=unseen, tiers=tiers, limit_of=limit_of)
             for _ in range(setting.routers)
         ]
-        self._cluster = VirtualCluster(setting, workload.block_tokens, self, self.placers, self._deliver, self._lost)
+        self._cluster = VirtualCluster(setting, workload.block_tokens, self, self.placers, self._stepped, self._lost)
         self.replicas = self._cluster.replicas
         self.channel: Channel | None = None
         if setting.share_delay_s is not None and setting.routers > 1:
@@ -220,10 +220,11 @@ class World:
             if not self._retry(sent, Ending.UNREACHED):
                 self._end(number, sent, "unreached")
                 return
-        if self._wire is None:
-            self._submit(number, sent, replica)
+        way_s = replica.machine.far_s + (self._wire.delay_s(turn.prompt_tokens) if self._wire is not None else 0.0)
+        if way_s:
+            self.at(self.now_s + way_s, self._reach, (number, sent, lease))
         else:
-            self.at(self.now_s + self._wire.delay_s(turn.prompt_tokens), self._reach, (number, sent, lease))
+            self._submit(number, sent, replica)
 
     # -- held back, as router/hub/admitter.py does --------------------------------------------------------------------
 
@@ -287,6 +288,22 @@ class World:
         first = next(self._answer_keys)
         keys = [*turn.engine_keys, *range(first, first + answer)]
         return EngineRequest(number, turn.prompt_tokens, turn.output_tokens, keys, turn, source)
+
+    def _stepped(self, replica: VirtualReplica, outcome: Outcome, now_s: float) -> None:
+        """What a step brought comes to the router, at once or from afar."""
+        if not replica.machine.far_s:
+            self._deliver(outcome, now_s)
+            return
+        told = {number: self._open[number].lease for number in [*dict(outcome.first), *outcome.finished]}
+        if told:
+            self.at(now_s + replica.machine.far_s, self._deliver_late, (outcome, told))
+
+    def _deliver_late(self, what: tuple[Outcome, dict[int, Lease | None]]) -> None:
+        """What was on its way, without requests that were given up meanwhile."""
+        outcome, leases = what
+        there = {n for n, lease in leases.items() if n in self._open and self._open[n].lease is lease}
+        first = [each for each in outcome.first if each[0] in there]
+        self._deliver(Outcome([], first, [n for n in outcome.finished if n in there], []), self.now_s)
 
     def _deliver(self, outcome: Outcome, now_s: float) -> None:
         for number, cached_tokens in outcome.first:

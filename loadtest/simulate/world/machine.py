@@ -1,0 +1,38 @@
+"""What may be different about one replica of a fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.engine.calibration import Calibration
+from loadtest.engine.step import Limits
+from loadtest.simulate.world.turns import MODEL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One replica, where it is not as its setting's calibration has it."""
+
+    kv_factor: float = 1.0
+    """KV cache, as a multiple of what the setting gives it."""
+    slowness: float = 1.0
+    """Every step takes so many times as long, for the whole run."""
+    sequences_max: int = Limits().sequences_max
+    """Sequences in a batch (vLLM's `--max-num-seqs`)."""
+    chunked: bool = True
+    """Whether prefill is chunked (`Limits`)."""
+    prefix_caching: bool = True
+    far_s: float = 0.0
+    """Time of a request from its router to the engine, and of every token back. Probes and cancellations take none."""
+    model: str = MODEL
+    """The only model that it serves."""
+
+    def limits(self, calibration: Calibration, block_tokens: int) -> Limits:
+        """The limits of its engine's scheduler."""
+        return Limits(
+            block_tokens=block_tokens,
+            sequences_max=self.sequences_max,
+            context_tokens_max=calibration.context_tokens_max,
+            chunked=self.chunked,
+            prefix_caching=self.prefix_caching,
+        )
