@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from loadtest.engine.calibration import StepTimes
 from loadtest.engine.decoding import Running
@@ -87,6 +88,20 @@ def mixed_s(times: StepTimes, work: Iterable[tuple[Running, int]], decodes: int,
             prefill += count
             pairs += count * (sequence.computed + (count + 1) / 2)
     return times.mixed_s(prefill, pairs, decodes, context_tokens)
+
+
+def iterations_within(times: StepTimes, horizon_s: float, decodes: int, context_tokens: int, longest: int) -> int:
+    """The most decode iterations, at least 1 and at most `longest`, that take no longer than the horizon."""
+    if horizon_s == inf or times.decodes_s(decodes, context_tokens, longest) <= horizon_s:
+        return longest
+    low, high = 1, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        if times.decodes_s(decodes, context_tokens, middle) <= horizon_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 @dataclass(slots=True)
