@@ -31,7 +31,7 @@ from loadtest.engine.kv_pool import KvPool
 from loadtest.engine.loading import Loading
 from loadtest.engine.peers import Peers
 from loadtest.engine.request import EngineRequest, RequestRefused
-from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step, mixed_s
+from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step, iterations_within, mixed_s
 
 
 class EngineModel:
@@ -222,7 +222,7 @@ class EngineModel:
         if decodes < len(self._running):
             return None  # a first token has a time of its own
         longest, held = min(self.limits.context_tokens_max, decoding.until_end()), self.held_tokens
-        iterations = self._within(horizon_s, decodes, context, longest)
+        iterations = iterations_within(self._times, horizon_s, decodes, context, longest, held)
         # An iteration takes at most one block a sequence; only near the end of the pool is counting worth it.
         while decodes * (iterations // size + 1) > self.pool.free_n:
             if decoding.blocks_for(iterations) <= self.pool.free_n:
@@ -232,20 +232,6 @@ class EngineModel:
             iterations //= 2
         duration_s = self._times.decodes_s(decodes, context, iterations, held)
         return Step(duration_s, iterations, decodes, context, held_tokens=held)
-
-    def _within(self, horizon_s: float, decodes: int, context: int, longest: int) -> int:
-        """The most iterations, at least 1 and at most `longest`, that take no longer than the horizon."""
-        held = self.held_tokens
-        if horizon_s == math.inf or self._times.decodes_s(decodes, context, longest, held) <= horizon_s:
-            return longest
-        low, high = 1, longest
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._times.decodes_s(decodes, context, middle, held) <= horizon_s:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def _plan_mixed(self, now_s: float) -> Step:
         """One iteration: the running first, in order of admission, then whoever can be admitted."""

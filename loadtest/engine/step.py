@@ -94,6 +94,23 @@ def mixed_s(
     return times.mixed_s(prefill, pairs, decodes, context_tokens, held_tokens)
 
 
+def iterations_within(
+    times: StepTimes, horizon_s: float, decodes: int, context_tokens: int, longest: int, held_tokens: float
+) -> int:
+    """The most decode iterations, at least 1 and at most `longest`, that take no longer than the horizon.
+    `held_tokens` as in `StepTimes`."""
+    if horizon_s == inf or times.decodes_s(decodes, context_tokens, longest, held_tokens) <= horizon_s:
+        return longest
+    low, high = 1, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        if times.decodes_s(decodes, context_tokens, middle, held_tokens) <= horizon_s:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 @dataclass(slots=True)
 class Admitted:
     """The requests in the batch, for rules that may know an engine's future."""
