@@ -119,7 +119,7 @@ def odd_unchunked(load: str, seed: int) -> Scenario:
 
 
 def odd_no_cache_on_two(load: str, seed: int) -> Scenario:
-    """Prefix caching is off on two of eight replicas, whose probes say so; 100 groups."""
+    """Prefix caching is off on two of eight replicas, as their metrics report; 100 groups."""
     machines = (Machine(prefix_caching=False),) * 2
     return _fleet("odd_no_cache_on_two", load, seed, groups_of("odd_no_cache_on_two", seed, 100), machines)
 

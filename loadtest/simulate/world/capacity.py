@@ -8,6 +8,9 @@ A replica's KV cache holds those that run and what may be found again: half is c
 one LRU cache finds that is as large as those halves together, asked in the workload's order. No router can quite have
 that, for what is held in one place is worth nothing in another; and some can do a little more, for the room is not
 parted in life. It is a figure that depends on no policy, and at it a good one begins to queue.
+
+Where replicas differ, each has its own speed, batch and cache; one that caches nothing computes every prompt and has
+all of its room for what runs. Each model of a fleet has a capacity of its own, by the replicas that serve it.
 """
 
 from __future__ import annotations

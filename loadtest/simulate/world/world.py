@@ -294,9 +294,9 @@ class World:
         if not replica.machine.far_s:
             self._deliver(outcome, now_s)
             return
-        told = {number: self._open[number].lease for number in [*dict(outcome.first), *outcome.finished]}
-        if told:
-            self.at(now_s + replica.machine.far_s, self._deliver_late, (outcome, told))
+        leases = {number: self._open[number].lease for number in [*dict(outcome.first), *outcome.finished]}
+        if leases:
+            self.at(now_s + replica.machine.far_s, self._deliver_late, (outcome, leases))
 
     def _deliver_late(self, what: tuple[Outcome, dict[int, Lease | None]]) -> None:
         """What was on its way, without requests that were given up meanwhile."""
