@@ -26,6 +26,7 @@ INSTRUMENTS: dict[str, tuple[str, str]] = {  # by name: the module, and a line o
     ),
     "sizing": ("loadtest.cost.sizing", "CPU and memory of warmroute for so many replicas and streams"),
     "transfers": ("loadtest.kernels.transfers_command", "what moving KV blocks took on a GPU, beside computing them"),
+    "steps": ("loadtest.kernels.steps_command", "the simulated engine's step times held against an engine that runs"),
     "story": ("loadtest.observe.story", "agents whose release dates their prompt, and what the observatory says"),
     "sidechannel": ("loadtest.observe.sidechannel", "whether one tenant finds out by time what another has asked"),
 }

@@ -78,6 +78,7 @@ FULL_ENGINES = {
     "WARMROUTE_CONTINUING_PROMPTS": "2",
     "WARMROUTE_EXACT_REQUESTS": "1500",
     "WARMROUTE_RESTARTS": "5",
+    "WARMROUTE_STEPS_REPEATS": "3",
 }
 """Likewise for tests with real engines."""
 REPEATED = (

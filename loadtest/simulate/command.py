@@ -32,7 +32,7 @@ from rich.console import Console
 
 from loadtest.common.report import Row, progress_bar, report_console, table, write_json
 from loadtest.common.traces import TraceError
-from loadtest.engine.calibration import CALIBRATIONS
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import baseline, ladder, pulls, split, sweep, tiers
 from loadtest.simulate.results import deadlines as of_deadlines
@@ -258,17 +258,19 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> i
 # llm-d's ladder
 
 
-OF_LADDER = ("ladder", "policy", "seed", "jobs", "json", "check")
-"""Flags that it goes with: its cluster and its loads are the published ones."""
+OF_LADDER = ("ladder", "policy", "seed", "calibration", "jobs", "json", "check")
+"""Flags that it goes with: its cluster but for the calibration, and its loads, are the published ones."""
 
 
 def _ladder(options: argparse.Namespace, command: str) -> int:
     """Both variants, stage by stage. Raises SimulateError."""
     _goes_with(options, OF_LADDER)
     _known("row of the ladder", options.policy, ladder.CONTENDERS)
+    calibration = options.calibration or CALIBRATION
+    _known("calibration", [calibration], CALIBRATIONS)
     stages = tuple(stage for stage in STAGES if stage in (options.ladder or STAGES))
     climbs = [
-        ladder.Climb(name, policy, seed, stages)
+        ladder.Climb(name, policy, seed, stages, calibration)
         for seed in options.seed or [ladder.SEED]
         for name in (ladder.PUBLISHED, ladder.HONEST)
         for policy in options.policy or ladder.CONTENDERS

@@ -3,14 +3,16 @@
 A run goes through all stages, and each is a row of its own: percentiles over the requests that came in it, output
 tokens/s from its first arrival to its last answer, the drain included, as inference-perf counts them.
 
-The published figures are those of llm-d's "KV-cache wins you can see" (2025-09): 8 replicas of two H100 with Qwen3-32B
-and 307,328 tokens of KV cache each, the variant in which every request is a replay. Its precise router hears KV events
-and its routers ask for metrics every 50 ms, so theirs do here; all others have the race's own setting.
+The published figures are of 8 replicas of two H100 with Qwen3-32B, and of the variant in which every request is a
+replay: llm-d's "KV-cache wins you can see" (2025-09; 307,328 tokens of KV cache each), its guide for precise prefix
+caches of 2026 beside a Service of Kubernetes, and its optimized baseline (2026-07), each with that year's engines. Its
+precise routers hear KV events and its routers ask for metrics every 50 ms, so theirs do here; all others have the
+race's own setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
@@ -19,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from loadtest.common.report import Row, drawn
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.simulate.results.claims import WARM
 from loadtest.simulate.results.figures import over_seeds, row_of
 from loadtest.simulate.results.race import settled
@@ -50,7 +53,9 @@ CONTENDERS = {
     "llmd_default": Contender("estimated", "estimated", 0.05),
     "random": Contender("random"),
     "least_loaded": Contender("load"),
-    "round_robin": Contender(),
+    "llmd_weights": Contender("precise, 2026", "exact", 0.05),
+    "llmd_affinity": Contender("affinity, 2026", "estimated", 0.05),
+    "round_robin": Contender("Service, 2026"),
     WARM: Contender(),
 }
 P90_S = {
@@ -60,9 +65,25 @@ P90_S = {
     40: {"precise": 0.49, "estimated": 43.0, "random": 101.0, "load": 101.0},
     60: {"precise": 0.50, "estimated": 50.2, "random": 106.0, "load": 110.0},
 }
-"""Published p90 TTFT by stage, in seconds."""
+"""Published p90 TTFT by stage, in seconds, of 2025."""
+P90_S_2026 = {
+    15: {"precise, 2026": 0.225, "Service, 2026": 1.593},
+    20: {"precise, 2026": 0.320, "Service, 2026": 35.3, "affinity, 2026": 4.2},
+    30: {"precise, 2026": 0.193, "Service, 2026": 46.0, "affinity, 2026": 0.2},
+    40: {"precise, 2026": 0.272, "Service, 2026": 126.2, "affinity, 2026": 0.3},
+    60: {"precise, 2026": 0.300, "Service, 2026": 138.7, "affinity, 2026": 0.9},
+}
+"""Likewise of 2026."""
 OUTPUT_TOKENS_PER_S = {60: {"precise": 10_497.0, "estimated": 7_248.0, "random": 4_835.0, "load": 4_745.0}}
-"""Published output tokens a second, by rate and policy."""
+"""Published output tokens a second, by rate and policy, of 2025."""
+OUTPUT_TOKENS_PER_S_2026 = {
+    15: {"precise, 2026": 6_887.0, "Service, 2026": 5_381.0, "affinity, 2026": 8_995.0},
+    20: {"precise, 2026": 11_224.0, "Service, 2026": 6_205.0, "affinity, 2026": 6_656.0},
+    30: {"precise, 2026": 13_507.0, "Service, 2026": 5_702.0, "affinity, 2026": 10_509.0},
+    40: {"precise, 2026": 15_593.0, "Service, 2026": 6_336.0, "affinity, 2026": 14_134.0},
+    60: {"precise, 2026": 15_733.0, "Service, 2026": 6_551.0, "affinity, 2026": 13_528.0},
+}
+"""Likewise of 2026."""
 CLEARLY = 1.5
 """Two published figures that are this many times apart have an order to be held to; 106 s and 110 s have none."""
 WARM_MOST_S, ROUND_ROBIN_LEAST_S, TOP_RPS = 1.0, 60.0, 60
@@ -83,13 +104,19 @@ class Climb:
     policy: str
     seed: int
     stages: tuple[tuple[int, int], ...]
+    calibration: str = CALIBRATION
 
 
 def climb(job: Climb) -> list[Row]:
     """A row for each stage."""
     contender = CONTENDERS[job.policy]
     scenario = ladder_of(job.ladder, job.seed, job.stages, honest=job.ladder == HONEST)
-    setting = replace(scenario.setting, grade=contender.grade, probe_interval_s=contender.probe_interval_s)
+    setting = replace(
+        scenario.setting,
+        calibration=CALIBRATIONS[job.calibration],
+        grade=contender.grade,
+        probe_interval_s=contender.probe_interval_s,
+    )
     scenario = replace(scenario, setting=setting)
     with settled():
         result = World(scenario.workload, setting, ROWS[job.policy].make).run()
@@ -135,7 +162,7 @@ def judge(rows: Sequence[Row]) -> list[Row]:
         known = [
             (figures[contender.published], row.ttft_p90_s or 0.0)
             for policy, contender in CONTENDERS.items()
-            if contender.published and (row := by_row.get((PUBLISHED, policy, case_of(rate))))
+            if contender.published in figures and (row := by_row.get((PUBLISHED, policy, case_of(rate))))
         ]
         pairs = [(a[1], b[1]) for a, b in combinations(sorted(known), 2) if b[0] >= CLEARLY * a[0]]
         kept = sum(here < there for here, there in pairs)
@@ -155,9 +182,11 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
         f" got {row.got:.3g}, {'seen' if row.ok else 'missed'}"
         for row in judge(rows)
     ]
-    for what, name, figures in (
-        ("p90 TTFT", "ttft_p90_s", P90_S),
-        ("output tokens/s", "output_tokens_per_s", OUTPUT_TOKENS_PER_S),
+    for what, name, figures, year in (
+        ("p90 TTFT", "ttft_p90_s", P90_S_2026, 2026),
+        ("output tokens/s", "output_tokens_per_s", OUTPUT_TOKENS_PER_S_2026, 2026),
+        ("p90 TTFT", "ttft_p90_s", P90_S, 2025),
+        ("output tokens/s", "output_tokens_per_s", OUTPUT_TOKENS_PER_S, 2025),
     ):
         ratios = sorted(
             (ratio, f"`{row.policy}` at {row.case}")
@@ -166,20 +195,28 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
         )
         if ratios:
             (least, where), (most, there) = ratios[0], ratios[-1]
-            lines.append(f"{what} is {least:.2f} x ({where}) to {most:.2f} x ({there}) of what was published")
+            lines.append(f"{what} is {least:.2f} x ({where}) to {most:.2f} x ({there}) of what was published in {year}")
     return lines
 
 
-def _published(row: Row, figures: dict[int, dict[str, float]]) -> float | None:
+Figures = Mapping[int, Mapping[str, float]]
+"""By rate and by what the report calls a policy."""
+
+
+def _published(row: Row, *reports: Figures) -> float | None:
     if row.workload != PUBLISHED or row.load is None:
         return None
-    return figures.get(round(row.load), {}).get(CONTENDERS[row.policy or ""].published)
+    name, rate = CONTENDERS[row.policy or ""].published, round(row.load)
+    return next((figures[rate][name] for figures in reports if name in figures.get(rate, ())), None)
 
 
-def _ratio(row: Row, value: float | None, figures: dict[int, dict[str, float]]) -> float | None:
-    published = _published(row, figures)
+def _ratio(row: Row, value: float | None, *reports: Figures) -> float | None:
+    published = _published(row, *reports)
     return None if published is None or value is None else value / published
 
+
+TOKENS_AT = (20, 40, 60)
+"""Stages whose output tokens/s are in the table."""
 
 Grid = tuple[str, list[str], list[list[str]]]
 """(title, heads, lines)"""
@@ -192,15 +229,17 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
     for ladder in names_in(row.workload for row in merged):
         same = {(row.policy, row.case): row for row in merged if row.workload == ladder}
         cases = [case_of(rate) for rate in P90_S if any(case == case_of(rate) for _, case in same)]
+        told = {case_of(rate) for rate in TOKENS_AT} | set(cases[-1:])
         lines = [
             [
                 _label(policy),
                 *(_seconds_cell(same[policy, case]) for case in cases),
-                *(_tokens_cell(same[policy, case]) for case in cases[-1:]),
+                *(_tokens_cell(same[policy, case]) for case in cases if case in told),
             ]
             for policy in names_in(policy for policy, _ in same)
         ]
-        heads = ["row", *(f"p90 TTFT at {case}" for case in cases), *(f"output tok/s at {case}" for case in cases[-1:])]
+        heads = ["row", *(f"p90 TTFT at {case}" for case in cases)]
+        heads += [f"output tok/s at {case}" for case in cases if case in told]
         found.append((ladder, heads, lines))
     return found
 
@@ -211,14 +250,15 @@ def _label(policy: str) -> str:
 
 
 def _seconds_cell(row: Row) -> str:
-    published, ratio = _published(row, P90_S), _ratio(row, row.ttft_p90_s, P90_S)
+    published, ratio = _published(row, P90_S, P90_S_2026), _ratio(row, row.ttft_p90_s, P90_S, P90_S_2026)
     here = seconds(row.ttft_p90_s or 0.0)
     return here if published is None else f"{here}, {ratio:.2f} x {seconds(published)}"
 
 
 def _tokens_cell(row: Row) -> str:
     value = row.output_tokens_per_s or 0.0
-    published, ratio = _published(row, OUTPUT_TOKENS_PER_S), _ratio(row, value, OUTPUT_TOKENS_PER_S)
+    reports = (OUTPUT_TOKENS_PER_S, OUTPUT_TOKENS_PER_S_2026)
+    published, ratio = _published(row, *reports), _ratio(row, value, *reports)
     return f"{value:,.0f}" if published is None else f"{value:,.0f}, {ratio:.2f} x {published:,.0f}"
 
 

@@ -106,6 +106,31 @@ def test_how_far_off_is_said() -> None:
     )
 
 
+def test_each_rule_is_beside_the_figures_of_its_year() -> None:
+    """The Service's, a precise rule's and the affinity filter's are of 2026, and no rule has figures of both years."""
+    rows = [made(ladder.PUBLISHED, "round_robin", 60, 277.4, 6_551.0), made(ladder.PUBLISHED, "random", 60, 106.0)]
+    ((_, _, lines),) = ladder.grids(rows)
+    assert [line[0] for line in lines] == ["`round_robin` (Service, 2026)", "`random` (random)"]
+    assert lines[0][-2:] == ["277 s, 2.00 x 139 s", "6,551, 1.00 x 6,551"]
+    said = ladder.verdict_lines(rows)
+    assert [line.rpartition(" ")[2] for line in said] == ["2026", "2026", "2025", "2025"]
+    of_2026 = {name for figures in ladder.P90_S_2026.values() for name in figures}
+    assert of_2026 <= {each.published for each in ladder.CONTENDERS.values()}
+    assert not of_2026 & {name for figures in ladder.P90_S.values() for name in figures}
+
+
+@pytest.mark.long
+def test_the_calibration_is_that_of_the_job() -> None:
+    """A stage takes longer with the engines of 2025."""
+    took = [
+        ladder.climb(ladder.Climb(ladder.PUBLISHED, "random", 6, ((3, 20),), name))[0].e2e_p50_s
+        for name in ("qwen3-32b-2xh100", "qwen3-32b-2xh100-2026")
+    ]
+    assert took[0] is not None
+    assert took[1] is not None
+    assert took[0] > 1.1 * took[1]
+
+
 def test_rendered_for_the_page(tmp_path: Path) -> None:
     """The page has both tables and what they come to; a part of the ladder is refused and changes nothing."""
     page, file = tmp_path / pages.BLOCKS["ladder"], tmp_path / "ladder.json"
@@ -130,6 +155,7 @@ def test_rendered_for_the_page(tmp_path: Path) -> None:
     [
         (["--ladder", "16"], "'16' is not a stage: there are 3, 10, 15"),
         (["--ladder", "--policy", "lpwl"], "no row of the ladder 'lpwl'"),
+        (["--ladder", "--calibration", "h900"], "no calibration 'h900': there are qwen3-32b-2xh100, "),
         (["--ladder", "--replicas", "4"], "--ladder does not go with --replicas"),
         (["--ladder", "--scenario", "mooncake"], "--ladder does not go with --scenario"),
     ],
