@@ -45,7 +45,8 @@ ROOMS = {
         " roster unlearned"
     ),
     "core/learned": (
-        "answer_tokens answers first_tokens least_squares loads means prefill reuse speeds steps token_ratio"
+        "answer_tokens answers first_tokens least_squares loads means prefill reuse speed_factor speeds steps"
+        " token_ratio"
     ),
     "core/observatory": "explain generations places",
     "core/observatory/ledger": "ledger sums",

@@ -89,10 +89,8 @@ class Candidate(Struct, gc=False):
     evicted_ms: float  # work that others would repeat: evicted tokens x chance that they are asked for again
     kv_wait_ms: float  # time until the KV pool has room for this request
     in_flight: int  # open leases
-    footprint_blocks: int = 0  # blocks that the replica is believed to hold
     grade: Grade = Grade.ESTIMATED  # how sure `cached_tokens` is
     estimated_tokens: int = 0  # cached tokens by our own estimate alone, whatever the events say
-    evicted_again_ms: float = 0.0  # work repeated because the repeated work evicts others in turn, and so on
     decode_ms: float = 0.0  # time from this answer's first token to its last, beside the answers that decode there
     slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
     stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there
@@ -137,7 +135,6 @@ class Market(Struct, gc=False):
     median_backlog: float = 0.0  # median of the same times, in units: one long prompt does not make the fleet busy
     replicas: int = 0  # number of replicas that may take the request, candidates or not
     in_flight: int = 0  # open leases of all these replicas
-    footprint_blocks: int = 0  # blocks that all these replicas are believed to hold
     home: str = ""  # replica that gave the conversation's last answer
     elsewhere: float = 0.0  # chance that another router sent an unknown prompt's beginning to its place on the ring
     expected: str = ""  # replica on which the client's words let some of the prompt be expected; "": none

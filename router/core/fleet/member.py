@@ -20,11 +20,10 @@ from router.core.fleet.lease import DECODE, PREFILL, Lease, PrefillBatch, Timed
 from router.core.fleet.loads import TierLinks, learn_load
 from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
-from router.core.learned.prefill import GUESS_WEIGHT, LEARN_TOKENS_MIN, PRIOR_WEIGHT, PrefillFit, PrefillModel
+from router.core.learned.prefill import LEARN_TOKENS_MIN, PrefillModel
+from router.core.learned.speed_factor import SpeedFactor
 from router.core.learned.speeds import Speeds
-from router.core.learned.steps import ANSWER_TOKENS_MIN, DecodeClock, StepFit, StepModel, Stretch
-from router.core.learned.steps import GUESS_WEIGHT as STEP_GUESS_WEIGHT
-from router.core.learned.steps import PRIOR_WEIGHT as STEP_PRIOR_WEIGHT
+from router.core.learned.steps import ANSWER_TOKENS_MIN, DecodeClock, StepModel, Stretch
 
 FOREIGN_PROBES = 3  # probes over which requests of others that wait there are averaged
 SHARE_FADE = 0.98  # part of the counts behind our share of a replica's prompts that is left after a probe with news
@@ -54,8 +53,8 @@ class Member:
     grade: Grade = Grade.ESTIMATED
     models: dict[str, ServedModel] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
-    fit: PrefillFit = field(default_factory=PrefillFit)
-    steps: StepFit = field(default_factory=StepFit)
+    prefill_factor: SpeedFactor[PrefillModel] = field(default_factory=SpeedFactor)
+    step_factor: SpeedFactor[StepModel] = field(default_factory=SpeedFactor)
     speeds: Speeds = field(default_factory=Speeds)  # speeds of all replicas that serve the same models
     clock: DecodeClock = field(default_factory=DecodeClock)
     queue: PrefillQueue = field(init=False)
@@ -112,15 +111,13 @@ class Member:
 
     @property
     def prefill_model(self) -> PrefillModel:
-        """The member's own model of prefill, or that of all such replicas until it has one."""
-        fit = self.fit
-        return fit.model if fit.observations or fit.told_model else self.speeds.prefill.model
+        """The model of prefill of all such replicas, at the member's own speed."""
+        return self.prefill_factor.of(self.speeds.prefill.model)
 
     @property
     def step_model(self) -> StepModel:
-        """The member's own model of a decoding step, or that of all such replicas until it has one."""
-        steps = self.steps
-        return steps.model if steps.observations or steps.told_model else self.speeds.steps.model
+        """The model of a decoding step of all such replicas, at the member's own speed."""
+        return self.step_factor.of(self.speeds.steps.model)
 
     def context_tokens_max(self, model: str) -> float:
         """The longest context that it says the model has; infinite where it does not say."""
@@ -129,7 +126,8 @@ class Member:
 
     def take_speeds(self, speeds: Speeds) -> None:
         """Share the speeds of other models from now on: what was learned of its own speed is of no use any more."""
-        self.speeds, self.fit, self.steps, self.longest_tokens = speeds, PrefillFit(), StepFit(), 0
+        self.speeds, self.prefill_factor, self.step_factor = speeds, SpeedFactor(), SpeedFactor()
+        self.longest_tokens = 0
         self.links.forget_speed()
 
     def pending_ms(self, now_s: float) -> float:
@@ -184,11 +182,6 @@ class Member:
         before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
         batch.since_s = max(batch.since_s, before_s)
 
-    def take_told(self) -> None:
-        """Take into account what other routers have told of its speed."""
-        self.fit.take_told(self.speeds.prefill.model, PRIOR_WEIGHT)
-        self.steps.take_told(self.speeds.steps.model, STEP_PRIOR_WEIGHT)
-
     def computed_for(self, lease: Lease, tokens: int, now_s: float) -> bool:
         """Another router's prompt came here at the same moment, and has so many of a waiting lease's leading tokens:
         they are computed once, for that. Returns whether less waits here than was believed."""
@@ -205,8 +198,8 @@ class Member:
 
     def forget_other(self, peer: str, now_s: float) -> None:
         """Another router is there no more."""
-        self.fit.forget(peer)
-        self.steps.forget(peer)
+        self.prefill_factor.forget(peer)
+        self.step_factor.forget(peer)
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0.0, now_s)
 
@@ -324,7 +317,7 @@ class Member:
         expected_ms = lease.prefill_ms + lease.loading_ms
         if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work whose end is not seen
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
-            if hidden_ms and not self.fit.observations:
+            if hidden_ms and not self.prefill_factor.observations:
                 return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
         if not lease.loading_ms and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
@@ -352,7 +345,7 @@ class Member:
     def forget_speed(self) -> None:
         """Forget what was learned of its speed, which kept all requests away: a trial must look worth it."""
         self.timed.clear()
-        self.fit, self.steps = PrefillFit(), StepFit()
+        self.prefill_factor, self.step_factor = SpeedFactor(), SpeedFactor()
 
     def alive(self, now_s: float) -> None:
         """Take any other sign of life."""
@@ -400,8 +393,9 @@ class Member:
                 speeds.was_short(service_ms)
             elif uncached > self.longest_tokens:
                 self.longest_tokens = uncached
-            speeds.prefill.observe(uncached, cached, service_ms, PrefillModel(), GUESS_WEIGHT)
-            self.fit.observe(uncached, cached, service_ms, speeds.prefill.model, PRIOR_WEIGHT, now_s)
+            speeds.prefill.observe(uncached, cached, service_ms)
+            if uncached >= LEARN_TOKENS_MIN:
+                self.prefill_factor.observe(service_ms, speeds.prefill.model.ms(uncached, cached), now_s)
         if lease.role == PREFILL:  # means are of clients' requests
             speeds.computed(uncached)
             return uncached, cached
@@ -423,8 +417,9 @@ class Member:
     def _learn_steps(self, stretch: Stretch, tokens: int, now_s: float) -> None:
         step_ms = stretch.step_ms(tokens, self.prefill_model.pace_ms)
         streams, context, common = stretch.streams, stretch.context_tokens, self.speeds.steps
-        common.observe(streams, context, step_ms, StepModel(), STEP_GUESS_WEIGHT)
-        self.steps.observe(streams, context, step_ms, common.model, STEP_PRIOR_WEIGHT, now_s)
+        if step_ms > 0:
+            common.observe(streams, context, step_ms)
+            self.step_factor.observe(step_ms, common.model.ms(streams, context), now_s)
 
     def under_way_tokens(self, now_s: float) -> float:
         """Tokens that the answers under way have brought so far, by the model of a decoding step."""
@@ -459,8 +454,8 @@ class Member:
             self.told_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
-            self.fit.fade(self.speeds.prefill.model, PRIOR_WEIGHT, now_s)
-            self.steps.fade(self.speeds.steps.model, STEP_PRIOR_WEIGHT, now_s)
+            self.prefill_factor.fade(now_s)
+            self.step_factor.fade(now_s)
 
     def state(self, now_s: float) -> State:
         """What it is sent, as far as requests have a say in it."""

@@ -248,10 +248,10 @@ def _allowance_ms(member: Member, prompt_tokens: int, cached_tokens: int) -> flo
         if speeds.answers >= UNSEEN_ANSWERS and prompt_tokens <= FAR * speeds.longest_tokens:
             return min(SLOWEST_MS * prompt_tokens, FACTOR * speeds.answer_ms_max)
         return SLOWEST_MS * prompt_tokens
-    model, own = speeds.prefill.model, member.fit.model
-    known = member.fit.observations >= LEARNED and uncached <= FAR * member.longest_tokens
+    model, own = speeds.prefill.model, member.prefill_model
+    known = member.prefill_factor.observations >= LEARNED and uncached <= FAR * member.longest_tokens
     ms, full_ms = model.ms(uncached, cached_tokens), model.ms(prompt_tokens, 0)
-    if member.fit.observations:
+    if own is not model:
         ms, full_ms = max(ms, own.ms(uncached, cached_tokens)), max(full_ms, own.ms(prompt_tokens, 0))
     return max((FACTOR if known else FACTOR_LENT) * ms, FULL * full_ms)
 

@@ -24,7 +24,7 @@ class Unlearned:
         """How many times slower than its peers a replica looks. Only ready replicas that look slower are named."""
         ages_ms: dict[str, float] = {}
         for member in list(self.members.values()):
-            if member.fit.observations or member.fit.told_model:
+            if member.prefill_factor.is_known:
                 del self.members[member.id]
             elif (count := member.open_leases) > 1 and member.ready:
                 ages_ms[member.id] = (now_s - _placed_sum_s(member) / count) * 1e3

@@ -31,15 +31,6 @@ class Sums:
         ]
         self.xy = [old * keep + each * y for old, each in zip(self.xy, weighted, strict=True)]
 
-    def halve(self, observations: int, keep: float) -> int:
-        """Forget half of what is left of so many observations, and the last of it whole. Returns how many are left;
-        `keep` as in `observe`, so that the sums hold no more than 1 / (1 - keep) of them."""
-        left = int(min(observations, 1 / (1 - keep)) / 2)
-        part = 0.5 if left else 0.0
-        self.xx = [part * each for each in self.xx]
-        self.xy = [part * each for each in self.xy]
-        return left
-
     def solve(
         self,
         prior: Iterable[tuple[list[float], list[float], float]],

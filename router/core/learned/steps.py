@@ -1,4 +1,4 @@
-"""How long an engine takes for one decoding step: a three-parameter model, learned per replica, the fleet as prior.
+"""How long an engine takes for one decoding step: a three-parameter model, learned from all replicas of a kind.
 
     step_ms(streams, context) = floor + b x streams + c x context
 
@@ -11,18 +11,16 @@ divided by its tokens, against the mean number of streams and the mean context d
 several tokens a step (speculative decoding), the model is of the time per token, which is what clients wait for.
 
 Answers that follow each other resemble each other: their streams and contexts hardly tell the three coefficients apart.
-A fit to such answers alone may say that one more stream costs nothing, so that every request goes there. So the prior
-gives a model its proportions, and observations give it first of all its scale: as far as the prior counts, a fit agrees
-with a model of the prior's proportions whose steps took as long as those observed.
+A fit to such answers alone may say that one more stream costs nothing, so that every request goes there. So the first
+guess gives the model its proportions, and observations give it first of all its scale: as far as the guess counts, the
+fit agrees with a model of the guess's proportions whose steps took as long as those observed.
 
-A replica whose steps seem AVOIDED times as long as the fleet's is not asked while others are free, and would seem slow
-for ever after a first answer that compiled kernels. So what was seen of it fades while nothing is, as in prefill.py.
+A single replica's speed is this model times one factor (speed_factor.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from msgspec import Struct
 
@@ -30,17 +28,14 @@ from router.core.learned.least_squares import Sums, ToldSums, Vector, squares
 
 ANSWER_TOKENS_MIN = 8  # a shorter answer says little of a step
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-PRIOR_WEIGHT = 10.0  # observations that the fleet's model counts for in a replica's
-GUESS_WEIGHT = 0.3  # observations that the first guess counts for in the fleet's
-SCALE_WEIGHT = 3.0  # observations that the prior's own scale counts for: one answer may have waited for a compiler
-SCALE_MAX = 64.0  # a replica is at most so many times as slow, or as fast, as its prior
+GUESS_WEIGHT = 0.3  # observations that the first guess counts for
+SCALE_WEIGHT = 3.0  # observations that the guess's own scale counts for: one answer may have waited for a compiler
+SCALE_MAX = 64.0  # a fleet is at most so many times as slow, or as fast, as the guess
 CLIPPED_FROM = 3  # after so many observations, those that follow may be outliers
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not a step
-AVOIDED = 2.0  # a replica whose steps take this many times as long as the fleet's is avoided
-FADE_S = 30.0  # time without an observation in which half of such a replica's observations are forgotten
 STALL_SHARE_MAX = 0.9  # part of an answer's time that modelled prefills may explain: the model of prefill may be wrong
 
-PSEUDO = ((1, 2_000), (16, 32_000), (64, 512_000))  # (streams, context tokens) at which a fit agrees with its prior
+PSEUDO = ((1, 2_000), (16, 32_000), (64, 512_000))  # (streams, context tokens) at which a fit agrees with the guess
 SUPPORTS = ((0, 1, 2), (0, 1), (0, 2), (0,))  # a step without a floor is none
 
 
@@ -56,6 +51,11 @@ class StepModel:
         """Time of one step with so many streams, whose contexts add up to `context_tokens`."""
         return self.floor_ms + self.per_stream_ms * streams + self.per_context_token_ms * context_tokens
 
+    def times(self, factor: float) -> StepModel:
+        """The model of a replica that takes so many times as long."""
+        a, b, c = self.floor_ms * factor, self.per_stream_ms * factor, self.per_context_token_ms * factor
+        return StepModel(a, b, c)
+
 
 @dataclass(slots=True)
 class StepFit:
@@ -63,22 +63,11 @@ class StepFit:
 
     model: StepModel = field(default_factory=StepModel)
     observations: int = 0
-    fades_s: float = float("inf")  # time at which half is forgotten, unless something is observed before
-    told: ToldSums | None = None  # what other routers have observed
-    told_model: bool = False  # whether the model has that in it
+    told: ToldSums | None = None  # observations of other routers
     _sums: Sums = field(default_factory=Sums)
 
-    def observe(
-        self,
-        streams: float,
-        context_tokens: float,
-        step_ms: float,
-        prior: StepModel,
-        weight: float,
-        now_s: float = float("inf"),
-    ) -> None:
-        """Take one observation; `prior` counts for `weight` observations. Impossible times are ignored. Made at
-        `now_s`, it fades if no other follows."""
+    def observe(self, streams: float, context_tokens: float, step_ms: float) -> None:
+        """Take one observation. Impossible times are ignored."""
         if step_ms <= 0:
             return
         if self.observations >= CLIPPED_FROM:
@@ -86,70 +75,50 @@ class StepFit:
             step_ms = min(max(step_ms, expected_ms / OUTLIER), expected_ms * OUTLIER)
         self._sums.observe(_terms(streams, context_tokens), step_ms, 1.0, FORGET)
         self.observations += 1
-        self.fades_s = now_s + FADE_S
-        self._solve(prior, weight)
+        self._solve()
 
     def tell(self, router: str, xx: list[float], xy: list[float]) -> None:
-        """Another router's fit has these sums: they count as if observed here, once `take_told` is called, or with the
-        next observation."""
+        """Another router's fit has these sums: they count as if observed here."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
-
-    def take_told(self, prior: StepModel, weight: float) -> None:
-        """Take into account what others have told. Arguments as in `observe`."""
-        self._solve(prior, weight)
-        self.told_model = self.told is not None and self.told.routers > 0
+        self._solve()
 
     def forget(self, router: str) -> None:
-        """A router that has told something is there no more."""
+        """Another router is gone; its observations count until the next one here."""
         if self.told is not None:
             self.told.drop(router)
-            self.told_model = self.told_model and self.told.routers > 0
 
-    def adopt(
-        self, xx: list[float], xy: list[float], observations: int, prior: StepModel, weight: float, now_s: float
-    ) -> None:
-        """Begin with the sums of so many observations that were made before this router came, unless it has made some.
-        `prior` and `weight` as in `observe`."""
+    def adopt(self, xx: list[float], xy: list[float], observations: int) -> None:
+        """Begin with the sums of so many observations from before this router started, unless it has made some."""
         if self.observations or observations <= 0:
             return
-        self._sums.xx, self._sums.xy = list(xx), list(xy)
-        self.observations, self.fades_s = observations, now_s + FADE_S
-        self._solve(prior, weight)
+        self._sums.xx, self._sums.xy, self.observations = list(xx), list(xy), observations
+        self._solve()
 
     @property
     def sums(self) -> Sums:
-        """What the model is fitted to. Not to be changed."""
+        """The sums behind the model. Not to be changed."""
         return self._sums
 
-    def fade(self, prior: StepModel, weight: float, now_s: float) -> None:
-        """Where the steps of `prior` are much shorter and nothing was observed for FADE_S: forget half, and the last of
-        it whole. Arguments as in `observe`."""
-        if now_s < self.fades_s or not any(self.model.ms(*at) > AVOIDED * prior.ms(*at) for at in PSEUDO):
-            return
-        self.observations = self._sums.halve(self.observations, FORGET)
-        self.fades_s = now_s + FADE_S if self.observations else float("inf")
-        self._solve(prior, weight)
-
-    def _solve(self, prior: StepModel, weight: float) -> None:
-        pseudo, scale = zip(PSEUDO, _pseudo_squares(weight), strict=True), self._scale(prior)
-        best = self._sums.solve([(xx, x, scale * prior.ms(*at)) for at, (xx, x) in pseudo], SUPPORTS, self.told)
+    def _solve(self) -> None:
+        scale = self._scale()
+        best = self._sums.solve([(xx, x, scale * guess_ms) for xx, x, guess_ms in _GUESS], SUPPORTS, self.told)
         if best is not None:
             self.model = StepModel(best[0], best[1] / 10, best[2] / 1e5)
 
-    def _scale(self, prior: StepModel) -> float:
-        """How many times as long as by `prior` the observed steps took, told ones included."""
-        xx, xy, anchor_ms = self._sums.xx, self._sums.xy, SCALE_WEIGHT * prior.ms(*PSEUDO[1])
+    def _scale(self) -> float:
+        """How many times as long as by the first guess the observed steps took, other routers' included."""
+        xx, xy, guess = self._sums.xx, self._sums.xy, StepModel()
         answers, tens, contexts, took_ms = xx[0], xx[1], xx[2], xy[0]
         if self.told is not None:
             told_xx, told_xy = self.told.added()
             answers, tens, contexts = answers + told_xx[0], tens + told_xx[1], contexts + told_xx[2]
             took_ms += told_xy[0]
-        by_prior_ms = prior.floor_ms * answers + 10 * prior.per_stream_ms * tens
-        by_prior_ms += 1e5 * prior.per_context_token_ms * contexts
-        scale = (took_ms + anchor_ms) / (by_prior_ms + anchor_ms) if anchor_ms else 1.0
-        return min(max(scale, 1 / SCALE_MAX), SCALE_MAX)
+        anchor_ms = SCALE_WEIGHT * guess.ms(*PSEUDO[1])
+        guessed_ms = guess.floor_ms * answers + 10 * guess.per_stream_ms * tens
+        guessed_ms += 1e5 * guess.per_context_token_ms * contexts
+        return min(max((took_ms + anchor_ms) / (guessed_ms + anchor_ms), 1 / SCALE_MAX), SCALE_MAX)
 
 
 def _terms(streams: float, context_tokens: float) -> Vector:
@@ -157,9 +126,11 @@ def _terms(streams: float, context_tokens: float) -> Vector:
     return 1.0, streams / 10, context_tokens / 1e5
 
 
-@lru_cache(maxsize=8)
-def _pseudo_squares(weight: float) -> list[tuple[list[float], list[float]]]:
-    return [squares(_terms(*at), weight / len(PSEUDO)) for at in PSEUDO]
+def _guess() -> list[tuple[list[float], list[float], float]]:
+    return [(*squares(_terms(*at), GUESS_WEIGHT / len(PSEUDO)), StepModel().ms(*at)) for at in PSEUDO]
+
+
+_GUESS = _guess()
 
 
 class ClockReading(Struct, gc=False):  # a Struct for speed: core/facts/requests.py

@@ -42,7 +42,6 @@ class Survey(Struct, gc=False):
     backlog_ms: float  # mean of `waits_ms`
     median_ms: float  # median of `waits_ms`, the lesser of two in the middle
     in_flight: int  # open leases of all replicas
-    footprint_blocks: int  # blocks that all replicas are believed to hold
 
 
 class Pricer:
@@ -61,8 +60,8 @@ class Pricer:
 
     def survey(self, members: list[Member], now_s: float) -> Survey:
         """One cheap look at every replica that may take a request."""
-        slower, holders = self._fleet.slowness(now_s), self._index.holders
-        waits_ms, sum_ms, in_flight, footprint = list[float](), 0.0, 0, 0
+        slower = self._fleet.slowness(now_s)
+        waits_ms, sum_ms, in_flight = list[float](), 0.0, 0
         for member in members:
             others = member.others
             wait_ms = member.wait_ms(now_s) if others.waiting_ms else member.queue.pending_ms(now_s)
@@ -73,10 +72,9 @@ class Pricer:
             waits_ms.append(wait_ms)
             sum_ms += wait_ms
             in_flight += len(member.leases) + others.open
-            footprint += len(holders[member.id].owner)
         count = len(members)
         median_ms = sorted(waits_ms)[(count - 1) // 2] if sum_ms else 0.0
-        return Survey(waits_ms, slower, sum_ms / count, median_ms, in_flight, footprint)
+        return Survey(waits_ms, slower, sum_ms / count, median_ms, in_flight)
 
     def shortlist(self, members: list[Member], match: PromptMatch, survey: Survey, near: Sequence[str]) -> list[int]:
         """Positions in `members` of replicas that can be the cheapest: the deepest holders of the prompt, replicas that
@@ -141,18 +139,18 @@ class Pricer:
             if said is not None and said.tiers:
                 tiers = to_load(said, cached)
                 tier_tokens = sum(tiers.values())
-            footprint, free = len(holder.owner), said.free_tokens if said is not None else None
+            free = said.free_tokens if said is not None else None
             known = alone or free is not None
             if free is None:
-                free = int((holder.blocks_max - footprint) * BLOCK_BYTES / ratio)
-            evicted, evicted_ms, again_ms, kv_wait_ms, room_ms = uncached + tier_tokens, 0.0, 0.0, 0.0, 0.0
+                free = int((holder.blocks_max - len(holder.owner)) * BLOCK_BYTES / ratio)
+            evicted, evicted_ms, kv_wait_ms, room_ms = uncached + tier_tokens, 0.0, 0.0, 0.0
             if free > 0:
                 evicted -= free
             # Where another router sends too and no events tell what is held, what is evicted is not ours to know.
             # Pricing it by our share of the replica's prompts was raced: better below saturation, worse at and above.
             if evicted > 0 and known:
                 kept_share = said.kept_share if said is not None else 0.0
-                evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
+                evicted_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
             prefill, step, others = member.prefill_model, member.step_model, member.others
             streams, around = len(member.leases) + others.open, member.context_tokens + others.context_tokens
             uncached_ms = prefill.ms(uncached, cached)
@@ -173,10 +171,8 @@ class Pricer:
                     evicted_ms,
                     kv_wait_ms,
                     streams,
-                    footprint,
                     _ESTIMATED if said is None else _grade(said),
                     estimate,
-                    again_ms,
                     answer * (beside_ms + own_ms),
                     streams * answer / 2 * own_ms,
                     streams * (uncached_ms - prefill.floor_ms) if uncached_ms > prefill.floor_ms else 0.0,
@@ -255,19 +251,18 @@ class Pricer:
 
     def _evicted_ms(
         self, member: Member, holder: Holder, tokens: float, bytes_per_token: float, kept_share: float, now_s: float
-    ) -> tuple[float, float]:
-        """(work that others repeat because so many tokens are evicted, work that this evicts in its turn), in
-        milliseconds. Prefill is priced at the middle of a mean prompt, as attention makes late tokens dear. Of what is
-        evicted, tiers keep a part: that is loaded again, not computed."""
+    ) -> float:
+        """Work that is repeated because so many tokens are evicted, in milliseconds. Prefill is priced at the middle of
+        a mean prompt, as attention makes late tokens dear. Of what is evicted, tiers keep a part: that is loaded again,
+        not computed."""
         sums = self._evictions.sums(member.id, member.life, holder, self._reuse.odds(now_s), now_s)
         if sums is None:
-            return 0.0, 0.0
+            return 0.0
         model = member.prefill_model
         all_ms = tokens * (model.per_token_ms + model.per_token_context_ms * member.speeds.mean_prompt_tokens / 2)
         if kept_share:
             all_ms += kept_share * (min(all_ms, reload_ms(member, tokens)) - all_ms)
-        asked, turns = sums.of(tokens * bytes_per_token / BLOCK_BYTES)
-        return asked * all_ms, turns * all_ms
+        return sums.of(tokens * bytes_per_token / BLOCK_BYTES) * all_ms
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:

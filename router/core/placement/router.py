@@ -445,9 +445,9 @@ class Router:
         candidates = pricer.candidates(members, waits_ms, survey.slower, match, now_s)
         tie_ms, unit_ms = members[0].speeds.units()
         backlog, median = survey.backlog_ms / unit_ms, survey.median_ms / unit_ms
-        in_flight, blocks, elsewhere = survey.in_flight, survey.footprint_blocks, self.fleet.elsewhere
+        in_flight, elsewhere = survey.in_flight, self.fleet.elsewhere
         market = Market(
-            ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, blocks, match.home, elsewhere, expected, order
+            ring_key, tie_ms, unit_ms, backlog, median, count, in_flight, match.home, elsewhere, expected, order
         )
         market.own = self.own
         return market, candidates

@@ -29,8 +29,6 @@ from router.core.sharing.messages import (
 from router.core.sharing.mirror import Leases, Mirror
 from router.core.sharing.models import take_fits, take_models
 
-FITTED_S = 1.0  # least time between two fits of a replica's speeds to what others have told
-
 
 class HeardRow(Struct, gc=False):
     """The last row of another router at a replica."""
@@ -82,9 +80,6 @@ class Hearer:
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many", "long"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
-        self._told: dict[str, Member] = {}  # replicas of whose speed something was told that is not in their models
-        self._fitted: list[Member] = []  # replicas whose models are fitted in this second, a few with each tick
-        self._fitted_s = float("-inf")
         self._divided: tuple[list[str], frozenset[str]] = [], frozenset()  # routers and replicas, as last divided
 
     def hear(self, message: bytes, now_s: float) -> None:
@@ -115,15 +110,9 @@ class Hearer:
         self._take(name, peer, body, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget who has been silent for too long, go on with long prompts, and take a few replicas' speeds as others
-        have told them: each time takes as long as hearing a message."""
+        """Forget who has been silent for too long, and go on with long prompts: each time takes as long as hearing a
+        message."""
         self._mirror.grow(now_s)
-        if not self._fitted and now_s - self._fitted_s >= FITTED_S:
-            self._fitted_s = now_s
-            self._fitted, self._told = list(self._told.values()), {}
-        for member in self._fitted[: self._limits.fits_max]:
-            member.take_told()
-        del self._fitted[: self._limits.fits_max]
         due_s = now_s - self._limits.silent_s
         for name in [name for name, peer in self.peers.items() if peer.heard_s < due_s]:
             self._forget(name, now_s)
@@ -182,7 +171,6 @@ class Hearer:
             member = self._member(fits.replica)
             if member is not None:
                 take_fits(name, member, fits)
-                self._told[member.id] = member
 
     def _welcome(self, name: str, boot: int, seq: int, now_s: float) -> Peer | None:
         """Another process of a router we knew, or a router we did not know; None where there are too many."""

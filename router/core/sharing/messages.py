@@ -23,7 +23,7 @@ from msgspec import Meta
 from router.core.facts.peers import Count, Moment, PeerSums, Whole
 from router.core.learned.reuse import BUCKETS
 
-VERSION = 1
+VERSION = 2
 NAME_BYTES_MAX = 255
 KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
@@ -140,16 +140,22 @@ class SharedFit(msgspec.Struct, array_like=True, gc=False):
     xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
     xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
     observations: Count
-    faster: float = 0.0  # sum of the logarithms of (observed / by the prior) of a prefill model, and their weight
-    weight: float = 0.0
+
+
+class SharedFactor(msgspec.Struct, array_like=True, gc=False):
+    """Evidence for the speed of a replica (core/learned/speed_factor.py)."""
+
+    log_sum: float
+    weight: float
+    observations: Count
 
 
 class SharedFits(msgspec.Struct, array_like=True, gc=False):
-    """What was learned of one replica's own speed."""
+    """Speeds of one replica, as factors of its fleet's."""
 
     replica: Number
-    prefill: SharedFit
-    steps: SharedFit
+    prefill: SharedFactor
+    steps: SharedFactor
 
 
 class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):

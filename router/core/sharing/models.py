@@ -12,9 +12,9 @@ from itertools import chain
 from math import isfinite
 
 from router.core.fleet.member import Member
-from router.core.learned.prefill import GUESS_WEIGHT, PrefillFit, PrefillModel
+from router.core.learned.prefill import PrefillFit, PrefillModel
+from router.core.learned.speed_factor import SpeedFactor
 from router.core.learned.speeds import Speeds
-from router.core.learned.steps import GUESS_WEIGHT as STEP_GUESS_WEIGHT
 from router.core.learned.steps import StepFit, StepModel
 from router.core.placement.router import Router
 from router.core.sharing.engines import number_of
@@ -23,6 +23,7 @@ from router.core.sharing.messages import (
     KINDS_MAX,
     MEANS,
     BadMessage,
+    SharedFactor,
     SharedFit,
     SharedFits,
     SharedModels,
@@ -43,12 +44,12 @@ def learned(router: Router) -> SharedModels | None:
 
 
 def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
-    """What was learned of the own speeds of these replicas; of some nothing was."""
+    """Evidence for the speeds of these replicas; of some there is none."""
     found, members = [], router.fleet.members
     for id_ in ids:
         member = members.get(id_)
-        if member is not None and member.fit.observations + member.steps.observations:
-            fits = SharedFits(number_of(id_), _fit(member.fit), _fit(member.steps))
+        if member is not None and member.prefill_factor.observations + member.step_factor.observations:
+            fits = SharedFits(number_of(id_), _factor(member.prefill_factor), _factor(member.step_factor))
             found.append(fits)
     return found
 
@@ -62,21 +63,19 @@ def take_models(router: Router, name: str, models: SharedModels) -> None:
         speeds = router.fleet.means.speeds.get(tuple(told.kind))
         if speeds is not None:
             prefill, steps = told.prefill, told.steps
-            speeds.prefill.tell(name, prefill.xx, prefill.xy, prefill.faster, prefill.weight)
-            speeds.prefill.take_told(PrefillModel(), GUESS_WEIGHT)
+            speeds.prefill.tell(name, prefill.xx, prefill.xy)
             speeds.steps.tell(name, steps.xx, steps.xy)
-            speeds.steps.take_told(StepModel(), STEP_GUESS_WEIGHT)
             speeds.answer_tokens.tell(name, *map(abs, told.answer_counts))
             if not speeds.answers:
                 _adopt(speeds, told)
 
 
 def take_fits(name: str, member: Member, fits: SharedFits) -> None:
-    """Take what another router has learned of a replica's own speed, for Member.take_told. Raises BadMessage."""
+    """Take another router's evidence for the speed of a replica. Raises BadMessage."""
     prefill, steps = fits.prefill, fits.steps
-    checked([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy, prefill.faster, prefill.weight])
-    member.fit.tell(name, prefill.xx, prefill.xy, prefill.faster, prefill.weight)
-    member.steps.tell(name, steps.xx, steps.xy)
+    checked([prefill.log_sum, prefill.weight, steps.log_sum, steps.weight])
+    member.prefill_factor.share(name, prefill.log_sum, prefill.weight)
+    member.step_factor.share(name, steps.log_sum, steps.weight)
 
 
 def adopt_models(router: Router, models: SharedModels) -> None:
@@ -87,9 +86,9 @@ def adopt_models(router: Router, models: SharedModels) -> None:
     for told in models.speeds:
         speeds = router.fleet.means.speeds.get(tuple(told.kind))
         if speeds is not None and not speeds.answers:
-            prefill, steps, now_s = told.prefill, told.steps, float("inf")
-            speeds.prefill.adopt(prefill.xx, prefill.xy, prefill.observations, PrefillModel(), GUESS_WEIGHT, now_s)
-            speeds.steps.adopt(steps.xx, steps.xy, steps.observations, StepModel(), STEP_GUESS_WEIGHT, now_s)
+            prefill, steps = told.prefill, told.steps
+            speeds.prefill.adopt(prefill.xx, prefill.xy, prefill.observations)
+            speeds.steps.adopt(steps.xx, steps.xy, steps.observations)
             _adopt(speeds, told)
 
 
@@ -100,10 +99,11 @@ def checked(numbers: list[float]) -> None:
 
 
 def _fit(fit: PrefillFit | StepFit) -> SharedFit:
-    shared = SharedFit(fit.sums.xx, fit.sums.xy, fit.observations)
-    if isinstance(fit, PrefillFit):
-        shared.faster, shared.weight = fit.faster
-    return shared
+    return SharedFit(fit.sums.xx, fit.sums.xy, fit.observations)
+
+
+def _factor(factor: SpeedFactor[PrefillModel] | SpeedFactor[StepModel]) -> SharedFactor:
+    return SharedFactor(*factor.evidence, factor.observations)
 
 
 def _told(kind: tuple[str, ...], speeds: Speeds) -> SharedSpeeds:
@@ -127,4 +127,4 @@ def _adopt(speeds: Speeds, told: SharedSpeeds) -> None:
 
 def _numbers(told: SharedSpeeds) -> list[float]:
     fits = [*told.prefill.xx, *told.prefill.xy, *told.steps.xx, *told.steps.xy]
-    return [*told.means, *told.answer_counts, *fits, told.prefill.faster, told.prefill.weight]
+    return [*told.means, *told.answer_counts, *fits]

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from router.core.fleet.member import Member
 from router.core.kv_events.states import BlockPage, CopyPage, EngineState, StreamState, UnreadableState, unpacked
 from router.core.learned.answers import PastAnswer
-from router.core.learned.prefill import PRIOR_WEIGHT
-from router.core.learned.steps import PRIOR_WEIGHT as STEP_PRIOR_WEIGHT
 from router.core.placement.router import Router
 from router.core.sharing.messages import BadMessage
 from router.core.sharing.models import adopt_models, checked
@@ -148,10 +146,10 @@ def take_over(router: Router, member: Member, part: StatePart, idle_s: float, no
     Raises UnreadableState."""
     life, fits = member.life, part.fits
     if fits is not None:
-        prefill, steps, speeds = fits.prefill, fits.steps, member.speeds
-        _check([*prefill.xx, *prefill.xy, *steps.xx, *steps.xy])
-        member.fit.adopt(prefill.xx, prefill.xy, prefill.observations, speeds.prefill.model, PRIOR_WEIGHT, now_s)
-        member.steps.adopt(steps.xx, steps.xy, steps.observations, speeds.steps.model, STEP_PRIOR_WEIGHT, now_s)
+        prefill, steps = fits.prefill, fits.steps
+        _check([prefill.log_sum, prefill.weight, steps.log_sum, steps.weight])
+        member.prefill_factor.adopt(prefill.log_sum, prefill.weight, prefill.observations, now_s)
+        member.step_factor.adopt(steps.log_sum, steps.weight, steps.observations, now_s)
     for touches in part.touches:
         for keys, ago_s in _few(touches):
             if router.member(member.id) is not member or member.life != life:

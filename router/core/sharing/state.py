@@ -23,9 +23,9 @@ from msgspec import Meta
 
 from router.core.facts.peers import Count
 from router.core.kv_events.states import BlockPage, CopyPage, StreamState, UnreadableState
-from router.core.sharing.messages import SharedFit, SharedModels
+from router.core.sharing.messages import SharedFactor, SharedModels
 
-VERSION = 1
+VERSION = 2
 PIECE_KEYS = 4_096  # keys of a piece, unless one prompt has more
 PIECE_BYTES_MAX = 2 << 20  # the keys of a prompt of 128 MB
 REPLICAS_MAX = 16_384
@@ -61,10 +61,10 @@ class StateTouches(msgspec.Struct, array_like=True, tag="touches"):
 
 
 class StateFits(msgspec.Struct, array_like=True, tag="fits"):
-    """What was learned of the replica's own speed."""
+    """Speeds of the replica, as factors of its fleet's."""
 
-    prefill: SharedFit
-    steps: SharedFit
+    prefill: SharedFactor
+    steps: SharedFactor
 
 
 class StateHomes(msgspec.Struct, array_like=True, tag="homes"):

@@ -2,78 +2,47 @@
 
     price(q, r) = wait(r) + uncached(q, r) + load(r) x min(uncached(q, r), unit)
                   + room(q, r) + evicted(q, r)
-                  + evicted_again(q, r) / (1 + backlog)^2
-                  + (decode(q, r) + slowed(q, r) + stalled(q, r)) / (1 + CROWD x median_ms / tie_ms)
+                  + (stalled(q, r) + (decode(q, r) + slowed(q, r)) / 2) / (1 + streams)
 
-All terms are milliseconds that somebody waits. Each is a field of Candidate, which core/placement/candidates.py fills.
+All terms are milliseconds of waiting. Each is a field of Candidate, which core/placement/candidates.py fills.
 
 `wait` is the time until the prompt's prefill begins: until the prefills before it are done and the KV pool has room.
-Both come about at the same time, so the longer of the two counts. `uncached` is the prefill of what the replica does
-not hold: a request goes to its cache unless waiting there costs more than computing it again. What memory behind the
-GPU holds is loaded while others are prefilled, so a load is a time of this request alone and none of the GPU's; a
-price with it was raced, and is no better than one without (docs/evidence/tiers.md). It decides where nothing else
-does, between replicas that hold as much.
+Both pass at the same time, so the longer of the two counts. `uncached` is the prefill of the tokens that the replica
+does not hold. `load`, the wait in units of 16,000 tokens and at most the fleet's mean, is the externality: work done
+twice delays the requests behind it, and an idle replica has none. Requests that would wait behind a prompt of minutes
+are placed elsewhere, for about a unit's work done again, so no more than a unit is counted.
 
-`load`, the wait in units of 16,000 tokens and at most the fleet's mean, is the externality: work done twice delays the
-requests behind it, and an idle replica has nobody to delay. A prompt of minutes delays none of them by minutes: whoever
-would wait behind it is placed elsewhere, for about a unit's work done again, so more than a unit is not counted for
-each.
+`room` is the same externality of memory: a prompt keeps KV room until its answer ends, and requests wait for room where
+the pool is full, or will be (core/placement/room.py). `evicted` is work for later: the tokens that the placement
+evicts, times the chance that they are asked for again (core/placement/evictions.py).
 
-`room` is the same externality of memory. A prompt keeps KV room until its answer ends, and where the pool is full, or
-will be (core/placement/room.py), all who wait behind it wait for that. A prefix that open leases share is kept until
-the last of them ends, so one that joins many of them keeps little, and a copy keeps all of it: where room is short, a
-prefix stays together.
-
-`evicted` is work for later: the tokens that the placement evicts, times the chance that they are asked for again. Then
-they evict others in their turn, and so on (core/placement/evictions.py). So where more conversations go on than fit,
-those that do not fit meet on a few replicas, whose caches are lost anyway, and the others keep theirs. That is good for
-most conversations and bad for some, which wait there: the longer the queues, the less `evicted_again` counts, both for
-how long they wait and for how many wait, until all share the room that there is.
-
-`decode` is the time that the answer itself takes there after its first token, `slowed` the delay that its steps cause
-the answers that decode there, and `stalled` the delay that its prefill causes them. A hot prefix spreads by these
-terms, because a copy is cheaper than a crowd. They weigh as much as a millisecond before the first token where no
-prefill waits. Where prefill waits, the fleet is short of prefill: work done twice delays all who come, while a crowd
-disperses with the next few placements. So the weight of decoding falls with the median wait, to a fifth where that
-reaches the tie band; a few replicas with a prompt of minutes say nothing of the others.
+`stalled` is the delay that the prefill causes the answers that decode there, `decode` the time of the answer itself
+after its first token, and `slowed` the delay that its steps cause the other answers. They are differences between
+replicas that do not last: with `streams` answers at the mean replica, as many requests arrive during one answer, and
+each goes where fewer answers decode. So an imbalance lasts for one part in 1 + streams of an answer, and as it shrinks
+all the while, `decode` and `slowed` count half.
 
 Where the fleet is busy (BUSY_UNITS of prefill wait at the mean replica, and one unit at the median), and even the
-cheapest placement would make others repeat more than HELD_WORTH times the prompt's own work, the prompt is held back
+cheapest placement evicts more than HELD_WORTH of the prompt's own work that others will repeat, the prompt is held back
 (core/admission/holding.py).
 
-Where the chosen replica can bring what it lacks from the memory of another one, it does so if that costs less than
-computing (`pulls`). The choice is made without: a price with the fetch in the place of the prefill was raced, and lost
-to no pulls at all. Copies then go wherever a little less waits or fewer answers decode. They push the only copies of
-other prompts out of memory behind the GPU, and those that are made while room is plenty take it later, as long as the
-prompt is asked for. With terms for both it chooses as without a fetch, or worse (docs/evidence/pulls.md).
+Prices within the tie band cannot be told apart by a model this simple. In the band a conversation stays at home, the
+replica that gave its last answer. A prompt without a home goes to the replica where its agent's words let it be
+expected, if none holds more; else, where one holds half of the prompt, to the one of the deepest holders that begins
+first; else to one of two places of the consistent-hash ring. All of that holds only for replicas under the ring's load
+bound, and none of it overrides a price outside the band. Of several routers that see the same, each takes its own
+replicas first among equals.
 
-Where one replica may prefill what another one decodes, two legs are priced beside the one (`split`): the prefill's
-terms at the one replica, those of the answer at the other, and the transfer between them. What a prefill takes from
-streams is then taken where fewer are. A queue before the replicas that prefill is paid by all who come later, so the
-weight of decoding falls with that queue as it falls with the fleet's. Within the tie band one leg is enough.
+Where replicas do more than this router asks of them, another router sends there too. A prompt that no replica is known
+to hold may then be held at its place on the ring, where the other router would have sent it. Its price there is lowered
+by the chance of that, which is learned: by the work that is saved, and by as much again for the router that looks there
+next.
 
-Prices within the tie band cannot be told apart by a model this simple. Among replicas that hold as much as the cheapest
-what EVENED streams make out counts for nothing: whoever comes next finds the same replicas, and goes where there are
-fewer, so that a lead of a few streams is over long before the answer is. In the band a conversation stays with the
-replica that gave its last answer, or else goes to a replica that holds at least half of the prompt and more than any
-other, while that replica is under the load bound; of several that hold as much, to the one where its client's words let
-it be expected (core/placement/conversations.py), or else to the one that can begin first. Of those that hold less than
-half, the expected one is taken if none holds more and it has room, of memory too. Otherwise the consistent-hash ring
-decides, with bounded load, where load is open leases and also what a replica holds: conversations will be back, so
-memory is future load. Several routers then agree without talking, a shared system prompt does not pull every newcomer
-to its first holder, and a conversation whose cache was lost everywhere settles in one place. None of this ever
-overrides a price outside the band.
+Where the chosen replica can fetch from another one's memory what it lacks, it does so if that costs less than computing
+(`pulls`). Where one replica may prefill what another one decodes, two legs are priced beside the one (`split`): the
+prefill's terms at the one replica, those of the answer at the other, and the transfer between them.
 
-Several routers that see the same would take the same one of many replicas that hold a hot prefix, until each has heard
-of the others' choice a few milliseconds later. So of replicas that hold as much and can begin as soon each router goes
-to those first that are its own, one in as many as there are routers.
-
-Where replicas do more than this router asks of them, another router sends there too, and a prompt that nobody is known
-to hold may belong to one of its conversations. All routers would look for it at its place on the ring, so there it is
-cheaper by the chance that it was sent there, which is learned from how often that was right: by what need not be
-computed, and by as much again, which it saves the router that looks for it there next.
-
-docs/evidence/race.md has the races by which this was chosen; `python -m loadtest simulate --sweep` moves its constants.
+docs/architecture/price.md has the constants with their sweep; `python -m loadtest simulate --sweep` moves them.
 """
 
 from __future__ import annotations
@@ -89,17 +58,15 @@ from router.core.facts.placements import Candidate, Choice, Grade, Market, Pull,
 from router.core.placement.policies.base import Pairs
 from router.core.placement.ring import Ring, load_bound
 
-CROWD = 4.0  # how fast the weight of decoding falls with the median wait, measured in tie bands
+DECODING = 0.5  # part of an answer's imbalance that counts: it shrinks to nothing while it lasts
 BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
-HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
+HELD_WORTH = 2 / 3  # part of a prompt's own work that it may have others repeat before that counts as thrashing
 SPREAD = 2  # streams by which a router's own replicas may be ahead of others that hold as much and begin as soon
-EVENED = 4.0  # streams by which replicas that hold as much may differ: the next placements even that out
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
 HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
-QUEUE = 1.0  # how fast that weight falls with the median wait of replicas that prefill, measured in units
+QUEUE = 1.0  # how fast the weight of decoding falls with the median wait of replicas that prefill, measured in units
 LEGS = 4  # replicas whose price is looked at for each of two legs
 RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
-FOOTPRINT_SLACK_BLOCKS = 64  # some 8,000 tokens: a difference of less than a conversation is no imbalance
 
 
 @dataclass(slots=True)
@@ -138,7 +105,7 @@ class Warm:
         in full."""
         most = Weights.of(market)
         most.load_max = inf
-        least = Weights(most.per_wait_ms, most.unit_ms, most.load_max, most.again, 0.0)
+        least = Weights(most.per_wait_ms, most.unit_ms, most.load_max, 0.0)
         for weights in (most, least):
             answer_ms = min([answer_price(each, weights) for each in decode], default=inf)
             if price(chosen, weights) - answer_ms > market.tie_ms:
@@ -179,53 +146,40 @@ class Warm:
         return ordered + [(price_ms, prefill[n]) for price_ms, n in few if prefill[n].id not in band]
 
     def _cheapest(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        # Two loops over the candidates: a comprehension for each of their results would take twice as long.
-        prices: dict[str, float] = {}
-        longest, cheapest, best = 0, inf, candidates[0]
-        weights = Weights.of(market)
+        # One loop over the candidates: a comprehension for each of its results would take twice as long.
+        longest, cheapest, weights, tie_ms = 0, inf, Weights.of(market), market.tie_ms
         for c in candidates:
-            prices[c.id] = c.price_ms = price_ms = price(c, weights)
+            c.price_ms = price_ms = price(c, weights)
             if price_ms < cheapest:
-                cheapest, best = price_ms, c
+                cheapest = price_ms
             if c.cached_tokens > longest:
                 longest = c.cached_tokens
         if market.elsewhere > ELSEWHERE_MIN:
-            guess = self._guess(candidates, market, weights, prices, longest)
-            if guess is not None and prices[guess.id] - cheapest <= market.tie_ms:
+            guess = self._guess(candidates, market, weights, longest)
+            if guess is not None and guess.price_ms - cheapest <= tie_ms:
                 return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
-        count, tie_ms, longest_in_band = market.replicas, market.tie_ms, 0
-        even_ms, best_ms = _evened_ms(best, weights), _decoding_ms(best, weights)
-        band: dict[str, Candidate] = {}
-        for c in candidates:
-            dearer_ms = prices[c.id] - cheapest
-            if dearer_ms > tie_ms and even_ms and c.cached_tokens == best.cached_tokens:
-                crowd_ms = _decoding_ms(c, weights) - best_ms
-                if crowd_ms <= even_ms:
-                    dearer_ms -= crowd_ms
-            if dearer_ms <= tie_ms:
-                band[c.id] = c
-                if c.cached_tokens > longest_in_band:
-                    longest_in_band = c.cached_tokens
+        band = {c.id: c for c in candidates if c.price_ms - cheapest <= tie_ms}
         if len(band) == 1:
             return Choice(next(iter(band)))
-        tied = longest_in_band == longest  # otherwise the longest holder was too dear: a spill
-        bound = load_bound(market.in_flight + 1, count)
+        return self._in_band(market, band, longest)
+
+    def _in_band(self, market: Market, band: dict[str, Candidate], longest: int) -> Choice:
+        """The choice among prices that cannot be told apart; `longest` are the most cached tokens of any candidate."""
+        most = max([c.cached_tokens for c in band.values()])
+        tied = most == longest  # otherwise the longest holder was too dear: a spill
+        bound = load_bound(market.in_flight + 1, market.replicas)
         home = band.get(market.home)
         if home is not None and _has_room(home, bound):
             return Choice(home.id, tied)
+        expected = band.get(market.expected)
+        if expected is not None and expected.cached_tokens == most and _has_room(expected, bound):
+            return Choice(expected.id, tied)
         order = self._order(market, band)
-        if home is None and longest_in_band:
-            holders = [c for c in order if c.cached_tokens == longest_in_band >= c.uncached_tokens]
-            at_home = [c for c in holders if _has_room(c, bound)] if holders else holders
-            if at_home:
-                expected = [c for c in at_home if c.id == market.expected]
-                return Choice(_soonest(expected or at_home, prices, market.own).id, tied)
-        footprint_bound = load_bound(market.footprint_blocks + FOOTPRINT_SLACK_BLOCKS * count, count)
-        kin = band.get(market.expected)
-        roomy = kin is not None and kin.footprint_blocks < footprint_bound and _has_room(kin, bound)
-        if kin is not None and roomy and kin.cached_tokens == longest_in_band:
-            return Choice(kin.id, tied)
-        return Choice(_least(_first(order, bound, footprint_bound), prices).id, tied)
+        able = [c for c in order if _has_room(c, bound)] or order
+        deepest = max([c.cached_tokens for c in able])
+        if deepest and deepest >= able[0].cached_tokens + able[0].uncached_tokens - deepest:
+            return Choice(_soonest([c for c in able if c.cached_tokens == deepest], market.own).id, tied)
+        return Choice(_least(able[:RING_CHOICES]).id, tied)
 
     def _order(self, market: Market, some: dict[str, Candidate]) -> list[Candidate]:
         """The candidates `some`, the nearest to the ring key first."""
@@ -233,15 +187,10 @@ class Warm:
         return [some[id_] for id_ in ids if id_ in some]
 
     def _guess(
-        self,
-        candidates: Sequence[Candidate],
-        market: Market,
-        weights: Weights,
-        prices: dict[str, float],
-        longest: int,
+        self, candidates: Sequence[Candidate], market: Market, weights: Weights, longest: int
     ) -> Candidate | None:
-        """The place on the ring of a prompt most of which nobody is known to hold; lowers its price by what is probably
-        held there. None where somebody holds most of the prompt, or events say exactly what is held there."""
+        """The place on the ring of a prompt most of which no replica is known to hold; lowers its price by what is
+        probably held there. None where most of the prompt is held, or events say exactly what is held there."""
         prompt_tokens = candidates[0].cached_tokens + candidates[0].uncached_tokens
         if 2 * longest > prompt_tokens:
             return None
@@ -249,15 +198,10 @@ class Warm:
         guess = self._order(market, ids)[0]
         if guess.grade is Grade.EXACT:
             return None
-        decoding_ms = weights.decoding * (guess.decode_ms + guess.slowed_ms)  # the same if the prompt is held
-        saved_ms = prices[guess.id] - wait_ms(guess) - decoding_ms + guess.uncached_ms
-        prices[guess.id] -= market.elsewhere * saved_ms
+        answer_ms = weights.decoding * DECODING * (guess.decode_ms + guess.slowed_ms)  # the same if the prompt is held
+        saved_ms = guess.price_ms - wait_ms(guess) - answer_ms + guess.uncached_ms
+        guess.price_ms -= market.elsewhere * saved_ms
         return guess
-
-
-def _decoding_ms(candidate: Candidate, weights: Weights) -> float:
-    """What decoding, its own and others', makes out in the price."""
-    return weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
 
 
 def _best(
@@ -283,41 +227,20 @@ def _best(
     return best
 
 
-def _evened_ms(cheapest: Candidate, weights: Weights) -> float:
-    """What EVENED streams make out in the price of a replica that holds most of the prompt; 0 where it does not."""
-    if cheapest.cached_tokens < cheapest.uncached_tokens or not cheapest.in_flight:
-        return 0.0
-    # One stream more delays each of the others by its steps, and is delayed as much by theirs.
-    one_ms = (2 * cheapest.slowed_ms + cheapest.stalled_ms) / cheapest.in_flight
-    return EVENED * weights.decoding * one_ms
-
-
 def _has_room(home: Candidate, bound: int) -> bool:
     return home.in_flight < bound or home.in_flight <= HOME_IN_FLIGHT
 
 
-def _first(order: list[Candidate], bound: int, footprint_bound: int) -> list[Candidate]:
-    """The key's places on the ring: the first ones under both bounds; without any, the first ones under the bound of
-    leases; without any, the first ones."""
-    roomy = []
-    for c in order:
-        if c.in_flight < bound and c.footprint_blocks < footprint_bound:
-            roomy.append(c)
-            if len(roomy) == RING_CHOICES:
-                return roomy
-    return roomy or ([c for c in order if c.in_flight < bound] or order)[:RING_CHOICES]
-
-
-def _least(candidates: list[Candidate], prices: dict[str, float]) -> Candidate:
+def _least(candidates: list[Candidate]) -> Candidate:
     """The least loaded candidate; of several the cheapest, and of several such the first."""
     least, *others = candidates
     for c in others:
-        if c.in_flight < least.in_flight or (c.in_flight == least.in_flight and prices[c.id] < prices[least.id]):
+        if c.in_flight < least.in_flight or (c.in_flight == least.in_flight and c.price_ms < least.price_ms):
             least = c
     return least
 
 
-def _soonest(holders: list[Candidate], prices: dict[str, float], own: Collection[str]) -> Candidate:
+def _soonest(holders: list[Candidate], own: Collection[str]) -> Candidate:
     """The candidate with the shortest wait, for loads too, among several that hold as much; of equals the least loaded.
     No cache is at stake between them, so every wait counts, however short: most of the open leases decode and delay no
     prefill. Where several routers place, those of a router's `own` go before others with up to SPREAD streams less."""
@@ -333,7 +256,7 @@ def _soonest(holders: list[Candidate], prices: dict[str, float], own: Collection
     if own and len(least) > 1:
         most = min([c.in_flight for c in least]) + SPREAD
         least = [c for c in least if c.in_flight <= most and c.id in own] or least
-    return _least(least, prices)
+    return _least(least)
 
 
 def wait_ms(candidate: Candidate) -> float:
@@ -348,7 +271,7 @@ def thrashes(candidate: Candidate, market: Market) -> bool:
     which is cached is the turn of a conversation that goes on, and never thrashes."""
     if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= market.tie_ms:
         return False
-    return candidate.evicted_ms + candidate.evicted_again_ms > HELD_WORTH * candidate.uncached_ms
+    return candidate.evicted_ms > HELD_WORTH * candidate.uncached_ms
 
 
 class Weights(Struct, gc=False):
@@ -357,15 +280,13 @@ class Weights(Struct, gc=False):
     per_wait_ms: float  # load for each millisecond of waiting
     unit_ms: float  # most that a request behind is delayed
     load_max: float
-    again: float  # weight of a millisecond of `evicted_again`
     decoding: float  # weight of a millisecond of decoding
 
     @staticmethod
     def of(market: Market) -> Weights:
         """The weights that hold in a market."""
-        backlog = market.backlog
-        bands = market.median_backlog * market.unit_ms / market.tie_ms if market.tie_ms else 0.0
-        return Weights(1 / market.unit_ms, market.unit_ms, backlog, 1 / (1 + backlog) ** 2, 1 / (1 + CROWD * bands))
+        streams = market.in_flight / market.replicas if market.replicas else 0.0
+        return Weights(1 / market.unit_ms, market.unit_ms, market.backlog, 1 / (1 + streams))
 
     @staticmethod
     def of_legs(market: Market, waits_ms: Sequence[float]) -> Weights:
@@ -396,8 +317,7 @@ def price(candidate: Candidate, weights: Weights) -> float:
         + load * delay_ms
         + candidate.room_ms
         + candidate.evicted_ms
-        + weights.again * candidate.evicted_again_ms
-        + weights.decoding * (candidate.decode_ms + candidate.slowed_ms + candidate.stalled_ms)
+        + weights.decoding * (candidate.stalled_ms + DECODING * (candidate.decode_ms + candidate.slowed_ms))
     )
 
 
@@ -410,7 +330,6 @@ def prefill_price(candidate: Candidate, weights: Weights) -> float:
         + uncached_ms
         + load * min(uncached_ms, weights.unit_ms)
         + candidate.evicted_ms
-        + weights.again * candidate.evicted_again_ms
         + weights.decoding * candidate.stalled_ms
     )
 
@@ -420,6 +339,5 @@ def answer_price(candidate: Candidate, weights: Weights) -> float:
     return (
         candidate.room_ms
         + candidate.evicted_ms
-        + weights.again * candidate.evicted_again_ms
-        + weights.decoding * (candidate.decode_ms + candidate.slowed_ms)
+        + weights.decoding * DECODING * (candidate.decode_ms + candidate.slowed_ms)
     )
