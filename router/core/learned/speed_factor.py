@@ -11,6 +11,8 @@ request that compiled kernels (Triton, torch.compile), or a minute in which a ne
 against it fades while nothing is observed.
 
 Routers that share add up their logarithms and weights: all see the same factor, though each sees a part of the answers.
+Each fades only its own evidence, and only where that is slower than all of it together: otherwise less of it would make
+the replica seem slower.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ OUTLIER = 8.0  # an observation further than this factor from the known one is c
 CLIPPED_FROM = 3  # observations after which those that follow may be outliers
 AVOIDED = 2.0  # a factor above this keeps requests away
 FADE_S = 30.0  # time without an observation in which half of the evidence for such a factor is forgotten
-LEAST_WEIGHT = 0.5  # less evidence than this is forgotten as a whole
+WEIGHT_MAX = 1 / (1 - FORGET)  # most evidence that one router can have
+LOG_MAX = log(FACTOR_MAX)
 
 
 class Scalable(Protocol):
@@ -76,7 +79,7 @@ class SpeedFactor(Generic[M]):
     def observe(self, took_ms: float, expected_ms: float, now_s: float = inf) -> None:
         """Work that takes `expected_ms` by the fleet's model took so long here. Impossible times are ignored. Made at
         `now_s`, the observation fades if no other follows."""
-        if expected_ms <= 0 or not 0 <= took_ms < inf:
+        if not (0 < took_ms < inf and 0 < expected_ms < inf):
             return
         ratio = min(max(took_ms / expected_ms, 1 / FACTOR_MAX), FACTOR_MAX)
         if self.observations >= CLIPPED_FROM:
@@ -88,18 +91,23 @@ class SpeedFactor(Generic[M]):
         self._update()
 
     def fade(self, now_s: float) -> None:
-        """Forget half of the evidence for a slow replica of which nothing was observed for FADE_S."""
-        if now_s < self.fades_s or self.value <= AVOIDED:
+        """Forget half of the evidence for a slow replica of which nothing was observed for FADE_S, and half of its
+        observations, the last one as a whole."""
+        if now_s < self.fades_s or self.value <= AVOIDED or self._log_sum < self._weight * log(self.value):
             return
         self._log_sum, self._weight = self._log_sum / 2, self._weight / 2
+        self.observations = int(min(self.observations, WEIGHT_MAX) / 2)
         self.fades_s = now_s + FADE_S
-        if self._weight < LEAST_WEIGHT:
-            self._log_sum, self._weight, self.observations, self.fades_s = 0.0, 0.0, 0, inf
+        if not self.observations:
+            self._log_sum, self._weight, self.fades_s = 0.0, 0.0, inf
         self._update()
 
     def share(self, router: str, log_sum: float, weight: float) -> None:
         """Take another router's evidence in place of its earlier one."""
-        self._shared[router] = log_sum, max(0.0, weight)
+        if weight > 0:
+            self._shared[router] = _bounded(log_sum, weight)
+        else:
+            self._shared.pop(router, None)
         self._update()
 
     def forget(self, router: str) -> None:
@@ -109,9 +117,10 @@ class SpeedFactor(Generic[M]):
 
     def adopt(self, log_sum: float, weight: float, observations: int, now_s: float) -> None:
         """Begin with evidence from before this router started, unless there is some already."""
-        if self.observations or observations <= 0:
+        if self.observations or observations <= 0 or weight <= 0:
             return
-        self._log_sum, self._weight, self.observations = log_sum, max(0.0, weight), observations
+        self.observations = observations
+        self._log_sum, self._weight = _bounded(log_sum, weight)
         self.fades_s = now_s + FADE_S
         self._update()
 
@@ -119,7 +128,12 @@ class SpeedFactor(Generic[M]):
         log_sum, weight = self._log_sum, self._weight
         for shared in self._shared.values():
             log_sum, weight = log_sum + shared[0], weight + shared[1]
-        limit = log(FACTOR_MAX)
-        value = exp(min(max(log_sum / (weight + PRIOR), -limit), limit))
+        value = exp(log_sum / (weight + PRIOR))
         self.value = 1.0 if 1 / BAND < value < BAND else value
         self._model = None
+
+
+def _bounded(log_sum: float, weight: float) -> tuple[float, float]:
+    """Evidence no stronger than a router's own can be."""
+    weight = min(weight, WEIGHT_MAX)
+    return min(max(log_sum, -weight * LOG_MAX), weight * LOG_MAX), weight
