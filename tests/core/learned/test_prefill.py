@@ -6,17 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.core.fleet.stuck import LEARNED
-from router.core.learned.prefill import (
-    FADE_S,
-    GUESS_WEIGHT,
-    LEARN_TOKENS_MIN,
-    OUTLIER,
-    PRIOR_WEIGHT,
-    PrefillFit,
-    PrefillModel,
-)
-from tests.core.learned.fading import fades
+from router.core.learned.prefill import LEARN_TOKENS_MIN, OUTLIER, PrefillFit, PrefillModel
 from tests.support.examples import examples
 
 H100 = PrefillModel(floor_ms=12.0, per_token_ms=0.055, per_token_context_ms=1.1e-6)
@@ -29,7 +19,7 @@ def taught(truth: PrefillModel, observations: int, *, noise: float = 0.0, seed: 
     fit, rng = PrefillFit(), Random(seed)
     for _ in range(observations):
         uncached, cached = rng.randrange(1_000, 30_000), rng.choice([0, rng.randrange(60_000)])
-        fit.observe(uncached, cached, truth.ms(uncached, cached) * (1 + rng.gauss(0, noise)), PRIOR, GUESS_WEIGHT)
+        fit.observe(uncached, cached, truth.ms(uncached, cached) * (1 + rng.gauss(0, noise)))
     return fit
 
 
@@ -48,24 +38,12 @@ def test_a_few_answers_are_enough_to_be_useful() -> None:
     assert model.ms(8_000, 0) == pytest.approx(H100.ms(8_000, 0), rel=0.25)
 
 
-def test_the_prior_speaks_first() -> None:
-    """Before anything was seen the model is the default; one observation moves a weighty prior part of the way, and
-    a first guess nearly all of it."""
+def test_the_first_answer_outweighs_the_guess() -> None:
+    """Before anything was seen the model is the first guess; one answer moves it nearly all of the way."""
     fit = PrefillFit()
     assert fit.model == PRIOR
-    fit.observe(8_000, 0, PRIOR.ms(8_000, 0) * 4, PRIOR, PRIOR_WEIGHT)
-    assert PRIOR.ms(8_000, 0) < fit.model.ms(8_000, 0) < PRIOR.ms(8_000, 0) * 4
-    fleet = PrefillFit()
-    fleet.observe(8_000, 0, PRIOR.ms(8_000, 0) * 4, PRIOR, GUESS_WEIGHT)
-    assert fleet.model.ms(8_000, 0) == pytest.approx(PRIOR.ms(8_000, 0) * 4, rel=0.05)
-
-
-def test_a_replica_starts_from_the_fleet() -> None:
-    """A prior that knows the truth already is kept by an observation that confirms it."""
-    fit = PrefillFit()
-    fit.observe(8_000, 0, SLOW.ms(8_000, 0), SLOW, PRIOR_WEIGHT)
-    for uncached, cached in [(1_000, 0), (20_000, 0), (4_000, 40_000)]:
-        assert fit.model.ms(uncached, cached) == pytest.approx(SLOW.ms(uncached, cached), rel=0.02)
+    fit.observe(8_000, 0, PRIOR.ms(8_000, 0) * 4)
+    assert fit.model.ms(8_000, 0) == pytest.approx(PRIOR.ms(8_000, 0) * 4, rel=0.05)
 
 
 def test_an_engine_that_changes_is_followed() -> None:
@@ -73,7 +51,7 @@ def test_an_engine_that_changes_is_followed() -> None:
     fit, rng = taught(H100, 300), Random(2)
     for _ in range(300):
         uncached = rng.randrange(1_000, 30_000)
-        fit.observe(uncached, 0, SLOW.ms(uncached, 0), PRIOR, GUESS_WEIGHT)
+        fit.observe(uncached, 0, SLOW.ms(uncached, 0))
     assert fit.model.ms(10_000, 0) == pytest.approx(SLOW.ms(10_000, 0), rel=0.1)
 
 
@@ -82,7 +60,7 @@ def test_prompts_of_one_size_do_not_make_hits_worthless(tokens: int) -> None:
     """A benchmark's equal prompts say nothing of the floor: time is still taken for tokens, so a hit saves it."""
     fit = PrefillFit()
     for _ in range(50):
-        fit.observe(tokens, 0, 1_000.0, PRIOR, GUESS_WEIGHT)
+        fit.observe(tokens, 0, 1_000.0)
     assert fit.model.ms(tokens, 0) == pytest.approx(1_000.0, rel=0.02)
     assert fit.model.ms(tokens / 10, 0) < 300.0
 
@@ -92,63 +70,32 @@ def test_a_pause_is_not_prefill() -> None:
     fit = taught(H100, 100)
     before = fit.model.ms(8_000, 0)
     none, fast = taught(H100, 100), taught(H100, 100)
-    none.observe(8_000, 0, 0.0, PRIOR, GUESS_WEIGHT)
-    fast.observe(8_000, 0, before / OUTLIER, PRIOR, GUESS_WEIGHT)
+    none.observe(8_000, 0, 0.0)
+    fast.observe(8_000, 0, before / OUTLIER)
     assert none.model == fast.model
-    fit.observe(8_000, 0, before * 1_000, PRIOR, GUESS_WEIGHT)
+    fit.observe(8_000, 0, before * 1_000)
     assert before < fit.model.ms(8_000, 0) < before * (1 + OUTLIER * 0.1)
-
-
-def test_a_first_request_is_no_measure() -> None:
-    """Nor is a pause in a replica's first answer: the fleet says what can be."""
-    fit, most = PrefillFit(), PrefillFit()
-    fit.observe(8_000, 0, H100.ms(8_000, 0) * 1_000, H100, PRIOR_WEIGHT)
-    most.observe(8_000, 0, H100.ms(8_000, 0) * OUTLIER, H100, PRIOR_WEIGHT)
-    assert fit.model == most.model
-
-
-def test_what_is_not_seen_again_fades() -> None:
-    """Half of what was seen of a replica is forgotten after each FADE_S without it, and the last of it whole."""
-    fit = PrefillFit()
-    now_s = fades(fit, 8_000, 0, SLOW.ms(8_000, 0), H100)
-    again, fresh = (
-        (each.observe(8_000, 0, 500.0, H100, PRIOR_WEIGHT, now_s), each.model)[1] for each in (fit, PrefillFit())
-    )
-    assert again == fresh
-
-
-def test_what_is_known_of_a_slow_replica_stays_true_while_it_fades() -> None:
-    """However much was seen, it is gone in minutes; and where three observations are left they still say how slow."""
-    fit, now_s = PrefillFit(), 0.0
-    for _ in range(300):
-        fit.observe(8_000, 0, SLOW.ms(8_000, 0), H100, PRIOR_WEIGHT, now_s)
-    while fit.observations:
-        if fit.observations >= LEARNED:
-            assert fit.model.ms(8_000, 0) > SLOW.ms(8_000, 0) / 3
-        now_s += FADE_S
-        fit.fade(H100, PRIOR_WEIGHT, now_s)
-    assert now_s <= 240.0
 
 
 def test_small_prompts_and_impossible_times_teach_nothing() -> None:
     """Below the minimum the floor and noise dominate; a time before the request is a clock's fault."""
     fit = PrefillFit()
-    fit.observe(LEARN_TOKENS_MIN - 1, 0, 1.0, PRIOR, PRIOR_WEIGHT)
-    fit.observe(LEARN_TOKENS_MIN, 0, -1.0, PRIOR, PRIOR_WEIGHT)
+    fit.observe(LEARN_TOKENS_MIN - 1, 0, 1.0)
+    fit.observe(LEARN_TOKENS_MIN, 0, -1.0)
     assert (fit.observations, fit.model) == (0, PRIOR)
 
 
 OBSERVATIONS = st.tuples(st.integers(0, 200_000), st.integers(0, 1_000_000), st.floats(0, 1e7))
 
 
-@given(observations=st.lists(OBSERVATIONS, max_size=40), weight=st.sampled_from([GUESS_WEIGHT, PRIOR_WEIGHT]))
-@example(observations=[(1_000, 0, 5e-324)], weight=PRIOR_WEIGHT)  # a time that is 0 as a share of the prior's
+@given(observations=st.lists(OBSERVATIONS, max_size=40))
+@example(observations=[(1_000, 0, 5e-324)])  # a time that is 0 as a share of the guess's
 @settings(deadline=None, max_examples=examples(50))
-def test_no_history_makes_work_free_or_negative(observations: list[tuple[int, int, float]], weight: float) -> None:
+def test_no_history_makes_work_free_or_negative(observations: list[tuple[int, int, float]]) -> None:
     """Whatever was seen, coefficients are not negative and more tokens never take less time."""
     fit = PrefillFit()
     for uncached, cached, ms in observations:
-        fit.observe(uncached, cached, ms, PRIOR, weight)
+        fit.observe(uncached, cached, ms)
     model = fit.model
     assert min(model.floor_ms, model.per_token_ms, model.per_token_context_ms) >= 0
     assert model.ms(16_000, 0) > 0, "the unit of backlogs"
@@ -163,18 +110,32 @@ def test_what_is_held_saves_the_same_before_any_rest(cached: int, rest: int) -> 
         assert model.saved_ms(cached) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("times", [6.0, 9.0, 30.0])
-@pytest.mark.parametrize("tokens", [3_000, 6_000])
-def test_a_faster_newcomer_is_not_taken_for_a_slow_one(times: float, tokens: int) -> None:
-    """A replica of several times the fleet's speed is believed to be so after its first answer, within a factor that
-    three more of them end, however little the fleet has seen of prompts of that size."""
-    slow, fleet, own = PrefillModel(20.0, 0.4, 2e-6), PrefillFit(), PrefillFit()
-    for _ in range(60):
-        fleet.observe(6_000, 0, slow.ms(6_000, 0), PrefillModel(), GUESS_WEIGHT)
-    took_ms = slow.ms(tokens, 0) / times
-    for answers in range(4):
-        fleet.observe(tokens, 0, took_ms, PrefillModel(), GUESS_WEIGHT)
-        own.observe(tokens, 0, took_ms, fleet.model, PRIOR_WEIGHT, float(answers))
-        if not answers:
-            assert own.model.ms(tokens, 0) < slow.ms(tokens, 0) * 0.8
-    assert own.model.ms(tokens, 0) < 2 * took_ms
+@given(st.integers(0, 100_000), st.integers(0, 100_000), st.floats(1 / 64, 64))
+def test_a_replica_that_takes_times_as_long_does_so_at_every_size(uncached: int, cached: int, factor: float) -> None:
+    """A factor scales every term alike."""
+    for model in (H100, SLOW):
+        assert model.times(factor).ms(uncached, cached) == pytest.approx(factor * model.ms(uncached, cached))
+
+
+def test_sums_from_before_are_taken_by_a_fit_that_has_none() -> None:
+    """A fit that begins with another one's sums has its model; one that has observed anything keeps to that."""
+    before, after, own = taught(SLOW, 30), PrefillFit(), taught(H100, 3)
+    after.adopt(before.sums.xx, before.sums.xy, before.observations)
+    assert (after.model, after.observations) == (before.model, 30)
+    after.observe(8_000, 0, H100.ms(8_000, 0))
+    assert before.model == taught(SLOW, 30).model
+    known = own.model
+    own.adopt(before.sums.xx, before.sums.xy, before.observations)
+    assert (own.model, own.observations) == (known, 3)
+
+
+def test_sums_of_other_routers_count_as_observed_here() -> None:
+    """A fit without answers of its own has the model of another router's sums; those of a router that is gone count no
+    more with the next answer."""
+    fit, other = PrefillFit(), taught(SLOW, 30)
+    fit.tell("other", other.sums.xx, other.sums.xy)
+    assert fit.model.ms(8_000, 0) == pytest.approx(other.model.ms(8_000, 0))
+    assert fit.observations == 0
+    fit.forget("other")
+    fit.observe(8_000, 0, H100.ms(8_000, 0))
+    assert fit.model.ms(8_000, 0) == pytest.approx(H100.ms(8_000, 0), rel=0.05)

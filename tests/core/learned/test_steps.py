@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.facts.placements import Usage
 from router.core.learned.answer_tokens import GUESS_TOKENS, AnswerTokens
-from router.core.learned.steps import GUESS_WEIGHT, PRIOR_WEIGHT, DecodeClock, StepFit, StepModel
-from tests.core.learned.fading import fades
+from router.core.learned.steps import DecodeClock, StepFit, StepModel
 from tests.core.placement.placing import World, chat, words
 from tests.support.examples import examples
 
@@ -23,7 +22,7 @@ def learned(true: StepModel, answers: int, seed: int, noise: float = 0.0) -> Ste
         streams = rng.randint(1, 60)
         context = streams * rng.randint(500, 8_000)
         step_ms = true.ms(streams, context) * (1 + noise * rng.uniform(-1, 1))
-        fit.observe(streams, context, step_ms, StepModel(), GUESS_WEIGHT)
+        fit.observe(streams, context, step_ms)
     return fit
 
 
@@ -46,15 +45,14 @@ def test_an_engine_whose_step_costs_the_same_for_all_is_learned_as_one() -> None
 def test_answers_alike_never_say_that_a_stream_costs_nothing(seed: int, slower: float) -> None:
     """Where all answers had nearly the same company and times vary by a fifth, as when streams pile up on a fresh
     fleet, one more stream costs as much as by the first guess, times how slow the engine is, give or take half."""
-    rng, guess, fit, own = Random(seed), StepModel(), StepFit(), StepFit()
+    rng, guess, fit = Random(seed), StepModel(), StepFit()
     for _ in range(40):
         streams = rng.uniform(90, 100)
         context, seen = streams * 6_400, rng.uniform(0.8, 1.2)
-        for each, prior, weight in ((fit, guess, GUESS_WEIGHT), (own, fit.model, PRIOR_WEIGHT)):
-            each.observe(streams, context, slower * guess.ms(streams, context) * seen, prior, weight)
+        fit.observe(streams, context, slower * guess.ms(streams, context) * seen)
     costs_ms = slower * (guess.ms(96, 96 * 6_400) - guess.ms(95, 95 * 6_400))
-    for model in (fit.model, own.model):
-        assert model.ms(96, 96 * 6_400) - model.ms(95, 95 * 6_400) == pytest.approx(costs_ms, rel=0.5)
+    one_more_ms = fit.model.ms(96, 96 * 6_400) - fit.model.ms(95, 95 * 6_400)
+    assert one_more_ms == pytest.approx(costs_ms, rel=0.5)
 
 
 @given(
@@ -65,7 +63,7 @@ def test_no_coefficient_is_ever_negative(seen: list[tuple[float, float, float]])
     """Whatever is observed, a step takes time, and no less for more streams or more context."""
     fit = StepFit()
     for streams, context, step_ms in seen:
-        fit.observe(streams, context, step_ms, StepModel(), GUESS_WEIGHT)
+        fit.observe(streams, context, step_ms)
     model = fit.model
     assert min(model.floor_ms, model.per_stream_ms, model.per_context_token_ms) >= 0
     assert model.ms(8, 80_000) >= model.ms(1, 1_000) >= 0
@@ -75,7 +73,7 @@ def test_a_pause_is_no_step() -> None:
     """One answer that stood still for a minute moves the model by less than half of itself."""
     fit = learned(TRUE, 50, 3)
     before_ms = fit.model.ms(20, 60_000)
-    fit.observe(20, 60_000, 60_000.0, StepModel(), GUESS_WEIGHT)
+    fit.observe(20, 60_000, 60_000.0)
     assert fit.model.ms(20, 60_000) < 1.5 * before_ms
 
 
@@ -134,17 +132,35 @@ def test_answers_under_way_count() -> None:
     assert answers.mean == pytest.approx(600, rel=0.03)
 
 
-def test_slow_steps_that_are_not_seen_again_fade() -> None:
-    """Where a replica's steps took much longer than the fleet's, half of what was seen is forgotten after each FADE_S
-    without another answer, and the last of it whole: its first answer may have compiled kernels."""
-    fades(StepFit(), 1, 2_000, 10 * TRUE.ms(1, 2_000), TRUE)
+@given(st.floats(0, 500), st.floats(0, 5e6), st.floats(1 / 64, 64))
+def test_a_replica_that_takes_times_as_long_does_so_in_any_company(
+    streams: float, context: float, factor: float
+) -> None:
+    """A factor scales every term alike."""
+    assert TRUE.times(factor).ms(streams, context) == pytest.approx(factor * TRUE.ms(streams, context))
 
 
-def test_steps_as_long_as_the_fleet_s_are_kept() -> None:
-    """A replica that decodes as fast as others, or half as fast, is known for as long as it is idle."""
-    fit = StepFit()
-    for _ in range(4):
-        fit.observe(16, 32_000, 1.8 * TRUE.ms(16, 32_000), TRUE, PRIOR_WEIGHT, 0.0)
-    known = fit.model
-    fit.fade(TRUE, PRIOR_WEIGHT, 3_600.0)
-    assert (fit.observations, fit.model) == (4, known)
+def test_sums_from_before_are_taken_by_a_fit_that_has_none() -> None:
+    """A fit that begins with another one's sums has its model; one that has observed anything keeps to that."""
+    before, after, own = learned(TRUE, 30, 1), StepFit(), learned(StepModel(), 3, 2)
+    after.adopt(before.sums.xx, before.sums.xy, before.observations)
+    assert (after.model, after.observations) == (before.model, 30)
+    after.observe(1, 2_000, 100.0)
+    assert before.model == learned(TRUE, 30, 1).model
+    known = own.model
+    own.adopt(before.sums.xx, before.sums.xy, before.observations)
+    assert (own.model, own.observations) == (known, 3)
+
+
+def test_sums_of_other_routers_count_as_observed_here() -> None:
+    """A fit without answers of its own has the model of another router's sums; those of a router that is gone count no
+    more with the next answer."""
+    fit, other = StepFit(), learned(TRUE, 30, 1)
+    fit.tell("other", other.sums.xx, other.sums.xy)
+    assert fit.model.ms(20, 60_000) == pytest.approx(other.model.ms(20, 60_000))
+    assert fit.observations == 0
+    fit.forget("other")
+    fit.observe(20, 60_000, TRUE.ms(20, 60_000))
+    alone = StepFit()
+    alone.observe(20, 60_000, TRUE.ms(20, 60_000))
+    assert fit.model == alone.model
