@@ -256,7 +256,7 @@ def _candidate(id_: str, where: str, prompt: int, hit: int) -> dict[str, Any]:
     return {
         "id": id_, "cached_tokens": held, "uncached_tokens": prompt - held,
         "pending_ms": 41.2 if id_ == where else 12.0,
-        "uncached_ms": (prompt - held) / 21, "evicted_ms": 3.4, "evicted_again_ms": 0.0,
+        "uncached_ms": (prompt - held) / 21, "evicted_ms": 3.4,
         "kv_wait_ms": 0.0, "in_flight": 7,
-        "footprint_blocks": 8_000, "grade": "exact", "estimated_tokens": held,
+        "grade": "exact", "estimated_tokens": held,
     }  # fmt: skip

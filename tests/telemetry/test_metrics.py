@@ -13,8 +13,6 @@ from prometheus_client import generate_latest
 
 from router.admin.pages import Pages
 from router.core.facts.placements import Candidate, Ending, Grade, Reason, Receipt, Usage
-from router.core.learned.prefill import PrefillModel
-from router.core.learned.steps import StepFit, StepModel
 from router.http.engine_failed import EngineFailed
 from router.http.failures import BrokeMidway, Failure, TimedOut
 from router.telemetry import catalogue, logs, tallies
@@ -61,16 +59,16 @@ def test_what_was_learned_of_decoding_is_told() -> None:
     """Both pages tell each replica's model of a decoding step: one its coefficients, one what they come to by now."""
     of = router(2)
     first, second = of.fleet.members.values()
-    first.steps = StepFit(StepModel(floor_ms=30.0, per_stream_ms=2.0, per_context_token_ms=0.001), observations=9)
+    first.step_factor.value = 2.0  # of the guess: 20 ms, 0.1 ms for a stream, 0.05 ms for 1,000 tokens of context
     first.clock.join(1_000, 0.0, 0.0)
     it = metrics(of)
     pages = Pages(of, it, ready=lambda: True, clock=lambda: 0.0, history=no_history())
 
     page = it.page().decode()
-    assert f'warmroute_replica_decode_step_seconds{{replica="{first.id}"}} 0.033' in page
+    assert f'warmroute_replica_decode_step_seconds{{replica="{first.id}"}} 0.0403' in page
     assert f'warmroute_replica_decode_step_seconds{{replica="{second.id}"}} 0.02' in page  # nothing learned: the guess
     row = msgspec.to_builtins(pages._replica(first, 0.0))
-    assert row["decode_step"] == {"floor_ms": 30.0, "per_stream_ms": 2.0, "per_context_token_ms": 0.001}
+    assert row["decode_step"] == {"floor_ms": 40.0, "per_stream_ms": 0.2, "per_context_token_ms": 1e-4}
     assert row["answer_tokens"] == 300.0
 
 
@@ -174,8 +172,7 @@ def test_saved_prefill() -> None:
     was no answer saves nothing."""
     known = router(1)
     (id_,) = known.fleet.members
-    known.fleet.members[id_].fit.model = PrefillModel(50.0, 0.2, 0.0)
-    known.fleet.members[id_].fit.observations = 1
+    known.fleet.members[id_].prefill_factor.value = 2.0  # of the guess: 0.1 ms a token
     it, receipt = metrics(known), Receipt(id_, "warm", Reason.WARM, Grade.EXACT, 1_000, 900)
     it.observe(record(ending="ok", receipt=receipt, usage=Usage(1_000, 5, 800)))
     it.observe(record(ending="failed", error="engine_failed", receipt=receipt))

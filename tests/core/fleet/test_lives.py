@@ -62,7 +62,7 @@ class Lives(RuleBasedStateMachine):
             self.lives[id_] = self.count
             member = self.world.router.fleet.members[id_]
             assert not member.health.fit
-            assert not member.fit.observations
+            assert not member.prefill_factor.is_known
         stay = instances.keys() - set(joined)
         known = {id_: instances[id_] or self.instances[id_] for id_ in stay}
         self.instances = dict(instances) | known
@@ -76,6 +76,8 @@ class Lives(RuleBasedStateMachine):
     @rule(turns=st.sampled_from([(SHORT,), (LONG,), (SHORT, ANSWER, "and?"), (LONG, ANSWER, "and?")]))
     def place(self, turns: tuple[str, ...]) -> None:
         """A request; nobody is credited with anything who was sent nothing in this life."""
+        index = self.world.router.index
+        blocks = {id_: index.blocks(id_) for id_ in self.world.router.fleet.members}
         try:
             lease = self.world.place(chat(*turns))
         except NoReplica:
@@ -83,7 +85,7 @@ class Lives(RuleBasedStateMachine):
             return
         for candidate in lease.receipt.candidates:
             if not self.used[self.lives[candidate.id]]:
-                assert (candidate.cached_tokens, candidate.in_flight, candidate.footprint_blocks) == (0, 0, 0)
+                assert (candidate.cached_tokens, candidate.in_flight, blocks[candidate.id]) == (0, 0, 0)
         life = self.lives[lease.replica]
         assert not lease.credited_tokens or self.used[life]
         self.used[life] += 1

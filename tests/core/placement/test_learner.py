@@ -195,9 +195,8 @@ def test_eviction_is_priced_only_where_it_happens() -> None:
         world.serve(chat(LONG, *("ok", "go on") * turn), only="a")
         world.now_s += 1.0
     full, empty = world.place(chat(words(5, 4_000))).receipt.candidates
-    assert min(full.evicted_ms, full.evicted_again_ms) > 0
-    assert empty.evicted_ms == empty.evicted_again_ms == 0
-    assert full.footprint_blocks > empty.footprint_blocks == 0
+    assert full.evicted_ms > 0
+    assert empty.evicted_ms == 0
 
 
 def test_eviction_has_no_price_where_others_send_too() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.core.facts.placements import Candidate, Choice, Grade, Market
 from router.core.placement.policies import POLICIES, Policy
-from router.core.placement.policies.warm import Warm, Weights, price
+from router.core.placement.policies.warm import DECODING, HELD_WORTH, Warm, Weights, price
 from router.core.placement.ring import Ring
 from tests.support.examples import examples
 from tests.support.records import replace
@@ -40,10 +40,12 @@ def market(
 
 def chosen(asked: Market, candidates: Sequence[Candidate], policy: Policy | None = None) -> Choice:
     """The choice of a policy, `warm` unless told otherwise, where these are all replicas."""
-    in_flight = sum(c.in_flight for c in candidates)
-    blocks = sum(c.footprint_blocks for c in candidates)
-    whole = replace(asked, replicas=len(candidates), in_flight=in_flight, footprint_blocks=blocks)
-    return (policy or Warm()).choose(whole, candidates)
+    return (policy or Warm()).choose(whole(asked, candidates), candidates)
+
+
+def whole(asked: Market, candidates: Sequence[Candidate]) -> Market:
+    """The market where these are all replicas."""
+    return replace(asked, replicas=len(candidates), in_flight=sum(c.in_flight for c in candidates))
 
 
 def price_of(c: Candidate, asked: Market) -> float:
@@ -60,11 +62,12 @@ FLEETS = st.lists(
         pending_ms=TIMES,
         uncached_ms=TIMES,
         evicted_ms=TIMES,
-        evicted_again_ms=TIMES,
         kv_wait_ms=TIMES,
         room_ms=TIMES,
         in_flight=st.integers(0, 40),
-        footprint_blocks=st.integers(0, 5_000),
+        decode_ms=TIMES,
+        slowed_ms=TIMES,
+        stalled_ms=TIMES,
     ),
     min_size=1,
     max_size=6,
@@ -139,13 +142,13 @@ def test_a_cache_aware_policy_follows_a_long_prompt(name: str) -> None:
 @given(asked=QUESTIONS, candidates=FLEETS)
 @settings(deadline=None)
 def test_warm_never_leaves_the_tie_band(asked: Market, candidates: list[Candidate]) -> None:
-    """Neither the ring nor a home nor a footprint overrides a price outside the band; alone in it is no tie. What may
-    be held is worth its chance of what it would save."""
-    choice = chosen(asked, candidates)
+    """Neither the ring nor a home nor a holder overrides a price outside the band; alone in it is no tie. What may be
+    held is worth its chance of what it would save."""
+    choice, asked = chosen(asked, candidates), whole(asked, candidates)
     prices = {c.id: price_of(c, asked) for c in candidates}
     if choice.guessed:
         (guess,) = (c for c in candidates if c.id == choice.id)
-        decoding_ms = Weights.of(asked).decoding * (guess.decode_ms + guess.slowed_ms)
+        decoding_ms = Weights.of(asked).decoding * DECODING * (guess.decode_ms + guess.slowed_ms)
         unsaved_ms = max(guess.pending_ms, guess.kv_wait_ms) + decoding_ms
         saved_ms = asked.elsewhere * (prices[guess.id] - unsaved_ms + guess.uncached_ms)
         assert prices[guess.id] - saved_ms - min(prices.values()) <= asked.tie_ms + 1e-6
@@ -158,7 +161,9 @@ def test_warm_never_leaves_the_tie_band(asked: Market, candidates: list[Candidat
 @given(
     candidates=FLEETS,
     more=st.floats(1, 1e5),
-    field=st.sampled_from(["pending_ms", "uncached_ms", "kv_wait_ms", "room_ms"]),
+    field=st.sampled_from(
+        ["pending_ms", "uncached_ms", "kv_wait_ms", "room_ms", "evicted_ms", "decode_ms", "stalled_ms"]
+    ),
 )
 @settings(deadline=None)
 def test_warm_likes_nobody_for_being_dearer(candidates: list[Candidate], more: float, field: str) -> None:
@@ -190,13 +195,26 @@ def test_work_weighs_more_where_others_wait_behind_it() -> None:
         assert chosen(market(backlog=backlog), [replace(busy, pending_ms=0.0), holder]).id == IDS[0]
 
 
-def test_a_crowd_is_dearer_than_a_copy_where_nobody_waits() -> None:
-    """Where no prefill waits, a prefix is computed once more rather than decoded in a crowd; where the fleet's prefill
-    queues are long, it is not."""
-    crowd = candidate(IDS[1], cached_tokens=20_000, uncached_ms=50.0, decode_ms=20_000.0, slowed_ms=9_000.0)
+def test_a_crowd_is_dearer_than_a_copy_where_few_answers_run() -> None:
+    """Where the mean replica has few answers under way, a prefix is computed once more rather than decoded in a crowd;
+    where it has many, so that the crowd is gone long before the answer ends, it is not."""
+    crowd = candidate(IDS[1], cached_tokens=20_000, uncached_ms=50.0, decode_ms=16_000.0, slowed_ms=4_000.0)
     calm = candidate(IDS[0], uncached_ms=2_000.0, decode_ms=12_000.0, slowed_ms=1_000.0)
-    assert chosen(market(backlog=0.0), [calm, crowd]).id == IDS[0]
-    assert chosen(market(backlog=2.0), [calm, crowd]).id == IDS[1]
+    assert chosen(market(), [calm, crowd]).id == IDS[0]
+    assert chosen(market(), [replace(c, in_flight=9) for c in (calm, crowd)]).id == IDS[1]
+
+
+def test_decoding_counts_less_the_more_answers_run() -> None:
+    """An answer's own time and the delay of others count half of what a stalled step does, and all of that counts less
+    the more answers the mean replica has under way; nothing else changes by them."""
+    still = candidate(IDS[0])
+    weights = [price_of(replace(still, stalled_ms=1.0), replace(market(), replicas=2, in_flight=n)) for n in (0, 1, 4)]
+    assert weights[0] == price_of(still, market()) + 1.0
+    assert weights[0] > weights[1] > weights[2] > price_of(still, market())
+    for field in ("decode_ms", "slowed_ms"):
+        assert price_of(replace(still, **{field: 1.0}), market()) == price_of(still, market()) + DECODING
+    for in_flight in (0, 100):
+        assert price_of(still, replace(market(), replicas=2, in_flight=in_flight)) == price_of(still, market())
 
 
 def test_a_prefill_is_dearer_where_it_interrupts_many() -> None:
@@ -212,27 +230,17 @@ def test_eviction_has_a_price() -> None:
     assert chosen(market(), [full, roomy]).id == IDS[1]
 
 
-def test_what_eviction_evicts_in_turn_counts_less_the_longer_the_queues() -> None:
-    """One conversation too many costs every one beside it a turn, so it goes where that has happened already; where all
-    wait, so that nobody is kept waiting there alone, it counts for little."""
-    alive = candidate(IDS[0], uncached_ms=500.0, evicted_ms=400.0, evicted_again_ms=3_000.0)
-    lost = candidate(IDS[1], uncached_ms=500.0, evicted_ms=300.0, pending_ms=2_000.0)
-    assert chosen(market(), [alive, lost]).id == IDS[1]
-    assert price_of(alive, market(backlog=2.0)) == pytest.approx(500.0 + 400.0 + 3_000.0 / 9)
-    assert chosen(market(backlog=2.0), [alive, lost]).id == IDS[0]
-
-
 def test_what_would_thrash_is_held_back_while_the_fleet_is_busy() -> None:
-    """A miss that makes others repeat more than twice its own work is held while each replica has three units of
-    prefill before it, on the mean, and never below that, nor where half of them have none; where most of it is cached,
-    where it is short, and where it does no such harm, it goes at once."""
+    """A miss that makes others repeat more than HELD_WORTH of its own work is held while each replica has three units
+    of prefill before it, on the mean, and never below that, nor where half of them have none; where most of it is
+    cached, where it is short, and where it does no such harm, it goes at once."""
     miss = {"cached_tokens": 1_000, "uncached_tokens": 9_000, "uncached_ms": 900.0}
-    thrashing = candidate(IDS[0], **miss, evicted_ms=800.0, evicted_again_ms=3_200.0)
+    thrashing = candidate(IDS[0], **miss, evicted_ms=1.01 * HELD_WORTH * 900.0)
     for backlog, hold in ((9.0, True), (3.0, True), (2.99, False), (1.0, False), (0.0, False)):
         assert chosen(market(backlog=backlog), [thrashing]).hold_back is hold
     few_wait = replace(market(backlog=9.0), median_backlog=0.9)
     assert not chosen(few_wait, [thrashing]).hold_back
-    for change in ({"cached_tokens": 9_000}, {"uncached_ms": 150.0}, {"evicted_again_ms": 900.0}):
+    for change in ({"cached_tokens": 9_000}, {"uncached_ms": 150.0}, {"evicted_ms": 0.99 * HELD_WORTH * 900.0}):
         assert not chosen(market(backlog=3.0), [replace(thrashing, **change)]).hold_back
     elsewhere = candidate(IDS[1], **miss)
     assert chosen(market(backlog=3.0), [thrashing, elsewhere]) == Choice(IDS[1])
@@ -287,24 +295,6 @@ def test_a_short_conversation_stays_at_home_while_home_has_room() -> None:
     assert {chosen(q, [*others, crowded]).id for q in asked} == set(IDS[:2])
 
 
-def test_a_lead_of_a_few_streams_is_none() -> None:
-    """Of two that hold as much of most of a prompt, and of which the one with three streams less is cheaper by more
-    than the tie band, the one is taken where the prompt can begin at once; the cheaper one, where it has ten streams
-    less, or where the other holds less."""
-    crowd = {"decode_ms": 8_000.0, "slowed_ms": 4_000.0, "stalled_ms": 3_600.0}
-    hot = candidate(IDS[0], cached_tokens=8_000, uncached_tokens=400, uncached_ms=60.0, in_flight=100, **crowd)
-    fewer = replace(hot, id=IDS[1], in_flight=97, decode_ms=7_750.0, slowed_ms=3_880.0, pending_ms=60.0)
-    asked = market()
-    assert price_of(hot, asked) - price_of(fewer, asked) > asked.tie_ms
-    assert chosen(asked, [hot, fewer]).id == hot.id
-    far_fewer = replace(fewer, in_flight=90, decode_ms=7_200.0, slowed_ms=3_600.0, stalled_ms=3_240.0)
-    assert chosen(asked, [hot, far_fewer]).id == fewer.id
-    assert chosen(asked, [replace(hot, cached_tokens=7_900, uncached_tokens=500), fewer]).id == fewer.id
-    at_home = market(home=hot.id)
-    assert chosen(at_home, [hot, fewer]).id == hot.id
-    assert chosen(at_home, [replace(hot, pending_ms=400.0), fewer]).id == fewer.id  # a wait is no lead of streams
-
-
 @pytest.mark.parametrize("field", ["pending_ms", "kv_wait_ms"])
 def test_of_equal_holders_one_can_begin_first(field: str) -> None:
     """In the band, of those that hold as much of most of a prompt the one where least waits is taken, whatever it
@@ -347,11 +337,20 @@ def test_a_conversation_goes_home_in_the_band_only() -> None:
     assert len({chosen(asked, [candidate(id_) for id_ in IDS]).id for asked in gone}) > 2
 
 
-def test_memory_is_future_load() -> None:
-    """Among equal prices newcomers go to replicas that hold less; a difference of a conversation is none."""
-    for footprint, expected in [(5_000, {IDS[1]}), (40, {IDS[0], IDS[1]})]:
-        candidates = [candidate(IDS[0], footprint_blocks=footprint), candidate(IDS[1])]
-        assert {chosen(market(f"session-{n}"), candidates).id for n in range(50)} == expected
+def test_a_newcomer_goes_where_its_agent_s_words_let_it_be_expected() -> None:
+    """In the band a prompt without a home goes to the expected replica, if no other one holds more of it and that is
+    under the load bound; to its home before that."""
+    expected = replace(market("session"), expected=IDS[1])
+    others = [candidate(IDS[0]), candidate(IDS[2])]
+    for held in (0, 300, 600):
+        there = candidate(IDS[1], cached_tokens=held, uncached_tokens=1_000 - held, in_flight=1)
+        assert chosen(expected, [*others, there]) == Choice(IDS[1], tied=True)
+        deeper = replace(others[0], cached_tokens=held + 500, uncached_tokens=500 - held)
+        if held < 500:
+            assert chosen(expected, [deeper, others[1], there]).id == IDS[0]
+        assert chosen(replace(expected, home=IDS[2]), [*others, there]).id == IDS[2]
+        for elsewhere in (replace(there, in_flight=20), replace(there, pending_ms=400.0)):
+            assert chosen(expected, [*others, elsewhere]).id != IDS[1]
 
 
 def test_a_shared_system_prompt_does_not_pull_newcomers_together() -> None:
@@ -366,7 +365,7 @@ def test_a_shared_system_prompt_does_not_pull_newcomers_together() -> None:
 def test_in_the_band_the_load_bound_holds() -> None:
     """Among equal prices nobody over the load bound is chosen while somebody in the band is under it, however little
     the others hold."""
-    band = [candidate(IDS[0], in_flight=50), candidate(IDS[1], footprint_blocks=900)]
+    band = [candidate(IDS[0], cached_tokens=900, uncached_tokens=100, in_flight=50), candidate(IDS[1])]
     outside = candidate(IDS[2], pending_ms=1e6)
     best = {chosen(market(f"session-{n}"), [*band, outside]).id for n in range(50)}
     assert best == {IDS[1]}

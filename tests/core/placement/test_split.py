@@ -218,7 +218,7 @@ def test_transfers_are_learned_for_each_pair() -> None:
     for name, truth in truths.items():
         assert legs.model("p", name, members[name].speeds.loads).ms(TOKENS) == pytest.approx(truth.ms(TOKENS), rel=0.1)
         assert members[name].longest_tokens < TOKENS
-    assert members["p"].fit.observations > 0
+    assert members["p"].prefill_factor.observations > 0
 
 
 def test_what_prefill_legs_compute_is_remembered_as_the_longest() -> None:

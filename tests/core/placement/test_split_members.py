@@ -88,7 +88,7 @@ def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> Non
     fleet = PairedFleet(ONE_EACH)
     fleet.streams("d")
     member, legs = fleet.router.fleet.members["d"], fleet.router.fleet.legs
-    before = member.decoding, legs.model("p", "d", member.speeds.loads), member.fit.observations
+    before = member.decoding, legs.model("p", "d", member.speeds.loads), member.prefill_factor.observations
     lease, leg = fleet.split()
     fleet.now_s += 3.0
     leg.alone = True
@@ -103,4 +103,4 @@ def test_a_prompt_that_nobody_prefilled_waits_where_it_decodes(ends: str) -> Non
         assert (member.pending_ms(fleet.now_s), member.decoding, member.coming) == (0.0, before[0] + 1, set())
     fleet.finish(lease, Ending.OK if ends == "answer" else Ending.CLIENT_LEFT)
     assert (member.decoding, member.queue.waiting(), member.queue.computing) == (before[0], 0, 0)
-    assert (legs.model("p", "d", member.speeds.loads), member.fit.observations) == before[1:]
+    assert (legs.model("p", "d", member.speeds.loads), member.prefill_factor.observations) == before[1:]
