@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 
 from router.core.facts.placements import Ending, Outcome, Usage
-from router.core.sharing.messages import SharedFits, body_of, sender_of
+from router.core.sharing.messages import BadMessage, SharedFactor, SharedFits, body_of, sender_of
+from router.core.sharing.models import take_fits
 from tests.core.sharing.several import Several
 
 MS_PER_TOKEN = 0.5
@@ -89,40 +92,62 @@ def test_how_long_answers_are_is_counted_together() -> None:
 
 
 def test_the_speed_of_a_replica_is_learned_together() -> None:
-    """What others have seen of one replica is in its model though nothing was observed here, and is out of it when
-    they are gone."""
+    """The factor of a replica of which another router has observed answers is known here, though nothing was observed
+    of it here, and is 1 again when that router is gone."""
     routers = Several("a", "b", replicas=2)
-    for name in ("a", "b"):
-        _teach(routers, name, 5, only=routers.ids[0])
-    _teach(routers, "a", 20, ms_per_token=4 * MS_PER_TOKEN, begin_s=200.0, only=routers.ids[1])
-    slow = routers.member("b", routers.ids[1])
-    usual_ms = slow.prefill_model.ms(8_000, 0)
+    usual, slow = routers.ids
+    for n in range(30):
+        for name in "ab":
+            _teach(routers, name, 1, begin_s=40.0 * n, only=usual)
+        _teach(routers, "a", 1, ms_per_token=4 * MS_PER_TOKEN, begin_s=40.0 * n + 20.0, only=slow)
+        routers.tell_all(40.0 * n + 39.0)
     for n in range(3):
-        routers["b"].hear(routers.say("a", 700.0 + n), 700.0 + n)
-    routers["b"].tick(702.1)
-    assert slow.prefill_model.ms(8_000, 0) == pytest.approx(4 * usual_ms, rel=0.2)
-    assert routers.member("b", routers.ids[0]).prefill_model.ms(8_000, 0) < 2 * usual_ms
-    routers["b"].tick(710.0)
-    assert slow.prefill_model is slow.speeds.prefill.model
+        routers["b"].hear(routers.say("a", 1_300.0 + n), 1_300.0 + n)
+    seen, told = routers.member("a", slow), routers.member("b", slow)
+    assert told.prefill_factor.value == pytest.approx(seen.prefill_factor.value)
+    assert told.prefill_factor.value > 1.5
+    assert told.prefill_factor.observations == 0
+    by_kind = [routers.member("b", id_).prefill_model.ms(8_000, 0) for id_ in (usual, slow)]
+    assert by_kind == pytest.approx([8_000 * MS_PER_TOKEN, 8_000 * 4 * MS_PER_TOKEN], rel=0.2)
+    routers["b"].tick(1_310.0)
+    assert told.prefill_model is told.speeds.prefill.model
+    assert not told.prefill_factor.is_known
 
 
-def test_the_speed_of_a_replica_is_told_and_fitted_once_a_second() -> None:
-    """However many messages there are, and from however many routers: each fit takes as long as a placement."""
+def test_a_replica_s_speed_is_in_a_message_once_a_second() -> None:
+    """However many messages there are; a message that has it counts at once, and from however many routers."""
     routers = Several("a", "b", "c", replicas=2)
     for name in "ac":
-        _teach(routers, name, 5, only=routers.ids[0], ms_per_token=2 * MS_PER_TOKEN)
+        _teach(routers, name, 5, only=routers.ids[0])
+        _teach(routers, name, 5, only=routers.ids[1], ms_per_token=4 * MS_PER_TOKEN, begin_s=200.0)
     said = [routers.say("a", 500.0 + 0.25 * n) for n in range(12)]
     assert sum(bool(_fits(message)) for message in said) == 3
-    there = routers.member("b", routers.ids[0])
+    there = routers.member("b", routers.ids[1]).prefill_factor
     routers["b"].hear(said[0], 500.0)
-    routers["b"].tick(500.0)
-    of_one = there.prefill_model
-    assert of_one is not there.speeds.prefill.model
+    of_one = there.value
+    assert of_one > 1
     routers["b"].hear(routers.say("c", 500.5), 500.5)
-    routers["b"].tick(500.9)
-    assert there.prefill_model is of_one
-    routers["b"].tick(501.0)
-    assert there.prefill_model is not of_one
+    assert there.value > of_one
+    routers["b"].tick(501.4)
+    assert there.value == of_one, "of the one that is still there"
+
+
+@pytest.mark.parametrize("number", [nan, inf, -inf])
+def test_a_speed_that_is_no_number_is_a_bad_message(number: float) -> None:
+    """And nothing of it is taken."""
+    routers = Several("a")
+    member = routers.member("a", routers.ids[0])
+    good = SharedFactor(1.0, 2.0, 3)
+    for prefill, steps in (
+        (SharedFactor(number, 2.0, 3), good),
+        (SharedFactor(1.0, number, 3), good),
+        (good, SharedFactor(number, 2.0, 3)),
+        (good, SharedFactor(1.0, number, 3)),
+    ):
+        with pytest.raises(BadMessage):
+            take_fits("x", member, SharedFits(0, prefill, steps))
+    assert not member.prefill_factor.is_known
+    assert not member.step_factor.is_known
 
 
 def _fits(message: bytes) -> list[SharedFits]:

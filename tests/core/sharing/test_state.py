@@ -9,7 +9,7 @@ from router.core.facts.replicas import Load, Replica
 from router.core.kv_events.states import UnreadableState
 from router.core.placement.router import Router
 from router.core.sharing.restoring import PROMPT_TOKENS_PER_S_MAX, sameness, take_over
-from router.core.sharing.state import StateEnd, StateOrigin, StateReplica, StateTouches, decoded, encoded
+from router.core.sharing.state import VERSION, StateEnd, StateOrigin, StateReplica, StateTouches, decoded, encoded
 from tests.core.sharing.several import Several, keys
 from tests.core.sharing.stated import parts_of, restored, told
 
@@ -148,12 +148,13 @@ def test_own_observations_are_not_replaced() -> None:
     "pieces",
     [
         [StateReplica("a")],
-        [StateOrigin(99, "r", 0.0)],
-        [StateOrigin(1, "r", 0.0), StateEnd(7)],
-        [StateOrigin(1, "r", 0.0), StateReplica("a"), StateReplica("a")],
-        [StateOrigin(1, "r", 0.0), StateTouches([1.0], [1], bytes(8))],
-        [StateOrigin(1, "r", 0.0), StateReplica("a"), StateTouches([1.0], [2], bytes(8))],
-        [StateOrigin(1, "r", 0.0), StateEnd(1), StateReplica("a")],
+        [StateOrigin(VERSION - 1, "r", 0.0), StateEnd(1)],
+        [StateOrigin(VERSION + 1, "r", 0.0), StateEnd(1)],
+        [StateOrigin(VERSION, "r", 0.0), StateEnd(7)],
+        [StateOrigin(VERSION, "r", 0.0), StateReplica("a"), StateReplica("a")],
+        [StateOrigin(VERSION, "r", 0.0), StateTouches([1.0], [1], bytes(8))],
+        [StateOrigin(VERSION, "r", 0.0), StateReplica("a"), StateTouches([1.0], [2], bytes(8))],
+        [StateOrigin(VERSION, "r", 0.0), StateEnd(1), StateReplica("a")],
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(pieces: list[StateReplica]) -> None:

@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_a_bad_message() -> None:
     routers = Several("a", "b")
     routers.place("a", prompt_tokens=4_000, now_s=1.0)
     good = routers.say("a", 1.0)
-    for bad in (b"", good[:1], good[:3], good[:-1], good[:11] + b"\xc1", b"\x01\x01\xff" + good[3:]):
+    for bad in (b"", good[:1], good[:3], good[:-1], good[:11] + b"\xc1", good[:1] + b"\x01\xff" + good[3:]):
         with pytest.raises(BadMessage):
             routers["b"].hear(bad, 1.0)
     routers["b"].hear(b"\xfe" + good[1:], 1.0)
