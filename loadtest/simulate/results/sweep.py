@@ -53,10 +53,10 @@ class Constant:
 CONSTANTS = (
     Constant("TIE_TOKENS", "router.core.learned.speeds"),
     Constant("BACKLOG_TOKENS", "router.core.learned.speeds"),
-    Constant("CROWD", "router.core.placement.policies.warm"),
+    Constant("DECODING", "router.core.placement.policies.warm", (0.25, 1.0)),
+    Constant("WEIGHT_LEAST", "router.core.placement.policies.warm"),
     Constant("BUSY_UNITS", "router.core.placement.policies.warm"),
     Constant("HELD_WORTH", "router.core.placement.policies.warm"),
-    Constant("AGAIN_MAX", "router.core.placement.evictions", (0.9, 0.98)),
     Constant("SUMS_S", "router.core.placement.evictions"),
     Constant("TOUCHES_MAX", "router.core.placement.evictions"),
     Constant("ELSEWHERE_MIN", "router.core.placement.policies.warm"),
@@ -66,20 +66,18 @@ CONSTANTS = (
     Constant("SHARE_ALL", "router.core.fleet.member", (0.7, 0.97), ("router.core.fleet.fleet",)),
     Constant("HOME_IN_FLIGHT", "router.core.placement.policies.warm", (0, 3)),
     Constant("RING_CHOICES", "router.core.placement.policies.warm", (1, 6)),
-    Constant("FOOTPRINT_SLACK_BLOCKS", "router.core.placement.policies.warm"),
+    Constant("SPREAD", "router.core.placement.policies.warm", (0, 6)),
     # Below 1 it is no bound that all could keep; the part above the mean is what there is to vary.
     Constant("BOUND", "router.core.placement.ring", (1.08, 1.75)),
     Constant("PRIOR", "router.core.learned.reuse"),
     Constant("TURN_BLOCKS_MAX", "router.core.learned.reuse"),
     Constant("WORK_FADE", "router.core.learned.speeds", (0.85, 0.983), ("router.core.learned.means",)),
     Constant("FORGET", "router.core.learned.prefill", (0.94, 0.993)),
-    Constant("AVOIDED", "router.core.learned.prefill", (1.3, 6.0)),  # 1 is the fleet's own speed
-    Constant("FADE_S", "router.core.learned.prefill"),
-    Constant(
-        "PRIOR_WEIGHT",
-        "router.core.learned.prefill",
-        also=("router.core.fleet.member", "router.core.sharing.restoring"),
-    ),
+    Constant("BAND", "router.core.learned.speed_factor", (1.0, 1.6)),
+    Constant("PRIOR", "router.core.learned.speed_factor"),
+    Constant("AVOIDED", "router.core.learned.speed_factor", (1.3, 6.0)),  # 1 is the fleet's own speed
+    Constant("FADE_S", "router.core.learned.speed_factor"),
+    Constant("BATCH_STEPS", "router.core.fleet.member", (0.25, 0.9)),
     Constant("GUESS_TOKENS", "router.core.learned.answer_tokens"),
 )
 

@@ -21,7 +21,7 @@ from router.core.fleet.loads import TierLinks, learn_load
 from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import LEARN_TOKENS_MIN, PrefillModel
-from router.core.learned.speed_factor import SpeedFactor
+from router.core.learned.speed_factor import CLIPPED_FROM, SpeedFactor
 from router.core.learned.speeds import Speeds
 from router.core.learned.steps import ANSWER_TOKENS_MIN, DecodeClock, StepModel, Stretch
 
@@ -35,7 +35,9 @@ ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
 UNCOUNTED_MAX = 256  # open leases that an engine may not have counted yet, or no more
-BATCH_MS = 5.0  # longest time between two first tokens of one batch
+# First tokens of one batch are less than half a step apart, those of two batches a step or more; limits in milliseconds.
+BATCH_STEPS, BATCH_LEAST_MS, BATCH_MOST_MS = 0.5, 0.2, 20.0
+BURST = 8.0  # an answer whose steps took less than this part of the fleet's floor was gathered on its way
 BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
 TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
 ANSWER_TOKENS_MAX = 32_768  # longest answer believed where the client set no limit
@@ -119,6 +121,11 @@ class Member:
         """The model of a decoding step of all such replicas, at the member's own speed."""
         return self.step_factor.of(self.speeds.steps.model)
 
+    @property
+    def batch_ms(self) -> float:
+        """Longest time between two first tokens of one batch, by the learned step."""
+        return min(max(BATCH_STEPS * self.speeds.steps.model.floor_ms, BATCH_LEAST_MS), BATCH_MOST_MS)
+
     def context_tokens_max(self, model: str) -> float:
         """The longest context that it says the model has; infinite where it does not say."""
         served = self.models.get(model)
@@ -172,14 +179,14 @@ class Member:
         """Another router had a first token from here then, of a prompt of which so many tokens were computed."""
         self.others.first_token(at_s, tokens)
         for batch in self._batches:
-            if batch.until_s > at_s - BATCH_MS / 1e3:
+            if batch.until_s > at_s - self.batch_ms / 1e3:
                 self._share(batch)
         if at_s > self.alive_s:
             self.alive(at_s)
 
     def _share(self, batch: PrefillBatch) -> None:
         """Have others' prompts take their parts of a batch's time, as far as they are known by now."""
-        before_s, batch.others_tokens = self.others.batch(batch.until_s, BATCH_MS / 1e3)
+        before_s, batch.others_tokens = self.others.batch(batch.until_s, self.batch_ms / 1e3)
         batch.since_s = max(batch.since_s, before_s)
 
     def computed_for(self, lease: Lease, tokens: int, now_s: float) -> bool:
@@ -300,7 +307,7 @@ class Member:
     def _join(self, lease: Lease, since_s: float, now_s: float) -> PrefillBatch:
         """The batch of the last first token, if this first token came with it; a new batch otherwise."""
         batch, before_s = self._batch, self.first_token_s
-        if batch is None or lease.placed_s >= before_s or (now_s - before_s) * 1e3 > BATCH_MS:
+        if batch is None or lease.placed_s >= before_s or (now_s - before_s) * 1e3 > self.batch_ms:
             return PrefillBatch(before_s, since_s, now_s, lease.uncached_tokens)
         began_s = max(lease.placed_s, batch.before_s)
         if began_s < batch.since_s:
@@ -320,7 +327,7 @@ class Member:
             if hidden_ms and not self.prefill_factor.observations:
                 return  # nobody knows how long the hidden work takes
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        if not lease.loading_ms and (not lease.queued or took_ms > BATCH_MS):  # a load says nothing of prefill
+        if not lease.loading_ms and (not lease.queued or took_ms > self.batch_ms):  # a load says nothing of prefill
             lease.own_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * expected_ms + ON_TIME_MS:
             self.late_s = now_s
@@ -417,7 +424,8 @@ class Member:
     def _learn_steps(self, stretch: Stretch, tokens: int, now_s: float) -> None:
         step_ms = stretch.step_ms(tokens, self.prefill_model.pace_ms)
         streams, context, common = stretch.streams, stretch.context_tokens, self.speeds.steps
-        if step_ms > 0:
+        is_burst = common.observations >= CLIPPED_FROM and step_ms < common.model.floor_ms / BURST
+        if step_ms > 0 and not is_burst:
             common.observe(streams, context, step_ms)
             self.step_factor.observe(step_ms, common.model.ms(streams, context), now_s)
 

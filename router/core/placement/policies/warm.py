@@ -2,7 +2,8 @@
 
     price(q, r) = wait(r) + uncached(q, r) + load(r) x min(uncached(q, r), unit)
                   + room(q, r) + evicted(q, r)
-                  + (stalled(q, r) + (decode(q, r) + slowed(q, r)) / 2) / (1 + streams)
+                  + weight x (stalled(q, r) + (decode(q, r) + slowed(q, r)) / 2)
+    weight = max(0.3, 1 / (1 + streams))
 
 All terms are milliseconds of waiting. Each is a field of Candidate, which core/placement/candidates.py fills.
 
@@ -20,7 +21,8 @@ evicts, times the chance that they are asked for again (core/placement/evictions
 after its first token, and `slowed` the delay that its steps cause the other answers. They are differences between
 replicas that do not last: with `streams` answers at the mean replica, as many requests arrive during one answer, and
 each goes where fewer answers decode. So an imbalance lasts for one part in 1 + streams of an answer, and as it shrinks
-all the while, `decode` and `slowed` count half.
+all the while, `decode` and `slowed` count half. Requests that are bound to a cache even nothing out, so the weight is
+never below WEIGHT_LEAST.
 
 Where the fleet is busy (BUSY_UNITS of prefill wait at the mean replica, and one unit at the median), and even the
 cheapest placement evicts more than HELD_WORTH of the prompt's own work that others will repeat, the prompt is held back
@@ -59,6 +61,7 @@ from router.core.placement.policies.base import Pairs
 from router.core.placement.ring import Ring, load_bound
 
 DECODING = 0.5  # part of an answer's imbalance that counts: it shrinks to nothing while it lasts
+WEIGHT_LEAST = 0.3  # least weight of a millisecond behind the first token
 BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
 HELD_WORTH = 2 / 3  # part of a prompt's own work that it may have others repeat before that counts as thrashing
 SPREAD = 2  # streams by which a router's own replicas may be ahead of others that hold as much and begin as soon
@@ -286,7 +289,8 @@ class Weights(Struct, gc=False):
     def of(market: Market) -> Weights:
         """The weights that hold in a market."""
         streams = market.in_flight / market.replicas if market.replicas else 0.0
-        return Weights(1 / market.unit_ms, market.unit_ms, market.backlog, 1 / (1 + streams))
+        weight = max(WEIGHT_LEAST, 1 / (1 + streams))
+        return Weights(1 / market.unit_ms, market.unit_ms, market.backlog, weight)
 
     @staticmethod
     def of_legs(market: Market, waits_ms: Sequence[float]) -> Weights:
