@@ -1,4 +1,4 @@
-"""The p90 TTFT of an earlier `warm`, cell by cell and seed by seed: what a later one is held against.
+"""p90 TTFT and p90 end-to-end of an earlier `warm`, by cell and seed: a later one is compared with them.
 
 simulate --race --seeds 6-8 --policy warm --json rows.json
 simulate --race --no-run --rows rows.json --save-baseline FILE
@@ -23,14 +23,14 @@ class BaselineError(ValueError):
 
 
 class _Document(msgspec.Struct):
-    ttft_p90_s: dict[str, dict[str, dict[int, float]]]
-    """p90 TTFT by workload, load and seed."""
+    p90_s: dict[str, dict[str, dict[int, tuple[float, float]]]]
+    """(p90 TTFT, p90 end-to-end) by workload, load and seed."""
 
 
 def read(path: Path) -> Baseline:
     """Read a file that `write` made. Raises BaselineError, OSError."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Document).ttft_p90_s
+        found = msgspec.json.decode(path.read_bytes(), type=_Document).p90_s
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise BaselineError(f"{path}: not a baseline: {error}") from error
     return {(workload, load): seeds for workload, loads in found.items() for load, seeds in loads.items()}
@@ -38,11 +38,11 @@ def read(path: Path) -> Baseline:
 
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Write rows of single runs, with the commit of the code. Raises BaselineError, OSError."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     for row in rows:
         if row.policy == WARM and row.seed is not None and row.case is None and row.ttft_p90_s is not None:
             cell = found.setdefault(row.workload or "", {}).setdefault(row.load_name or "", {})
-            cell[str(row.seed)] = round(row.ttft_p90_s, 6)
+            cell[str(row.seed)] = round(row.ttft_p90_s, 6), round(row.e2e_p90_s or 0.0, 6)
     if not found:
         raise BaselineError(f"no rows of {WARM} to make a baseline of")
     made = envelope("", ())
@@ -53,4 +53,4 @@ def write(path: Path, rows: Sequence[Row]) -> None:
         for workload, loads in found.items()
     ]
     head = "".join(f" {json.dumps(name)}: {json.dumps(made[name])},\n" for name in ("commit", "date"))
-    path.write_text(f'{{\n{head} "ttft_p90_s": {{\n' + ",\n".join(cells) + "\n }\n}\n", encoding="utf-8")
+    path.write_text(f'{{\n{head} "p90_s": {{\n' + ",\n".join(cells) + "\n }\n}\n", encoding="utf-8")

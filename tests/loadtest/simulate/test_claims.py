@@ -162,7 +162,7 @@ def test_an_earlier_warm_is_the_measure_of_the_mean(ratio: float, ok: bool, tmp_
 
     assert (claim.ok, claim.got) == (ok, pytest.approx(ratio))
     assert any(BASELINE in line for line in missed([claim])) is not ok
-    assert not any(row.goal == BASELINE for row in judge(now, {("x", "at"): {6: 1.0}}))
+    assert not any(row.goal == BASELINE for row in judge(now, {("x", "at"): {6: (1.0, 1.0)}}))
     path.write_text("{}")
     with pytest.raises(baseline.BaselineError, match="not a baseline"):
         baseline.read(path)
