@@ -15,7 +15,7 @@ from aiohttp import ClientSession
 from router.app import App
 from router.core.facts.placements import Grade
 from router.core.kv_events.states import UnreadableState
-from router.core.sharing.state import StateEnd, StateOrigin, encoded
+from router.core.sharing.state import VERSION, StateEnd, StateOrigin, encoded
 from router.hub.state_file import MAGIC, pieces_of, written
 from tests.hub.warm_fleet import Conversations, fleet, share
 from tests.support import fakes
@@ -111,15 +111,20 @@ async def test_an_engine_that_restarted_is_credited_with_nothing(events: bool, t
     assert not any(turn.predicted for turn in after)
 
 
+def _begun(at_s: float) -> bytes:
+    """The first piece of a state of this release."""
+    return encoded(StateOrigin(VERSION, "r", at_s))
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
         (lambda file: file.write_bytes(file.read_bytes()[:-3]), "cut off"),
         (lambda file: file.write_bytes(b"not ours"), "no state of a router"),
         (lambda file: file.write_bytes(MAGIC.replace(b"1", b"9")), "another release"),
-        (lambda file: written(file, [encoded(StateOrigin(1, "r", time.time() - 5_000)), encoded(StateEnd(1))]), "old"),
+        (lambda file: written(file, [_begun(time.time() - 5_000), encoded(StateEnd(1))]), "old"),
         (lambda file: written(file, [encoded(StateOrigin(7, "r", time.time()))]), "of version 7"),
-        (lambda file: written(file, [encoded(StateOrigin(1, "r", time.time()))]), "its end is missing"),
+        (lambda file: written(file, [_begun(time.time())]), "its end is missing"),
         (lambda file: written(file, [bytes(20_000)] * 10), "state.bytes_max"),
         (lambda file: (file.unlink(), file.mkdir()), "directory"),
     ],
@@ -129,7 +134,7 @@ async def test_a_file_that_is_no_use_costs_one_line(
 ) -> None:
     """The router starts cold, at once, and says why."""
     file = tmp_path / "state"
-    written(file, [encoded(StateOrigin(1, "r", time.time())), encoded(StateEnd(1))])
+    written(file, [_begun(time.time()), encoded(StateEnd(1))])
     spoil(file)
     async with ClientSession() as client, fakes.FakeEngine() as engine:
         with caplog.at_level(logging.INFO):
