@@ -35,8 +35,8 @@ ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
 UNCOUNTED_MAX = 256  # open leases that an engine may not have counted yet, or no more
-# First tokens of one batch are less than half a step apart, those of two batches a step or more; limits in milliseconds.
-BATCH_STEPS, BATCH_LEAST_MS, BATCH_MOST_MS = 0.5, 0.2, 20.0
+# First tokens of one batch are less than half a step apart, those of two batches a step or more.
+BATCH_STEPS, BATCH_LEAST_MS, BATCH_MOST_MS = 0.5, 0.2, 20.0  # a part of a step, within limits
 BURST = 8.0  # an answer whose steps took less than this part of the fleet's floor was gathered on its way
 BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
 TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'

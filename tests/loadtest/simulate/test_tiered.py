@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from heapq import heappop
+from itertools import product
 from statistics import fmean
 
 import pytest
@@ -34,16 +35,17 @@ def _end(world: World) -> None:
 
 @pytest.mark.long
 def test_tiers_are_worth_their_price() -> None:
-    """Prefixes of three times the GPUs' caches, tiers of twice their size, at what the fleet sustains without tiers:
-    who knows what tiers hold needs at most 0.6 of the time to first token of who does not, on average and at p90."""
-    setting = Setting(replicas=2, seed=1, grade="exact", kv_tokens=KV_TOKENS, tier=TierLimits(2 * KV_TOKENS))
-    means, p90s = [], []
-    for told in (True, False):
+    """Prefixes of three times the GPUs' caches, tiers of twice their size, at the load that the fleet sustains without
+    tiers: over three seeds a router that counts tiers needs at most 0.6 of the time to first token of one that does
+    not, on average and at p90."""
+    means, p90s = [0.0, 0.0], [0.0, 0.0]
+    for seed, told in product((1, 2, 3), (True, False)):
+        setting = Setting(replicas=2, seed=seed, grade="exact", kv_tokens=KV_TOKENS, tier=TierLimits(2 * KV_TOKENS))
         _, sent = _run(replace(setting, tier_told=told), "at", warm_up=200, requests=400)
         ttfts = [each.ttft_s for each in sent if each.ttft_s is not None]
         assert len(ttfts) == 400
-        means.append(fmean(ttfts))
-        p90s.append(percentile(ttfts, 90) or 0.0)
+        means[not told] += fmean(ttfts)
+        p90s[not told] += percentile(ttfts, 90) or 0.0
     assert means[0] <= 0.6 * means[1]
     assert p90s[0] <= 0.6 * p90s[1]
 
