@@ -57,6 +57,7 @@ CONSTANTS = (
     Constant("WEIGHT_LEAST", "router.core.placement.policies.warm"),
     Constant("BUSY_UNITS", "router.core.placement.policies.warm"),
     Constant("HELD_WORTH", "router.core.placement.policies.warm"),
+    Constant("AGAIN_MAX", "router.core.placement.evictions", (0.9, 0.98)),
     Constant("SUMS_S", "router.core.placement.evictions"),
     Constant("TOUCHES_MAX", "router.core.placement.evictions"),
     Constant("ELSEWHERE_MIN", "router.core.placement.policies.warm"),

@@ -116,7 +116,7 @@ export class Decisions {
       { name: "Wait", numeric: true, title: "prefill ahead of it, or until the KV pool has room; and until what is not on the GPU is loaded", value: (c) => millis(ahead(c)) },
       { name: "Prefill", numeric: true, value: (c) => millis(c.uncached_ms) },
       { name: "First token", numeric: true, title: "wait and prefill", value: (c) => millis(ahead(c) + c.uncached_ms) },
-      { name: "Evicts", numeric: true, title: "work that others would have to repeat", value: (c) => millis(c.evicted_ms) },
+      { name: "Evicts", numeric: true, title: "work that others would have to repeat", value: (c) => millis(c.evicted_ms + c.evicted_again_ms) },
       { name: "Takes", numeric: true, title: "delays of those who wait for the KV room that it would keep", value: (c) => millis(c.room_ms) },
       { name: "Open", numeric: true, title: "requests", value: (c) => whole(c.in_flight) },
       { name: "Known", value: (c) => c.grade },

@@ -91,6 +91,7 @@ class Candidate(Struct, gc=False):
     in_flight: int  # open leases
     grade: Grade = Grade.ESTIMATED  # how sure `cached_tokens` is
     estimated_tokens: int = 0  # cached tokens by our own estimate alone, whatever the events say
+    evicted_again_ms: float = 0.0  # work repeated because the repeated work evicts others in turn, and so on
     decode_ms: float = 0.0  # time from this answer's first token to its last, beside the answers that decode there
     slowed_ms: float = 0.0  # sum of delays that this answer's decoding steps cause the answers that decode there
     stalled_ms: float = 0.0  # sum of delays that this prompt's prefill causes the answers that decode there

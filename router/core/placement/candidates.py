@@ -143,14 +143,14 @@ class Pricer:
             known = alone or free is not None
             if free is None:
                 free = int((holder.blocks_max - len(holder.owner)) * BLOCK_BYTES / ratio)
-            evicted, evicted_ms, kv_wait_ms, room_ms = uncached + tier_tokens, 0.0, 0.0, 0.0
+            evicted, evicted_ms, again_ms, kv_wait_ms, room_ms = uncached + tier_tokens, 0.0, 0.0, 0.0, 0.0
             if free > 0:
                 evicted -= free
             # Where another router sends too and no events tell what is held, what is evicted is not ours to know.
             # Pricing it by our share of the replica's prompts was raced: better below saturation, worse at and above.
             if evicted > 0 and known:
                 kept_share = said.kept_share if said is not None else 0.0
-                evicted_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
+                evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
             prefill, step, others = member.prefill_model, member.step_model, member.others
             streams, around = len(member.leases) + others.open, member.context_tokens + others.context_tokens
             uncached_ms = prefill.ms(uncached, cached)
@@ -173,6 +173,7 @@ class Pricer:
                     streams,
                     _ESTIMATED if said is None else _grade(said),
                     estimate,
+                    again_ms,
                     answer * (beside_ms + own_ms),
                     streams * answer / 2 * own_ms,
                     streams * (uncached_ms - prefill.floor_ms) if uncached_ms > prefill.floor_ms else 0.0,
@@ -251,18 +252,19 @@ class Pricer:
 
     def _evicted_ms(
         self, member: Member, holder: Holder, tokens: float, bytes_per_token: float, kept_share: float, now_s: float
-    ) -> float:
-        """Work that is repeated because so many tokens are evicted, in milliseconds. Prefill is priced at the middle of
-        a mean prompt, as attention makes late tokens dear. Of what is evicted, tiers keep a part: that is loaded again,
-        not computed."""
+    ) -> tuple[float, float]:
+        """(work that is repeated because so many tokens are evicted, work that this evicts in its turn), in
+        milliseconds. Prefill is priced at the middle of a mean prompt, as attention makes late tokens dear. Of what is
+        evicted, tiers keep a part: that is loaded again, not computed."""
         sums = self._evictions.sums(member.id, member.life, holder, self._reuse.odds(now_s), now_s)
         if sums is None:
-            return 0.0
+            return 0.0, 0.0
         model = member.prefill_model
         all_ms = tokens * (model.per_token_ms + model.per_token_context_ms * member.speeds.mean_prompt_tokens / 2)
         if kept_share:
             all_ms += kept_share * (min(all_ms, reload_ms(member, tokens)) - all_ms)
-        return sums.of(tokens * bytes_per_token / BLOCK_BYTES) * all_ms
+        asked, turns = sums.of(tokens * bytes_per_token / BLOCK_BYTES)
+        return asked * all_ms, turns * all_ms
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:

@@ -1,9 +1,13 @@
-"""The work of others that a prompt evicts from a replica's cache.
+"""What a prompt would evict from a replica's cache, and how much work others would repeat for it.
 
-An evicted block is asked for again with a chance that is learned (core/learned/reuse.py), and is computed again then.
+An evicted block is asked for again with a chance p (core/learned/reuse.py). Then it is computed again and evicts as
+much in its turn, which is asked for again, and so on. So for each evicted block p blocks are computed again at first,
+and p^2 + p^3 + ... = p^2 / (1 - p) behind that, while the evicted conversations live. Near p = 1 that is many times as
+much: one conversation too many on a replica costs each of the others a turn, again and again.
+
 Blocks are evicted in the order of their last use, so their chances differ. The chances of the blocks to be evicted next
-are added up once a second, and the sums are looked up for each request in between: a second changes little beside the
-error of the chance.
+are added up once a second, and the sums are looked up for each request in between: what a second changes is little
+beside the error of p.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from router.core.learned.reuse import bucket
 SUMS_S = 1.0  # seconds for which sums are good: the chances behind them are renewed no more often
 TOUCHES_MAX = 128  # uses of a prefix that are added up for one replica
 RENEWED_MAX = 8  # at most 8 replicas are summed anew for one request (70 us each); the next request does the next 8
+AGAIN_MAX = 0.95  # largest chance of another use that is believed: a block is computed again at most 20 times
 
 
 class EvictionSums(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
@@ -30,15 +35,19 @@ class EvictionSums(Struct, gc=False, eq=False):  # a Struct for speed: core/fact
     at_s: float  # time at which these sums were made
     blocks: list[float]  # blocks evicted
     asked: list[float]  # blocks computed again because they are asked for again
+    turns: list[float]  # blocks computed again because computing those evicted them in turn
 
-    def of(self, blocks: float) -> float:
-        """The part of so many evicted blocks that is asked for again."""
+    def of(self, blocks: float) -> tuple[float, float]:
+        """The parts of so many evicted blocks that are (asked for again, evicted in turn)."""
         known = self.blocks
         if blocks >= known[-1]:
-            return self.asked[-1] / known[-1]
+            return self.asked[-1] / known[-1], self.turns[-1] / known[-1]
         i = bisect_left(known, blocks)
-        before, asked = (known[i - 1], self.asked[i - 1]) if i else (0.0, 0.0)
-        return (asked + (blocks - before) / (known[i] - before) * (self.asked[i] - asked)) / blocks
+        before, asked, turns = (known[i - 1], self.asked[i - 1], self.turns[i - 1]) if i else (0.0, 0.0, 0.0)
+        part = (blocks - before) / (known[i] - before)
+        asked += part * (self.asked[i] - asked)
+        turns += part * (self.turns[i] - turns)
+        return asked / blocks, turns / blocks
 
 
 class Evictions:
@@ -73,14 +82,16 @@ class Evictions:
     ) -> EvictionSums | None:
         before = self._sums.get(id_)
         number = len(self._sums) if before is None else before.number
-        blocks = asked = 0.0
-        sums = EvictionSums(life, number, now_s if touches_max > 1 else float("-inf"), [], [])
+        blocks = asked = turns = 0.0
+        sums = EvictionSums(life, number, now_s if touches_max > 1 else float("-inf"), [], [], [])
         for live, at_s in holder.next_out(touches_max):
-            chance = odds[bucket(now_s - at_s)] if at_s != NEVER else 0.0
+            chance = min(odds[bucket(now_s - at_s)], AGAIN_MAX) if at_s != NEVER else 0.0
             blocks += live
             asked += live * chance
+            turns += live * chance * chance / (1 - chance)
             sums.blocks.append(blocks)
             sums.asked.append(asked)
+            sums.turns.append(turns)
         if not sums.blocks:
             self._sums.pop(id_, None)
             return None

@@ -75,18 +75,22 @@ def spill(
 
 
 def _dues(c: Candidate) -> float:
-    return c.pending_ms + _room_ms(c) + c.evicted_ms
+    return c.pending_ms + _room_ms(c) + _evicted_ms(c)
 
 
 def _room_ms(c: Candidate) -> float:
     return c.kv_wait_ms + c.room_ms
 
 
+def _evicted_ms(c: Candidate) -> float:
+    return c.evicted_ms + c.evicted_again_ms
+
+
 def _dearest(holder: Candidate, chosen: Candidate) -> SpillCause:
     terms = [
         (holder.pending_ms - chosen.pending_ms, SpillCause.QUEUE),
         (_room_ms(holder) - _room_ms(chosen), SpillCause.KV_SPACE),
-        (holder.evicted_ms - chosen.evicted_ms, SpillCause.EVICTION),
+        (_evicted_ms(holder) - _evicted_ms(chosen), SpillCause.EVICTION),
         (holder.uncached_ms - chosen.uncached_ms, SpillCause.SPEED),
     ]
     if holder.price_ms and chosen.price_ms:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.estimate import Holder
 from router.core.learned.reuse import BUCKETS, bucket
-from router.core.placement.evictions import RENEWED_MAX, SUMS_S, TOUCHES_MAX, Evictions
+from router.core.placement.evictions import AGAIN_MAX, RENEWED_MAX, SUMS_S, TOUCHES_MAX, Evictions
 
 EVEN = [0.5] * BUCKETS
 
@@ -26,16 +26,19 @@ def holder(*uses: tuple[int, float]) -> Holder:
     st.floats(0.01, 300),
 )
 def test_what_goes_is_counted_block_by_block(uses: list[tuple[int, float]], odds: list[float], blocks: float) -> None:
-    """What is asked for again is the sum over the blocks that go, oldest first; where more is wanted than there is,
-    what there is stands for the rest."""
-    now_s, left, asked = 1_000.0, blocks, 0.0
+    """What is asked for again, and what that pushes out in turn, are the sums over the blocks that go, oldest first;
+    where more is wanted than there is, what there is stands for the rest."""
+    now_s, left, asked, turns = 1_000.0, blocks, 0.0, 0.0
     for live, at_s in uses:
         goes = min(live, left)
-        asked += goes * odds[bucket(now_s - at_s)]
+        chance = min(odds[bucket(now_s - at_s)], AGAIN_MAX)
+        asked += goes * chance
+        turns += sum(goes * chance**n for n in range(2, 1_000))
         left -= goes
     sums = Evictions().sums("a", 1, holder(*uses), odds, now_s)
     assert sums is not None
-    assert sums.of(blocks) == pytest.approx(asked / (blocks - left))
+    gone = blocks - left
+    assert sums.of(blocks) == pytest.approx((asked / gone, turns / gone))
 
 
 def test_where_nothing_can_go_there_is_no_sum() -> None:

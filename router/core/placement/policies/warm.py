@@ -1,7 +1,7 @@
 """warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
 
     price(q, r) = wait(r) + uncached(q, r) + load(r) x min(uncached(q, r), unit)
-                  + room(q, r) + evicted(q, r)
+                  + room(q, r) + evicted(q, r) + evicted_again(q, r) / (1 + backlog)^2
                   + weight x (stalled(q, r) + (decode(q, r) + slowed(q, r)) / 2)
     weight = max(0.3, 1 / (1 + streams))
 
@@ -15,7 +15,10 @@ are placed elsewhere, for about a unit's work done again, so no more than a unit
 
 `room` is the same externality of memory: a prompt keeps KV room until its answer ends, and requests wait for room where
 the pool is full, or will be (core/placement/room.py). `evicted` is work for later: the tokens that the placement
-evicts, times the chance that they are asked for again (core/placement/evictions.py).
+evicts, times the chance that they are asked for again. Then they evict others in their turn, and so on: that is
+`evicted_again` (core/placement/evictions.py), by which conversations that do not fit meet on a few replicas, and the
+others keep their caches. It is good for most conversations and bad for some, so the longer the queues, the less it
+counts.
 
 `stalled` is the delay that the prefill causes the answers that decode there, `decode` the time of the answer itself
 after its first token, and `slowed` the delay that its steps cause the other answers. They are differences between
@@ -25,7 +28,7 @@ all the while, `decode` and `slowed` count half. Requests that are bound to a ca
 never below WEIGHT_LEAST.
 
 Where the fleet is busy (BUSY_UNITS of prefill wait at the mean replica, and one unit at the median), and even the
-cheapest placement evicts more than HELD_WORTH of the prompt's own work that others will repeat, the prompt is held back
+cheapest placement would make others repeat more than HELD_WORTH times the prompt's own work, the prompt is held back
 (core/admission/holding.py).
 
 Prices within the tie band cannot be told apart by a model this simple. In the band a conversation stays at home, the
@@ -63,7 +66,7 @@ from router.core.placement.ring import Ring, load_bound
 DECODING = 0.5  # part of an answer's imbalance that counts: it shrinks to nothing while it lasts
 WEIGHT_LEAST = 0.3  # least weight of a millisecond behind the first token
 BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
-HELD_WORTH = 2 / 3  # part of a prompt's own work that it may have others repeat before that counts as thrashing
+HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
 SPREAD = 2  # streams by which a router's own replicas may be ahead of others that hold as much and begin as soon
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
 HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
@@ -108,7 +111,7 @@ class Warm:
         in full."""
         most = Weights.of(market)
         most.load_max = inf
-        least = Weights(most.per_wait_ms, most.unit_ms, most.load_max, 0.0)
+        least = Weights(most.per_wait_ms, most.unit_ms, most.load_max, most.again, 0.0)
         for weights in (most, least):
             answer_ms = min([answer_price(each, weights) for each in decode], default=inf)
             if price(chosen, weights) - answer_ms > market.tie_ms:
@@ -274,7 +277,7 @@ def thrashes(candidate: Candidate, market: Market) -> bool:
     which is cached is the turn of a conversation that goes on, and never thrashes."""
     if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= market.tie_ms:
         return False
-    return candidate.evicted_ms > HELD_WORTH * candidate.uncached_ms
+    return candidate.evicted_ms + candidate.evicted_again_ms > HELD_WORTH * candidate.uncached_ms
 
 
 class Weights(Struct, gc=False):
@@ -283,6 +286,7 @@ class Weights(Struct, gc=False):
     per_wait_ms: float  # load for each millisecond of waiting
     unit_ms: float  # most that a request behind is delayed
     load_max: float
+    again: float  # weight of a millisecond of `evicted_again`
     decoding: float  # weight of a millisecond of decoding
 
     @staticmethod
@@ -290,7 +294,8 @@ class Weights(Struct, gc=False):
         """The weights that hold in a market."""
         streams = market.in_flight / market.replicas if market.replicas else 0.0
         weight = max(WEIGHT_LEAST, 1 / (1 + streams))
-        return Weights(1 / market.unit_ms, market.unit_ms, market.backlog, weight)
+        backlog = market.backlog
+        return Weights(1 / market.unit_ms, market.unit_ms, backlog, 1 / (1 + backlog) ** 2, weight)
 
     @staticmethod
     def of_legs(market: Market, waits_ms: Sequence[float]) -> Weights:
@@ -321,6 +326,7 @@ def price(candidate: Candidate, weights: Weights) -> float:
         + load * delay_ms
         + candidate.room_ms
         + candidate.evicted_ms
+        + weights.again * candidate.evicted_again_ms
         + weights.decoding * (candidate.stalled_ms + DECODING * (candidate.decode_ms + candidate.slowed_ms))
     )
 
@@ -334,6 +340,7 @@ def prefill_price(candidate: Candidate, weights: Weights) -> float:
         + uncached_ms
         + load * min(uncached_ms, weights.unit_ms)
         + candidate.evicted_ms
+        + weights.again * candidate.evicted_again_ms
         + weights.decoding * candidate.stalled_ms
     )
 
@@ -343,5 +350,6 @@ def answer_price(candidate: Candidate, weights: Weights) -> float:
     return (
         candidate.room_ms
         + candidate.evicted_ms
+        + weights.again * candidate.evicted_again_ms
         + weights.decoding * DECODING * (candidate.decode_ms + candidate.slowed_ms)
     )
