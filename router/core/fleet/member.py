@@ -21,7 +21,7 @@ from router.core.fleet.loads import TierLinks, learn_load
 from router.core.fleet.others import Others
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import LEARN_TOKENS_MIN, PrefillModel
-from router.core.learned.speed_factor import CLIPPED_FROM, SpeedFactor
+from router.core.learned.speed_factor import SpeedFactor
 from router.core.learned.speeds import Speeds
 from router.core.learned.steps import ANSWER_TOKENS_MIN, DecodeClock, StepModel, Stretch
 
@@ -35,9 +35,11 @@ ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x
 LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
 HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
 UNCOUNTED_MAX = 256  # open leases that an engine may not have counted yet, or no more
-# First tokens of one batch are less than half a step apart, those of two batches a step or more.
+# First tokens of one batch are less than half a step apart, those of two batches a step or more. Those that other
+# routers saw are placed by an estimate of a message's delay.
 BATCH_STEPS, BATCH_LEAST_MS, BATCH_MOST_MS = 0.5, 0.2, 20.0  # a part of a step, within limits
-BURST = 8.0  # an answer whose steps took less than this part of the fleet's floor was gathered on its way
+BATCH_OTHERS_LEAST_MS = 5.0
+GATHERED_MS = 10.0  # an answer that came within so long was gathered on its way: its time says nothing of steps
 BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
 TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
 ANSWER_TOKENS_MAX = 32_768  # longest answer believed where the client set no limit
@@ -123,8 +125,9 @@ class Member:
 
     @property
     def batch_ms(self) -> float:
-        """Longest time between two first tokens of one batch, by the learned step."""
-        return min(max(BATCH_STEPS * self.speeds.steps.model.floor_ms, BATCH_LEAST_MS), BATCH_MOST_MS)
+        """Longest time between two first tokens of one batch, by the learned step with the streams of now."""
+        step_ms = self.step_model.ms(self.clock.streams, self.clock.context_tokens)
+        return min(max(BATCH_STEPS * step_ms, BATCH_LEAST_MS), BATCH_MOST_MS)
 
     def context_tokens_max(self, model: str) -> float:
         """The longest context that it says the model has; infinite where it does not say."""
@@ -133,8 +136,9 @@ class Member:
 
     def take_speeds(self, speeds: Speeds) -> None:
         """Share the speeds of other models from now on: what was learned of its own speed is of no use any more."""
-        self.speeds, self.prefill_factor, self.step_factor = speeds, SpeedFactor(), SpeedFactor()
-        self.longest_tokens = 0
+        self.speeds, self.longest_tokens = speeds, 0
+        self.prefill_factor.reset()
+        self.step_factor.reset()
         self.links.forget_speed()
 
     def pending_ms(self, now_s: float) -> float:
@@ -179,14 +183,16 @@ class Member:
         """Another router had a first token from here then, of a prompt of which so many tokens were computed."""
         self.others.first_token(at_s, tokens)
         for batch in self._batches:
-            if batch.until_s > at_s - self.batch_ms / 1e3:
+            if batch.until_s > at_s - max(self.batch_ms, BATCH_OTHERS_LEAST_MS) / 1e3:
                 self._share(batch)
         if at_s > self.alive_s:
             self.alive(at_s)
 
     def _share(self, batch: PrefillBatch) -> None:
         """Have others' prompts take their parts of a batch's time, as far as they are known by now."""
-        before_s, batch.others_tokens = self.others.batch(batch.until_s, self.batch_ms / 1e3)
+        before_s, batch.others_tokens = self.others.batch(
+            batch.until_s, max(self.batch_ms, BATCH_OTHERS_LEAST_MS) / 1e3
+        )
         batch.since_s = max(batch.since_s, before_s)
 
     def computed_for(self, lease: Lease, tokens: int, now_s: float) -> bool:
@@ -352,7 +358,8 @@ class Member:
     def forget_speed(self) -> None:
         """Forget what was learned of its speed, which kept all requests away: a trial must look worth it."""
         self.timed.clear()
-        self.prefill_factor, self.step_factor = SpeedFactor(), SpeedFactor()
+        self.prefill_factor.reset()
+        self.step_factor.reset()
 
     def alive(self, now_s: float) -> None:
         """Take any other sign of life."""
@@ -424,8 +431,7 @@ class Member:
     def _learn_steps(self, stretch: Stretch, tokens: int, now_s: float) -> None:
         step_ms = stretch.step_ms(tokens, self.prefill_model.pace_ms)
         streams, context, common = stretch.streams, stretch.context_tokens, self.speeds.steps
-        is_burst = common.observations >= CLIPPED_FROM and step_ms < common.model.floor_ms / BURST
-        if step_ms > 0 and not is_burst:
+        if step_ms > 0 and stretch.ms >= GATHERED_MS:
             common.observe(streams, context, step_ms)
             self.step_factor.observe(step_ms, common.model.ms(streams, context), now_s)
 

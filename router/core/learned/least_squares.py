@@ -64,7 +64,7 @@ class Sums:
 
 
 class ToldSums:
-    """What other routers have observed: the sum of their Sums. They tell more often than anybody asks."""
+    """What other routers have observed: the sum of their Sums."""
 
     __slots__ = ("_added", "_of")
 
@@ -81,11 +81,6 @@ class ToldSums:
         """One of them is there no more."""
         if self._of.pop(router, None) is not None:
             self._added = None
-
-    @property
-    def routers(self) -> int:
-        """How many have told anything."""
-        return len(self._of)
 
     def added(self) -> tuple[list[float], list[float]]:
         """Sums of x'x and x'y over all of them. Not to be changed."""

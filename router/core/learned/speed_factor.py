@@ -46,11 +46,22 @@ M = TypeVar("M", bound=Scalable)
 class SpeedFactor(Generic[M]):
     """Learned from ratios of observed times to those of the fleet's model."""
 
-    __slots__ = ("_fleet", "_log_sum", "_model", "_shared", "_weight", "fades_s", "observations", "value")
+    __slots__ = (
+        "_fleet",
+        "_log_sum",
+        "_model",
+        "_shared",
+        "_weight",
+        "fades_s",
+        "had_evidence",
+        "observations",
+        "value",
+    )
 
     def __init__(self) -> None:
         self.observations = 0
         self.value = 1.0
+        self.had_evidence = False  # whether there ever was any here: other routers may hold it, and need to be updated
         self.fades_s = inf  # time at which half is forgotten, unless something is observed before
         self._log_sum = self._weight = 0.0
         self._shared: dict[str, tuple[float, float]] = {}  # router -> its `evidence`
@@ -87,6 +98,7 @@ class SpeedFactor(Generic[M]):
         self._log_sum = self._log_sum * FORGET + log(ratio)
         self._weight = self._weight * FORGET + 1.0
         self.observations += 1
+        self.had_evidence = True
         self.fades_s = now_s + FADE_S
         self._update()
 
@@ -110,6 +122,12 @@ class SpeedFactor(Generic[M]):
             self._shared.pop(router, None)
         self._update()
 
+    def reset(self) -> None:
+        """Forget all evidence, other routers' included until they share it again."""
+        self._log_sum, self._weight, self.observations, self.fades_s = 0.0, 0.0, 0, inf
+        self._shared.clear()
+        self._update()
+
     def forget(self, router: str) -> None:
         """Another router is gone, and so is its evidence."""
         if self._shared.pop(router, None) is not None:
@@ -119,7 +137,7 @@ class SpeedFactor(Generic[M]):
         """Begin with evidence from before this router started, unless there is some already."""
         if self.observations or observations <= 0 or weight <= 0:
             return
-        self.observations = observations
+        self.observations, self.had_evidence = observations, True
         self._log_sum, self._weight = _bounded(log_sum, weight)
         self.fades_s = now_s + FADE_S
         self._update()

@@ -1,7 +1,7 @@
 """What the answers of one base model teach: how fast its engines prefill and decode, and how large its requests are.
 
-Replicas that serve the same base models share one Speeds, which is the prior for each replica's own fits. Replicas of
-other models have another one: a 70B model and an 8B model differ by a factor of ten, and the mean of both describes
+Replicas that serve the same base models share one Speeds, from which each replica's own speed differs by one factor
+(speed_factor.py). Replicas of other models have another one: a 70B model and an 8B model differ by a factor of ten, and the mean of both describes
 neither.
 """
 
@@ -48,7 +48,7 @@ class Speeds:
     _unit_ms: float = 0.0
 
     def forget_other(self, router: str) -> None:
-        """Another router is there no more."""
+        """Another router is gone."""
         self.prefill.forget(router)
         self.steps.forget(router)
         self.answer_tokens.forget(router)

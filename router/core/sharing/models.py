@@ -1,7 +1,8 @@
 """What this router has learned, for the others, and what they have.
 
-Speeds are fitted to sums of observations (core/learned/least_squares.py), and sums of several routers add up: all fit
-to the same, though each sees a part of the answers. Means and chances of reuse need no such care: each sees enough of
+Speeds of a kind are fitted to sums of observations (core/learned/least_squares.py), and sums of several routers add up,
+as does the evidence for a replica's factor (core/learned/speed_factor.py): all learn the same, though each sees a part
+of the answers. Means and chances of reuse need no such care: each sees enough of
 them, and only who has seen nothing yet begins with another's.
 """
 
@@ -44,11 +45,11 @@ def learned(router: Router) -> SharedModels | None:
 
 
 def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
-    """Evidence for the speeds of these replicas; of some there is none."""
+    """Evidence for the speeds of these replicas, also where all of it has faded; of some there never was any."""
     found, members = [], router.fleet.members
     for id_ in ids:
         member = members.get(id_)
-        if member is not None and member.prefill_factor.observations + member.step_factor.observations:
+        if member is not None and (member.prefill_factor.had_evidence or member.step_factor.had_evidence):
             fits = SharedFits(number_of(id_), _factor(member.prefill_factor), _factor(member.step_factor))
             found.append(fits)
     return found

@@ -45,5 +45,15 @@ def test_first_tokens_of_one_batch_are_less_than_half_a_step_apart(floor_ms: flo
     """The gap follows the learned step, for engines with steps of 1 ms and of 400 ms alike."""
     world = World("a")
     member = world.router.fleet.members["a"]
-    member.speeds.steps.model = StepModel(floor_ms)
+    member.speeds.steps.model = StepModel(floor_ms, 0.0, 0.0)
     assert member.batch_ms == pytest.approx(batch_ms)
+
+
+def test_slow_first_answers_are_not_believed_for_ever() -> None:
+    """After four answers at 200 ms a token, as while kernels compile, 60 at 20 ms bring the step to between 12 and 30 ms."""
+    world = World("a")
+    for number in range(4):
+        _answer(world, number, tokens=100, step_s=0.2)
+    for number in range(4, 64):
+        member = _answer(world, number, tokens=100, step_s=0.02)
+    assert 12 < member.step_model.ms(1, 500) < 30

@@ -359,3 +359,15 @@ class Factors(RuleBasedStateMachine):
 
 TestFactors = Factors.TestCase
 TestFactors.settings = settings(deadline=None, max_examples=examples(60))
+
+
+def test_a_reset_factor_is_unknown_and_was_known() -> None:
+    """A reset forgets all evidence, and remembers that there was some: other routers still hold it."""
+    factor: SpeedFactor[StepModel] = SpeedFactor()
+    assert not factor.had_evidence
+    for _ in range(5):
+        factor.observe(80.0, 10.0, 0.0)
+    factor.share("other", 3.0, 2.0)
+    assert factor.value > 2
+    factor.reset()
+    assert (factor.value, factor.evidence, factor.is_known, factor.had_evidence) == (1.0, (0.0, 0.0), False, True)

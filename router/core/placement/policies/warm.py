@@ -22,7 +22,7 @@ counts.
 
 `stalled` is the delay that the prefill causes the answers that decode there, `decode` the time of the answer itself
 after its first token, and `slowed` the delay that its steps cause the other answers. They are differences between
-replicas that do not last: with `streams` answers at the mean replica, as many requests arrive during one answer, and
+replicas that do not last: with `streams` open requests at the mean replica, as many arrive during one answer, and
 each goes where fewer answers decode. So an imbalance lasts for one part in 1 + streams of an answer, and as it shrinks
 all the while, `decode` and `slowed` count half. Requests that are bound to a cache even nothing out, so the weight is
 never below WEIGHT_LEAST.
@@ -47,7 +47,7 @@ Where the chosen replica can fetch from another one's memory what it lacks, it d
 (`pulls`). Where one replica may prefill what another one decodes, two legs are priced beside the one (`split`): the
 prefill's terms at the one replica, those of the answer at the other, and the transfer between them.
 
-docs/architecture/price.md has the constants with their sweep; `python -m loadtest simulate --sweep` moves them.
+`python -m loadtest simulate --sweep` shows what other values of the constants do.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ from router.core.placement.policies.base import Pairs
 from router.core.placement.ring import Ring, load_bound
 
 DECODING = 0.5  # part of an answer's imbalance that counts: it shrinks to nothing while it lasts
-WEIGHT_LEAST = 0.3  # least weight of a millisecond behind the first token
+WEIGHT_LEAST = 0.3  # least weight of a millisecond behind the first token, in one leg
 BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
 HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
 SPREAD = 2  # streams by which a router's own replicas may be ahead of others that hold as much and begin as soon
 ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
-HOME_IN_FLIGHT = 1  # open leases that are no reason to leave home
+HOME_IN_FLIGHT = 1  # open leases that a replica of the band may have whatever the load bound
 QUEUE = 1.0  # how fast the weight of decoding falls with the median wait of replicas that prefill, measured in units
 LEGS = 4  # replicas whose price is looked at for each of two legs
 RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
@@ -162,8 +162,8 @@ class Warm:
                 longest = c.cached_tokens
         if market.elsewhere > ELSEWHERE_MIN:
             guess = self._guess(candidates, market, weights, longest)
-            if guess is not None and guess.price_ms - cheapest <= tie_ms:
-                return Choice(guess.id, guess.cached_tokens == longest, guessed=True)
+            if guess is not None and guess[1] - cheapest <= tie_ms:
+                return Choice(guess[0].id, guess[0].cached_tokens == longest, guessed=True)
         band = {c.id: c for c in candidates if c.price_ms - cheapest <= tie_ms}
         if len(band) == 1:
             return Choice(next(iter(band)))
@@ -194,8 +194,8 @@ class Warm:
 
     def _guess(
         self, candidates: Sequence[Candidate], market: Market, weights: Weights, longest: int
-    ) -> Candidate | None:
-        """The place on the ring of a prompt most of which no replica is known to hold; lowers its price by what is
+    ) -> tuple[Candidate, float] | None:
+        """The place on the ring of a prompt most of which no replica is known to hold, and its price less what is
         probably held there. None where most of the prompt is held, or events say exactly what is held there."""
         prompt_tokens = candidates[0].cached_tokens + candidates[0].uncached_tokens
         if 2 * longest > prompt_tokens:
@@ -206,8 +206,7 @@ class Warm:
             return None
         answer_ms = weights.decoding * DECODING * (guess.decode_ms + guess.slowed_ms)  # the same if the prompt is held
         saved_ms = guess.price_ms - wait_ms(guess) - answer_ms + guess.uncached_ms
-        guess.price_ms -= market.elsewhere * saved_ms
-        return guess
+        return guess, guess.price_ms - market.elsewhere * saved_ms
 
 
 def _best(
@@ -233,8 +232,8 @@ def _best(
     return best
 
 
-def _has_room(home: Candidate, bound: int) -> bool:
-    return home.in_flight < bound or home.in_flight <= HOME_IN_FLIGHT
+def _has_room(candidate: Candidate, bound: int) -> bool:
+    return candidate.in_flight < bound or candidate.in_flight <= HOME_IN_FLIGHT
 
 
 def _least(candidates: list[Candidate]) -> Candidate:
