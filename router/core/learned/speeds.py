@@ -1,8 +1,8 @@
 """What the answers of one base model teach: how fast its engines prefill and decode, and how large its requests are.
 
 Replicas that serve the same base models share one Speeds, from which each replica's own speed differs by one factor
-(speed_factor.py). Replicas of other models have another one: a 70B model and an 8B model differ by a factor of ten, and the mean of both describes
-neither.
+(speed_factor.py). Replicas of other models have another one: a 70B model and an 8B model differ by a factor of ten, and
+the mean of both describes neither.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_first_tokens_of_one_batch_are_less_than_half_a_step_apart(floor_ms: flo
 
 
 def test_slow_first_answers_are_not_believed_for_ever() -> None:
-    """After four answers at 200 ms a token, as while kernels compile, 60 at 20 ms bring the step to between 12 and 30 ms."""
+    """After four answers at 200 ms a token, as while kernels compile, 60 at 20 ms bring the step to 12 to 30 ms."""
     world = World("a")
     for number in range(4):
         _answer(world, number, tokens=100, step_s=0.2)
