@@ -14,7 +14,7 @@ from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
 from loadtest.simulate.world.world import Result, World
 
-BLOCK, REQUESTS = 64, 30
+BLOCK, REQUESTS = 64, 100
 LENGTHS = {"short": (100, 200), "long": (300, 4_000)}
 SETTING = Setting(replicas=3)
 NO_BOUNDS = [name for name, row in ROWS.items() if not row.bound]
