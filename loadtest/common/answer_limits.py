@@ -40,7 +40,7 @@ class LimitsAction(argparse.Action):
     """Words of FLAG, such as `absent 4096`, as limits."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:  # noqa: ANN401 - argparse's
-        """Set the attribute; what is no limit ends the command."""
+        """Set the attribute; a word that is no limit ends the command."""
         try:
             setattr(namespace, self.dest, parse_limits(values))
         except ValueError:

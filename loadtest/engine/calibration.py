@@ -126,7 +126,7 @@ class MockerTimes:
 
 CALIBRATION_OF_2025 = "qwen3-32b-2xh100"
 CALIBRATION = "qwen3-32b-2xh100-2026"
-"""What is simulated unless told otherwise; the one of 2025 is kept for figures that were measured with it."""
+"""The default; the one of 2025 is kept for figures that were measured with it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ TTFT_P99_MAX_S = 60.0
 SATURATED = ("above", "twice")
 YARDSTICKS = ("round_robin", "least_loaded")
 ODD_PREFIX = "odd_"
-"""Scenarios whose fleets are odd have names that begin so."""
+"""Prefix of the names of scenarios with odd fleets."""
 
 LEAST = 1e-6
 
@@ -274,7 +274,7 @@ def _mean(cells: dict[Cell, dict[str, Seeds]]) -> Row:
 
 
 def _to_baseline(cells: dict[Cell, dict[str, Seeds]], baseline: Baseline) -> list[Row]:
-    """Over all that was run both then and now: usual fleets, and odd ones; none for what was not."""
+    """Means over the cells of both races: of usual fleets, and of odd ones."""
     rows = []
     for fleets, are_odd in (("usual", False), ("odd", True)):
         group = [cell for cell in cells if cell[0].startswith(ODD_PREFIX) is are_odd and cell in baseline]
