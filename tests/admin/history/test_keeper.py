@@ -222,7 +222,8 @@ async def test_a_full_disk_is_waited_for(
         await until(lambda: not history._keeper._decisions or history.status().failing)  # type: ignore[union-attr]
     assert history.kept()["why"] == "the disk is full"
     observed(history, clock, 500, n)
-    assert history.dropped() >= 500 - 64
+    # The thread may try again meanwhile and take a batch out of the queue, of which nothing is lost either.
+    assert history.dropped() >= 500 - 64 - keeping.BATCH_DECISIONS
     history._keeper._bytes_max = BYTES_MAX  # type: ignore[union-attr]
     await until(lambda: not history.status().failing)  # type: ignore[union-attr]
     await until(lambda: not history._keeper._decisions)  # type: ignore[union-attr]
