@@ -42,7 +42,9 @@ from router.sharing.checks import shared_problems
 from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
-HINTS_MAX = 50  # unknown names for which the nearest right one is looked for, which takes some 40 ms each
+FILE_BYTES_MAX = 2 << 20  # of a settings file; one with 1,024 replicas has some 40 KiB
+UNKNOWN_MAX = 20  # unknown names that are listed one by one, each with the nearest right one, which takes some 40 ms
+PROBLEMS_MAX = 200  # problems that are listed one by one
 ENV_PREFIX = "WARMROUTE_"
 ENV_OF_BUILD = "WARMROUTE_NATIVE"  # for pip (deploy/backend.py); who exported it there may start the router there, too
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
@@ -85,13 +87,24 @@ def load(
     settings: Settings = _build(Settings, "", values)
     problems += _check(settings)
     if problems:
-        raise SettingsError(problems)
+        raise SettingsError(_first(problems, PROBLEMS_MAX, "problems"))
     return settings
+
+
+def _first(problems: list[str], most: int, what: str) -> list[str]:
+    """The first `most` problems, and a line with the number of the others."""
+    left = len(problems) - most
+    return problems if left <= 0 else [*problems[:most], f"and {left:,} more {what}"]
 
 
 def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
     try:
-        tree = yaml_of(file.read_text(encoding="utf-8"))
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            problems.append(f"{file}: has more than {FILE_BYTES_MAX >> 20} MiB")
+            return {}
+        tree = yaml_of(data.decode())
     except OSError as error:
         problems.append(f"{file}: {error.strerror or error}")
         return {}
@@ -112,23 +125,35 @@ def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str])
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if name not in sections:
-            flat[str(name)] = value
+            found = {str(name): value}
         elif isinstance(value, dict):
-            flat |= {f"{name}.{inner}": v for inner, v in value.items()}
-        elif value is not None:
-            problems.append(f"'{name}' must be a mapping, not {shown(value)}")
-    for number, key in enumerate(sorted(flat.keys() - keys.keys())):
-        hint = nearest(key, [*keys, *sections]) if number < HINTS_MAX else ""
-        problems.append(f"unknown setting '{key}'{hint}")
+            found = {f"{name}.{inner}": v for inner, v in value.items()}
+        else:
+            found = {}
+            if value is not None:
+                problems.append(f"'{name}' must be a mapping, not {shown(value)}")
+        # `auth.keys_file: x` beside `auth: {keys_file: y}`: the YAML has no key twice, but the settings have.
+        problems += [f"'{key}' is given twice" for key in found if key in flat and key in keys]
+        flat |= found
+    unknown = sorted(flat.keys() - keys.keys())
+    for key in unknown[:UNKNOWN_MAX]:
+        problems.append(f"unknown setting '{key[:200]}'{nearest(key, [*keys, *sections])}")
+    if len(unknown) > UNKNOWN_MAX:
+        problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown settings")
     return {key: value for key, value in flat.items() if key in keys}
 
 
 def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     names = {ENV_PREFIX + key.replace(".", "_").upper(): key for key in keys}
-    for name in sorted(env.keys() - names.keys()):
-        if name.startswith(ENV_PREFIX) and name != ENV_OF_BUILD and not _SERVICE_LINK.fullmatch(name):
-            near = nearest(name, names, prefix=ENV_PREFIX)
-            problems.append(f"unknown environment variable '{name}'{near}")
+    unknown = [
+        name
+        for name in sorted(env.keys() - names.keys())
+        if name.startswith(ENV_PREFIX) and name != ENV_OF_BUILD and not _SERVICE_LINK.fullmatch(name)
+    ]
+    for name in unknown[:UNKNOWN_MAX]:
+        problems.append(f"unknown environment variable '{name}'{nearest(name, names, prefix=ENV_PREFIX)}")
+    if len(unknown) > UNKNOWN_MAX:
+        problems.append(f"and {len(unknown) - UNKNOWN_MAX:,} more unknown environment variables")
     return {names[name]: value for name, value in env.items() if name in names}
 
 

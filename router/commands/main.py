@@ -84,11 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if settings.listen.workers > 1:
         from router.workers import supervisor
 
-        return supervisor.run(settings, read)
+        return supervisor.run(settings, read, options.config)
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
     from router.loop import run
 
-    return run(_serve(settings, read))
+    return run(_serve(settings, read, options.config))
 
 
 def _installed(name: str) -> EntryPoint | None:
@@ -296,7 +296,7 @@ def _complain(error: SettingsError) -> int:
     return 2
 
 
-async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
+async def _serve(settings: Settings, read: Callable[[], Settings], file: Path | None) -> int:
     from router.app import App
     from router.settings.reloading import Reloader
 
@@ -313,7 +313,7 @@ async def _serve(settings: Settings, read: Callable[[], Settings]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     app = App(settings)
-    reloader = Reloader(settings, read, app.reload, app.hub.reloaded)
+    reloader = Reloader(settings, read, app.reload, app.hub.reloaded, file=file)
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     try:
         async with app:

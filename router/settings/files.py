@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import errno
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+SETTLE_S = 0.3  # a file that was changed less long ago may be in the middle of being written
+SETTLE_LOOKS_MAX = 20  # looks at a file that keeps changing, after which it is read as it is
 
 
 class NotYaml(ValueError):
@@ -23,13 +28,27 @@ def expanded(file: str | Path) -> Path:
         raise OSError(errno.ENOENT, "has no home directory for its ~") from error
 
 
-def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text says
-    """The value that a text of YAML says. Raises NotYaml."""
-    import yaml  # takes 10 ms, and many routers are told all by flags and the environment
+def wait_until_settled(file: str | Path) -> None:
+    """Return when the file has not changed for SETTLE_S; at the latest after SETTLE_LOOKS_MAX looks. Blocks the thread,
+    which is not the event loop's."""
+    for _ in range(SETTLE_LOOKS_MAX):
+        try:
+            changed_s = expanded(file).stat().st_mtime
+        except OSError:  # between the two steps of a replacement, or gone: reading it says so
+            changed_s = time.time()
+        # A time in the future is another machine's clock. abs: then the wait is bounded by the number of looks.
+        if abs(time.time() - changed_s) >= SETTLE_S:
+            return
+        time.sleep(SETTLE_S)
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
+
+def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text says
+    """The value that a text of YAML says. Raises NotYaml, also for a key that is given twice in one mapping: PyYAML
+    takes the last one, and the first, such as `auth.keys_file`, would be lost without a word."""
+    import yaml  # takes 10 ms, and many routers have all settings from flags and the environment
+
     try:
-        return yaml.load(text, loader)  # noqa: S506 - a safe loader
+        return yaml.load(text, _loader())  # noqa: S506 - derived from a safe loader
     # PyYAML raises YAMLError for what it knows to be wrong; for a value that is not what its tag says, such as
     # `!!timestamp x`, AttributeError, KeyError, IndexError and others; RecursionError for deep nesting.
     except Exception as error:
@@ -37,3 +56,28 @@ def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text says
         known = isinstance(error, yaml.YAMLError | UnicodeError)
         why = " ".join(str(error).split()) if known else "a value is not what it is marked as, or nests too deep"
         raise NotYaml(why, mark.line + 1 if mark is not None else 0) from error
+
+
+@cache
+def _loader() -> Any:  # noqa: ANN401 - a class of PyYAML's, which has no types of its own here
+    """A safe loader that refuses duplicate keys at every level."""
+    import yaml
+
+    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
+
+    class StrictLoader(safe):  # type: ignore[misc, valid-type]
+        """Keys that a merge (`<<`) brings may be overridden: that is what it is for."""
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            first = dict[tuple[str, str], yaml.Mark]()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                same = (key.tag, key.value)
+                if same in first:
+                    what = f"'{key.value[:80]}' is given twice, first in line {first[same].line + 1}"
+                    raise yaml.constructor.ConstructorError(None, None, what, key.start_mark)
+                first[same] = key.start_mark
+            super().flatten_mapping(node)
+
+    return StrictLoader

@@ -20,6 +20,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from router.settings.files import wait_until_settled
 from router.settings.schema import Settings, SettingsError, field_keys
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 # Applied by `Hub.reload` and `Edge.reload`, or read whenever they are needed (drain_s, metrics_on_main).
 LIVE = frozenset(
     (
-        "replicas",
+        "replicas", "allow_empty",
         "listen.metrics_on_main", "listen.files_interval_s", "listen.keepalive_s", "listen.lame_duck_s",
         "listen.drain_s",
         "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
@@ -140,6 +141,21 @@ def change(old: Settings, new: Settings) -> SettingsChange:
     return SettingsChange(settings, tuple(applied), tuple(kept))
 
 
+def refuse_empty(old: Settings, new: Settings) -> None:
+    """Raise SettingsError if the new settings, read from a file that is empty or cut off, say, would take away all
+    replicas or all keys."""
+    if new.allow_empty:
+        return
+    problems = []
+    hint = "if that is meant, set 'allow_empty: true'"
+    if old.replicas and not new.replicas:
+        problems.append(f"'replicas': the new settings have none, and the old ones {len(old.replicas)}; {hint}")
+    if old.auth.keys_file and not new.auth.keys_file:
+        problems.append(f"'auth.keys_file': the new settings have none, so no request would need a key; {hint}")
+    if problems:
+        raise SettingsError(problems)
+
+
 def _get(settings: Settings, key: str) -> Any:  # noqa: ANN401 - any setting
     return reduce(getattr, key.split("."), settings)
 
@@ -196,10 +212,14 @@ class Reloader:
         read: Callable[[], Settings],
         apply: Callable[[Settings], None],
         told: Callable[[str], None],
+        *,
+        file: Path | None = None,
     ) -> None:
         """`settings` are in force now. `read` raises SettingsError, and so may `apply`, before it has changed anything;
-        `told` is called with the result, `ok` or `refused`."""
+        `told` is called with the result, `ok` or `refused`. `file` is the settings file, if there is one: it is read
+        when nothing writes to it."""
         self.settings = settings
+        self._file = file
         self._read = read
         self._apply = apply
         self._told = told
@@ -237,11 +257,17 @@ class Reloader:
                 )
                 self.ask()
 
+    def _read_settled(self) -> Settings:
+        if self._file is not None:
+            wait_until_settled(self._file)
+        return self._read()
+
     async def reload(self) -> None:
         """Read and apply once. A thread reads the settings and their files; applying takes one turn of the event
         loop."""
         try:
-            new = await asyncio.get_running_loop().run_in_executor(None, self._read)
+            new = await asyncio.get_running_loop().run_in_executor(None, self._read_settled)
+            refuse_empty(self.settings, new)
             found = change(self.settings, new)
             self._apply(found.settings)
         except SettingsError as error:

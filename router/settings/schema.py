@@ -672,6 +672,9 @@ class Settings:
 
     replicas: tuple[str, ...] = ()
     """Base URLs of the engines, without `/v1`; `10.0.0.1:8000` is short for `http://10.0.0.1:8000`."""
+    allow_empty: bool = False
+    """Whether a reload may take away all `replicas` or `auth.keys_file`. Off: such a reload is refused, since an empty
+    or half-written file looks the same."""
     discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
     """Where replicas come from, besides `replicas`."""
     listen: ListenSettings = field(default_factory=ListenSettings)

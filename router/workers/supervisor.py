@@ -46,11 +46,12 @@ WINDOW_S = 60.0
 GRACE_S = 5.0  # time beyond `listen.drain_s` after which children are killed
 
 
-def run(settings: Settings, read: Callable[[], Settings]) -> int:
-    """Serve until told to stop. `read` reads the settings again, and raises SettingsError. Returns the exit status."""
+def run(settings: Settings, read: Callable[[], Settings], file: Path | None = None) -> int:
+    """Serve until a signal ends it. `read` reads the settings again, from `file` among others, and raises
+    SettingsError. Returns the exit status."""
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=True)
     try:
-        return asyncio.run(_Supervisor(settings, read).run())
+        return asyncio.run(_Supervisor(settings, read, file).run())
     except SettingsError as error:  # a file was changed since the settings were checked
         for problem in error.problems:
             print(f"warmroute: {problem}", file=sys.stderr)
@@ -61,13 +62,13 @@ def run(settings: Settings, read: Callable[[], Settings]) -> int:
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings, read: Callable[[], Settings]) -> None:
+    def __init__(self, settings: Settings, read: Callable[[], Settings], file: Path | None) -> None:
         self._read_settings = read
         self._files: dict[str, bytes] = {}  # contents of files that settings name, as they were last accepted
         self._files_read: dict[str, bytes] = {}  # as they were last read
         self._settings = self._read()
         self._files = self._files_read
-        self._reloader = Reloader(self._settings, self._read, self._apply, self._told)
+        self._reloader = Reloader(self._settings, self._read, self._apply, self._told, file=file)
         self._stop = asyncio.Event()
         self._lame_duck = False  # the supervisor was told to end, and does not drain yet
         self._now = asyncio.Event()  # set: children are killed without waiting for their answers to end

@@ -95,7 +95,7 @@ async def test_what_is_live_is_in_force(
         before = in_force(router)
         await router.set(engine, other, **settings)
         assert in_force(router)["replicas"] != before["replicas"]
-        for name, value in wanted_of(sorted(LIVE - NAMED - {"replicas"})):
+        for name, value in wanted_of(sorted(LIVE - NAMED - {"replicas", "allow_empty"})):
             before, logged = in_force(router), log[-1]
             settings[name] = value
             await router.set(engine, other, **settings)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
+import os
 import ssl
+import types
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,9 @@ import trustme
 from aiohttp import ClientSession
 
 from router.commands.loading import load
-from router.settings.reloading import FILES, LIVE, REFUSED, FileChanges, Reloader
-from router.settings.schema import AdminSettings, ListenSettings, Settings
+from router.settings import files
+from router.settings.reloading import FILES, LIVE, REFUSED, FileChanges, Reloader, refuse_empty
+from router.settings.schema import AdminSettings, AuthSettings, ListenSettings, Settings, SettingsError
 from tests.http.test_tls import secured
 from tests.settings.reloaded import in_force, running, write
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle
@@ -209,6 +213,59 @@ async def test_a_bad_file_is_kept_out(
             assert response.status == 200
         assert await router.metric('warmroute_reloads_total{result="refused"}') == 1
         assert await router.metric("warmroute_last_reload_timestamp_seconds") is None
+
+
+@pytest.mark.parametrize("text", ["", "log: {requests: false}\n", "replicas: []\n"])
+async def test_a_file_without_replicas_is_kept_out(
+    tmp_path: Path, engine: FakeEngine, client: ClientSession, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    """A file that is empty or was cut off before its replicas is refused, and the fleet goes on; with `allow_empty` it
+    is what was meant."""
+    async with running(tmp_path / "file", engine) as router:
+        (tmp_path / "file").write_text(text)
+        await router.reloader.reload()
+        assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [REFUSED]
+        async with client.post(router.app.url + CHAT, json=body()) as response:
+            assert response.status == 200
+        (tmp_path / "file").write_text("allow_empty: true\n" + text)
+        await router.reloader.reload()
+        assert router.reloader.settings.replicas == ()
+
+
+def test_a_reload_may_not_take_all_keys_away(tmp_path: Path) -> None:
+    """Whatever a restart would do: it says so, and names what allows it."""
+    old, open_ = Settings(auth=AuthSettings(keys_file="keys.yaml")), Settings()
+    with pytest.raises(SettingsError, match=r"auth\.keys_file.*allow_empty: true"):
+        refuse_empty(old, open_)
+    refuse_empty(old, dataclasses.replace(open_, allow_empty=True))
+    refuse_empty(open_, old)
+
+
+def test_a_settings_file_is_read_when_nothing_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that changed a moment ago is waited for, and one that changes for ever, or that is another machine's
+    clock ahead, is not waited for without end."""
+    file, now_s = tmp_path / "file", [1_000.0]
+    writes = [1_000.0, 1_000.2, 1_000.4]  # times at which it is written, in pieces
+    file.write_text("")
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+        last_s = max([at for at in writes if at <= now_s[0]], default=0.0)
+        os.utime(file, (last_s, last_s))
+
+    monkeypatch.setattr(files, "time", types.SimpleNamespace(time=lambda: now_s[0], sleep=sleep))
+    os.utime(file, (writes[0], writes[0]))
+    files.wait_until_settled(file)
+    assert 1_000.7 <= now_s[0] < 1_001.2
+    writes += [1_001 + n / 10 for n in range(1_000)]
+    sleep(0.3)
+    began_s = now_s[0]
+    files.wait_until_settled(file)
+    assert now_s[0] - began_s == pytest.approx(files.SETTLE_S * files.SETTLE_LOOKS_MAX)
+    os.utime(file, (2_000, 2_000))
+    files.wait_until_settled(file)
+    files.wait_until_settled(tmp_path / "not there")
+    assert now_s[0] - began_s < 20
 
 
 async def test_what_needs_a_restart_is_said_and_kept(
