@@ -62,6 +62,12 @@ def pieces_of(path: Path, bytes_max: int) -> list[bytes]:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise UnreadableState("it is no file")
+        # The checksums have no key, so whoever can write the file decides what is believed. Write access of its group
+        # is taken: Kubernetes gives it to the `fsGroup` of the pod each time the volume is mounted.
+        if about.st_uid not in (os.geteuid(), 0):
+            raise UnreadableState(f"it belongs to user {about.st_uid}, not to the router's, {os.geteuid()}")
+        if about.st_mode & stat.S_IWOTH:
+            raise UnreadableState("every user can write it")
         if about.st_size > bytes_max:
             raise UnreadableState(f"{about.st_size} bytes are more than {bytes_max} (state.bytes_max)")
         begin = file.read(len(MAGIC))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from router.commands.audit import lines
+from router.commands.audit import lines, report
 from router.commands.audit.requests import Logged, NotRequest, logged
 from router.commands.main import main
 from router.core.dialects import PATHS
@@ -332,6 +332,19 @@ def test_damaged_file_is_read_as_far_as_it_goes(
     out = capsys.readouterr().out
     assert "holds a date or a time" in out
     assert f"log{suffix} could be read to line" in out
+
+
+def test_a_file_without_end_or_requests_is_left(
+    tmp_path: Path, log: Planted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a megabyte of `.gz` may be 500 MB of line ends: what is there before them is used, and the rest is not
+    read."""
+    monkeypatch.setattr(report, "USELESS_LINES_MAX", 1_000)
+    path = tmp_path / "log.gz"
+    path.write_bytes(gzip.compress(b"\n".join([*log.lines, b"\n" * 10_000, *log.lines])))
+
+    assert main(["audit", str(path)]) == 0
+    assert f"log.gz was read to line {len(log.lines) + 1_000:,} only" in capsys.readouterr().out
 
 
 def test_too_small_a_memory_is_said(audited: Auditing, log: Planted, capsys: pytest.CaptureFixture[str]) -> None:

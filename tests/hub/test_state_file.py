@@ -42,6 +42,33 @@ def test_a_process_that_died_while_it_wrote_leaves_the_old_one(path: Path) -> No
     assert pieces_of(path, 1 << 20) == [b"next"]
 
 
+def test_a_file_that_others_can_write_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checksums have no key. A file of this user or of root counts, with write access of its group at most."""
+    written(path, PIECES)
+    path.chmod(0o660)  # what Kubernetes makes of it for a pod with an `fsGroup`
+    assert pieces_of(path, 1 << 20) == PIECES
+    path.chmod(0o602)
+    with pytest.raises(UnreadableState, match="every user can write it"):
+        pieces_of(path, 1 << 20)
+    path.chmod(0o600)
+    monkeypatch.setattr(os, "fstat", owned_by(4_242, os.fstat))
+    with pytest.raises(UnreadableState, match="belongs to user 4242"):
+        pieces_of(path, 1 << 20)
+    monkeypatch.setattr(os, "geteuid", lambda: 4_242)
+    assert pieces_of(path, 1 << 20) == PIECES
+
+
+def owned_by(user: int, fstat: Callable[[int], os.stat_result]) -> Callable[[int], os.stat_result]:
+    """`os.fstat` of files that belong to this user."""
+
+    def about(descriptor: int) -> os.stat_result:
+        found = list(fstat(descriptor))
+        found[stat.ST_UID] = user
+        return os.stat_result(found)
+
+    return about
+
+
 @pytest.fixture
 def full_disk() -> Iterator[None]:
     """No file may become longer than 20,000 bytes."""
