@@ -166,14 +166,14 @@ def _event(said: dict[str, Any] | list[Any]) -> Event:
         tag, fields = said["type"], said
     else:
         tag = said[0]
-        fields = dict(zip(_STORED if tag == "BlockStored" else _REMOVED, said[1:], strict=False))
+        fields = _named(said[1:]) if tag == "BlockStored" else dict(zip(_REMOVED, said[1:], strict=False))
     if tag == "AllBlocksCleared":
         return Cleared()
     if tag != "BlockStored" and tag != "BlockRemoved":
         raise ValueError("an event of a type we do not know")
     medium = fields.get("medium")
     if medium != "GPU":
-        medium = "GPU" if medium is None else _name(medium).upper()  # vLLM's Mooncake store writes "cpu"
+        medium = "GPU" if medium is None else _name(medium).upper() or "GPU"  # vLLM's Mooncake store writes "cpu"
     if fields.get("locality") == "REMOTE":
         medium += REMOTE
     group = fields.get("group_idx") or 0
@@ -187,6 +187,22 @@ def _event(said: dict[str, Any] | list[Any]) -> Event:
         # Masked blocks of such a group have tokens but no hash (vLLM block_pool.cache_full_blocks), and none is used.
         return Stored(hashes, None, b"", 0, "", b"", None, medium, group, prefix=False)
     return _stored(fields, hashes, medium, group)
+
+
+def _named(listed: list[Any]) -> dict[str, Any]:
+    """The fields of a positional BlockStored, by vLLM's names.
+
+    Behind the medium, vLLM has an adapter's name and one list of extra keys for each block. SGLang has a map of
+    metadata and, by an open pull request (32514), a list of the cached components (strings), in either place. A list
+    of components is left out.
+    """
+    fields = dict(zip(_STORED, listed, strict=False))
+    if type(fields.get("lora_name")) not in (str, dict):
+        fields["lora_name"] = None
+    keys = fields.get("extra_keys")
+    if type(keys) is list and any(type(each) is str for each in keys):
+        fields["extra_keys"] = None
+    return fields
 
 
 def _stored(fields: dict[str, Any], hashes: list[int], medium: str, group: int) -> Stored:

@@ -137,6 +137,23 @@ def test_sglangs_map_where_vllm_has_the_adapter() -> None:
     assert _stored([*ARRAY_0_10, {"lora_name": "ad1"}]).adapter == "ad1"
 
 
+@pytest.mark.parametrize("at_seven", [["full", "swa"], [], 5, 1.5, True, b"ad1"])
+def test_what_is_no_name_at_index_seven_is_no_adapter(at_seven: Any) -> None:
+    """Such as SGLang's list of components: the event is kept, also with the adapter's number, and beside a salt."""
+    assert structs.replace(PLAIN, again=False) == _stored([*ARRAY_0_10, at_seven])
+    assert _stored([*ARRAY_0_10[:5], 2, "GPU", at_seven]).adapter == "#2"
+    both = _stored([*ARRAY_0_10, {"cache_salt": "s1"}, ["full", "swa"]])
+    assert (both.salt, both.extras) == (b"s1", None)
+    assert _stored([*ARRAY_0_10, None, ["full"]]).extras is None
+
+
+def test_an_empty_medium_is_none() -> None:
+    """It is the GPU's, in stores and removals, as if it were not there."""
+    assert _stored(_a_map(medium="")) == PLAIN
+    assert _only(["BlockRemoved", [5], ""]) == Removed([5], "GPU", 0)
+    assert _stored(_a_map(medium="", locality="REMOTE")) == _stored(_a_map(medium=None, locality="REMOTE"))
+
+
 def test_sglangs_salt_is_of_the_root_alone() -> None:
     """SGLang sends the salt with every block; what follows a root has it through its parent."""
     assert _stored(_a_map(cache_salt="s1", extra_keys=None)).salt == b"s1"
