@@ -34,6 +34,7 @@ from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
+from router.core.cache.chunks import ChunkWidth
 from router.core.cache.claims import Credit
 from router.core.cache.lateness import Tails
 from router.core.cache.masks import Masks
@@ -62,8 +63,6 @@ BLOCK_BYTES = 320  # one block held: two table slots, hash, key, mask
 NAME_BYTES = 192  # one name of a block no longer held
 ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
 COPY_BYTES = 160  # one block whose copies are not the usual ones: a table slot, and its hash once more
-CHUNK_EVENTS = 8  # events of a tier that name as many blocks each before these are taken for chunks
-CHUNK_BLOCKS_MAX = 64  # blocks of a chunk; more in each event are prompts of one length
 TIER_PART = 0.75  # part of all blocks up to which those that only a tier has are taken: the GPU's come first
 
 _COUNT_BITS = 16
@@ -109,7 +108,7 @@ class EngineBlocks:
         self._groups: dict[int, int] = {}  # group -> mask of the counts of its places on the GPU
         self._gpu = 0  # mask of the counts of all places on the GPU
         self._tier_groups: dict[str, dict[int, int]] = {}  # tier -> group -> mask of the counts of its places there
-        self._width = self._alike = 0  # blocks that each event of a tier named, and how many events that were
+        self._chunk = ChunkWidth()
         self.tiers: dict[str, TierBlocks] = {}  # tiers whose copies are counted
         self._others: set[int] = set()  # groups that do not answer for a whole prefix
         self._usual = 0  # copies of a block that has no entry in _copies
@@ -139,7 +138,7 @@ class EngineBlocks:
     @property
     def chunk(self) -> int:
         """Blocks that tiers keep together: vLLM names a chunk in each event, others whatever came."""
-        return self._width if self._alike >= CHUNK_EVENTS and self._width <= CHUNK_BLOCKS_MAX else 1
+        return self._chunk.blocks
 
     @property
     def kept_share(self) -> float:
@@ -234,7 +233,7 @@ class EngineBlocks:
                 self._open_place(medium, group)
         self.block_tokens, self.complete, self._others = shape.block_tokens, shape.complete, set(shape.others)
         if shape.chunk > 1:
-            self._width, self._alike = shape.chunk, CHUNK_EVENTS
+            self._chunk.begin(shape.chunk)
 
     def take_in(self, page: Page) -> None:
         """Hold what another process knew to be held. Raises UnreadableState."""
@@ -311,9 +310,8 @@ class EngineBlocks:
             return
         if event.tokens and not self._fits(event):
             return
-        if event.medium != GPU:
-            self._width = len(event.hashes) if self._width in (0, len(event.hashes)) else 1
-            self._alike += 1
+        if event.medium != GPU and event.tokens:  # vLLM names a block without tokens where it knows nothing else of it
+            self._chunk.observe(len(event.hashes))
         if event.medium != GPU and (tier := tier_of(event.medium)) in UNTOLD:
             self._store_untold(event, tier)
             return

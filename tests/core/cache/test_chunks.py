@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
 
-from router.core.cache.engine_blocks import CHUNK_EVENTS
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.cache.chunks import BLOCKS_MAX, EVENTS_MAX, EVENTS_MIN, ChunkWidth
 from router.core.cache.tiers import TierWalk
 from tests.core.cache.reporting import _Engine, _gone, _keys, _stored
 
@@ -14,7 +18,7 @@ def test_chunks_are_loaded_whole(engine: _Engine) -> None:
     which the GPU's blocks end; less than a chunk is not loaded."""
     letters = "abcdefghijkl"
     engine.hears(_stored(list(range(1, 13)), letters))
-    for _ in range(CHUNK_EVENTS):
+    for _ in range(EVENTS_MIN):
         engine.hears(_stored([1, 2, 3], "abc", medium="CPU"))
     engine.hears(*(_stored([n, n + 1, n + 2], letters[n - 1 : n + 2], n - 1, medium="CPU") for n in (4, 7, 10)))
     ledger = engine.ledger
@@ -32,7 +36,8 @@ def test_chunks_are_loaded_whole(engine: _Engine) -> None:
     assert [loads(count) for count in (5, 6, 7, 8, 9, 11, 12)] == [0, 0, 0, 0, 5, 5, 8]
     engine.hears(_gone(*range(1, 5)))
     assert [loads(count) for count in (2, 3, 5, 6, 12)] == [0, 3, 3, 6, 12]
-    engine.hears(_stored([1], "a", medium="CPU"))
+    for _ in range(EVENTS_MAX):
+        engine.hears(_stored([1], "a", medium="CPU"))
     assert ledger.chunk == 1
     ledger.begin(shape)
     assert ledger.chunk == 3, "a process that is handed the blocks knows of chunks too"
@@ -55,6 +60,32 @@ def test_prompts_of_one_length_are_no_chunks(engine: _Engine, blocks: int, chunk
     """An engine that tells of a whole prompt at once is not taken for one that keeps chunks, however alike prompts
     are: chunks have 64 blocks at most."""
     engine.hears(_stored([1], "a"))  # says how many tokens a block has
-    for _ in range(CHUNK_EVENTS):
+    for _ in range(EVENTS_MIN):
         engine.hears(_stored(list(range(1, blocks + 1)), "a" * blocks, medium="CPU"))
     assert engine.ledger.chunk == chunk
+
+
+def test_one_odd_event_decides_nothing(engine: _Engine) -> None:
+    """Neither the end of a prompt, narrower than a chunk, nor a block named without its tokens, as vLLM does for one
+    that it brought back and knows nothing else of, however many of these there are."""
+    engine.hears(_stored(list(range(1, 13)), "abcdefghijkl"))
+    for _ in range(EVENTS_MIN):
+        engine.hears(_stored([1, 2, 3], "abc", medium="CPU"))
+    engine.hears(_stored([4, 5], "de", 3, medium="CPU"))
+    assert engine.ledger.chunk == 3
+    for _ in range(2 * EVENTS_MAX):
+        engine.hears(_stored([99], "", medium="CPU", size=0))
+    assert engine.ledger.chunk == 3
+    assert engine.ledger.shape(hybrid=False) is not None
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 4, 4, BLOCKS_MAX, BLOCKS_MAX + 1]), max_size=3 * EVENTS_MAX))
+def test_the_width_that_most_of_the_last_events_had(widths: list[int]) -> None:
+    """Whatever came before them, found out anew from the events themselves."""
+    chunk = ChunkWidth()
+    for n, width in enumerate(widths):
+        chunk.observe(width)
+        last = widths[max(0, n + 1 - EVENTS_MAX) : n + 1]
+        ((frequent, count),) = Counter(last).most_common(1)
+        sure = len(last) >= EVENTS_MIN and 2 * count > len(last) and frequent <= BLOCKS_MAX
+        assert chunk.blocks == (frequent if sure else 1)
