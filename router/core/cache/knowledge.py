@@ -137,6 +137,7 @@ class Knowledge:
         if why.startswith(RESTARTED):
             known.hybrid = known.whole = False  # another model may be served there now
             self._restarted(replica)
+        known.answers.forget()  # it may be another process, with other flags
         known.begin()
         self._judge(replica, known)
 
@@ -166,6 +167,7 @@ class Knowledge:
             self._empty_engine(known)
             known.suspended = known.distrusted = ""
             known.hybrid = known.whole = False  # another model may publish there next
+            known.answers.forget()
         self._judge(replica, known)
 
     # -- what another process knew -------------------------------------------------------------------------------
@@ -375,20 +377,24 @@ class Knowledge:
     def answered(
         self, replica: str, stored: StoredPrefix | None, predicted: int, actual: int | None, prompt_tokens: int
     ) -> None:
-        """A request ended well; `stored` and `predicted` (capped) are what events alone said when it was placed, and
-        `actual` what the engine says it found cached, if it does."""
+        """A request ended well; `stored` and `predicted` (capped, nothing dropped) are what events alone said when it
+        was placed, and `actual` what the engine says it found cached, if it does."""
         known = self._known.get(replica)
         if known is None:
             return
         current = stored is not None and stored.epoch == known.epoch and not stored.suspended
         # Counters of what was found cached leave out what was loaded.
         counts = current and (stored is None or not stored.tiers)
-        known.counters.finished(predicted if counts else None, prompt_tokens, silent=actual is None)
+        found = max(0, predicted - stored.dropped) if stored is not None else predicted
+        known.counters.finished(found if counts else None, prompt_tokens, silent=actual is None)
         if stored is None or actual is None or not current or stored.behind:
             return
         if stored.tiers and stored.gpu_tokens <= actual < predicted:
             return  # a tier lost it meanwhile, or was too busy: the stream said nothing wrong
-        known.answers.observe(predicted, actual, stored.block_tokens)
+        dropped = known.answers.dropped_blocks
+        known.answers.observe(predicted, actual, stored.block_tokens, drops=not stored.tiers)
+        if known.answers.dropped_blocks != dropped:
+            self._empty.pop(replica, None)
         known.earned = known.answers.agrees
         if known.earned:
             known.distrusts = 0

@@ -34,6 +34,7 @@ class StoredPrefix:
     tiers: dict[str, int] | None = None  # tokens of `tokens` that are to be loaded, by tier; None where none is
     kept_share: float = 0.0  # part of what its GPU stores that tiers have as well
     whole: bool = False  # the stored prefix is the whole prompt, and the engine counts its last block as cached too
+    dropped: int = 0  # tokens at the end of what is found that the engine computes again: a block under EAGLE and MTP
 
     @property
     def gpu_tokens(self) -> int:
@@ -45,7 +46,7 @@ class StoredPrefix:
         said = StoredPrefix(
             tokens, self.block_tokens, self.grade, self.epoch, self.suspended, self.doubted, self.free_tokens
         )
-        said.kept_share = self.kept_share
+        said.kept_share, said.dropped = self.kept_share, self.dropped
         return said
 
 
@@ -106,7 +107,7 @@ class Reported:
         if self.kv_tokens_max and size and engine.complete:
             free = self.kv_tokens_max - engine.gpu_blocks * size
         said = StoredPrefix(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
-        said.kept_share = engine.kept_share
+        said.kept_share, said.dropped = engine.kept_share, self.answers.dropped_blocks * size
         return said
 
     def begin(self) -> None:

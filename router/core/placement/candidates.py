@@ -239,9 +239,13 @@ class Pricer:
             return 0
         known = 0
         if said is not None:
-            known = capped(said.tokens, size.prompt_tokens, said.block_tokens, whole=said.whole) if said.tokens else 0
+            if said.tokens:
+                known = capped(
+                    said.tokens, size.prompt_tokens, said.block_tokens, whole=said.whole, dropped=said.dropped
+                )
             if said.grade is Grade.EXACT or said.doubted:
                 return known
+            estimate -= said.dropped  # below 0 it counts as nothing, as `known` does
         elif self._knowledge.doubted(member.id):
             return 0
         return max(known, estimate)
@@ -312,7 +316,8 @@ def _grade(said: StoredPrefix) -> Grade:
     return Grade.CATCHING_UP if said.behind else said.grade
 
 
-def capped(tokens: int, prompt_tokens: int, block_tokens: int, *, whole: bool = False) -> int:
+def capped(tokens: int, prompt_tokens: int, block_tokens: int, *, whole: bool = False, dropped: int = 0) -> int:
     """Cached tokens as the engine counts them: whole blocks, and never the prompt's last token, from which the first
-    new token is computed (vLLM 0.32 and SGLang 0.5 alike), but where the `whole` prompt is loaded."""
-    return max(0, min(tokens, prompt_tokens - (not whole)) // max(1, block_tokens) * max(1, block_tokens))
+    new token is computed (vLLM 0.32 and SGLang 0.5 alike), but where the `whole` prompt is loaded. Of what is found
+    then, so many are `dropped`."""
+    return max(0, min(tokens, prompt_tokens - (not whole)) // max(1, block_tokens) * max(1, block_tokens) - dropped)

@@ -82,14 +82,15 @@ class Learner:
         if lease.tokens and usage:
             self._models.compare_counts(lease.model, lease.prompt_tokens, usage.prompt_tokens)
         if stored is not None:
-            predicted = capped(stored.tokens, lease.prompt_tokens, stored.block_tokens, whole=stored.whole)
+            matched = capped(stored.tokens, lease.prompt_tokens, stored.block_tokens, whole=stored.whole)
+            predicted = max(0, matched - stored.dropped)
             if actual is not None and lease.receipt.pull is not None:
                 actual = min(actual, predicted)  # what comes behind that was pulled
             if actual is not None and lease.tokens is not None:
                 self._knowledge.tiered.compared(
                     lease.replica, stored.block_tokens, lease.tokens.tokens, predicted, actual
                 )
-            self._knowledge.answered(lease.replica, stored, predicted, actual, lease.prompt_tokens)
+            self._knowledge.answered(lease.replica, stored, matched, actual, lease.prompt_tokens)
             last = stored.block_tokens if stored.whole else 0  # a prompt's last block may be there, and not be counted
             if stored.tiers and actual is not None and actual + last < predicted and lease.tokens is not None:
                 self._knowledge.tiered.missed(lease.replica, stored, lease.tokens, actual)

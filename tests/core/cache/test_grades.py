@@ -168,6 +168,24 @@ def test_a_hybrid_model_is_exact_only_by_its_answers() -> None:
     assert world.knowledge.grade_of("a")[0] is Grade.EXACT
 
 
+def test_an_engine_that_drops_the_last_matched_block_earns_its_grade() -> None:
+    """As EAGLE and MTP have it: what is found is a block less than what is stored, so predictions are. What was learned
+    goes with the process."""
+    world = World()
+    world.join(grade=Grade.CATCHING_UP)
+    world.store(prompt_of(160))
+    _answer(world, 144, 128, CHECKS)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+    assert world.knowledge.checks("a") == (CHECKS, CHECKS)
+    held = world.said(prompt_of(160))["a"]
+    assert (held.tokens, held.dropped) == (160, BLOCK)
+    assert world.said(prompt_of(160, salt=b"another"))["a"].tokens == 0
+    world.knowledge.clear("a", f"{RESTARTED}: other bytes", 3.0)
+    world.knowledge.grade("a", Grade.CATCHING_UP, "joined late", 3.0)
+    world.store(prompt_of(160))
+    assert world.said(prompt_of(160))["a"].dropped == 0
+
+
 def test_all_ledgers_share_one_budget() -> None:
     """Beyond it the one that takes most gives up blocks, its newest, and its grade; the others lose nothing. As long as
     it is not much smaller than they are it gives first, so that of many that are alike one falls, not all."""

@@ -116,11 +116,11 @@ class Machine(RuleBasedStateMachine):
             name, lease, prompt = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
             self.knowledge.settle(name, lease, prompt, self.now_s, computed=computed, grown_blocks=grown)
 
-    @rule(name=NAMES, right=st.booleans())
-    def _answered(self, name: str, right: bool) -> None:
+    @rule(name=NAMES, found=st.sampled_from([32, 24, 16, 0]))
+    def _answered(self, name: str, found: int) -> None:
         for _ in range(CHECKS):
             held = self.knowledge.stored(_prompt("xy"), self.now_s).get(name) or self.knowledge.empty(name)
-            self.knowledge.answered(name, held, 16, 16 if right else 0, 32)
+            self.knowledge.answered(name, held, 32, found, 48)
 
     @rule(elapsed_s=st.sampled_from([0.005, 0.3, 11.0]))
     def _time(self, elapsed_s: float) -> None:
@@ -149,6 +149,8 @@ class Machine(RuleBasedStateMachine):
                 loads = self._loads(known, keys or [], tokens // size) if tokens or size else 0
                 if loads and not suspended:
                     said.tokens, said.tiers = tokens + loads * size, {"cpu": loads * size}
+                else:
+                    said.dropped = known.answers.dropped_blocks * size
                 said.kept_share = ledger.kept_share
                 found[name] = said
         return found

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from router.core.cache.selfcheck import CHECKS, DRIFT_TOKENS_MIN, AnswerCheck, CounterCheck, counters_drift
+from router.core.cache.selfcheck import (
+    CHECKS,
+    DRIFT_TOKENS_MIN,
+    EARNED_SHARE,
+    HITS,
+    HITS_MIN,
+    AnswerCheck,
+    CounterCheck,
+    counters_drift,
+)
 from router.core.facts.replicas import Load
+from tests.support.examples import examples
 
 BLOCK = 16
 
@@ -106,3 +117,77 @@ def test_counters_that_are_missing_are_no_evidence() -> None:
     check = CounterCheck()
     check.finished(5, DRIFT_TOKENS_MIN, silent=True)
     assert check.observe(Load()) is None
+
+
+def test_a_block_that_is_always_dropped_is_learned() -> None:
+    """From the eighth hit on; it counts for the answers before that too, so the window is as soon full as without. One
+    that is dropped no longer is unlearned likewise, and a cache that was emptied changes nothing."""
+    check = AnswerCheck()
+    for _ in range(HITS_MIN - 1):
+        check.observe(160, 144, BLOCK)
+    assert (check.dropped_blocks, check.equal) == (0, 0)
+    check.observe(160, 144, BLOCK)
+    assert (check.dropped_blocks, check.equal) == (1, HITS_MIN)
+    for predicted, actual in [(0, 0), (16, 0)] * (CHECKS // 2):
+        check.observe(predicted, actual, BLOCK)
+    assert check.agrees
+    check.clear()
+    assert (check.dropped_blocks, check.checks) == (1, 0)
+    for _ in range(HITS // 2 + 1):
+        check.observe(160, 160, BLOCK)
+    assert check.dropped_blocks == 0
+    check.forget()
+    check.observe(160, 144, BLOCK)
+    assert check.dropped_blocks == 0
+
+
+class DropMachine(RuleBasedStateMachine):
+    """Answers of engines that drop a block, do not, find something else, or load from tiers."""
+
+    @initialize()
+    def _begin(self) -> None:
+        self.check = AnswerCheck()
+        self.answers: list[tuple[int, int, bool]] = []
+        self.hits: list[int] = []
+        self.dropped = 0
+
+    @rule(
+        blocks=st.integers(0, 4),
+        less=st.sampled_from([0, 1, 1, 3, -1]),
+        drops=st.sampled_from([True, True, False]),
+        times=st.sampled_from([1, HITS_MIN, CHECKS]),
+    )
+    def _answered(self, blocks: int, less: int, drops: bool, times: int) -> None:
+        predicted, actual = blocks * BLOCK, max(0, blocks - less) * BLOCK
+        for _ in range(times):
+            self.check.observe(predicted, actual, BLOCK, drops=drops)
+            self.answers.append((predicted, actual, drops))
+            if predicted and actual and drops:
+                self.hits.append(predicted - actual)
+                last = self.hits[-HITS:]
+                for dropped in (0, 1):
+                    if len(last) >= HITS_MIN and 2 * last.count(dropped * BLOCK) > len(last):
+                        self.dropped = dropped
+
+    @rule(restart=st.booleans())
+    def _over(self, restart: bool) -> None:
+        self.answers = []
+        if restart:
+            self.hits, self.dropped = [], 0
+            self.check.forget()
+        else:
+            self.check.clear()
+
+    @invariant()
+    def _is_what_the_answers_say(self) -> None:
+        last, check = self.answers[-CHECKS:], self.check
+        surplus = [max(0, said - drops * self.dropped * BLOCK) - found for said, found, drops in last]
+        assert check.dropped_blocks == self.dropped
+        assert (check.equal, check.checks) == (surplus.count(0), len(last))
+        assert check.agrees is (len(last) == CHECKS and check.equal >= EARNED_SHARE * CHECKS)
+        assert check.drifts is (sum(abs(each) > BLOCK for each in surplus) > 0.1 * CHECKS)
+
+
+def test_what_is_learned_of_drops_is_what_answers_say() -> None:
+    """Against the same found out anew from all answers so far."""
+    run_state_machine_as_test(DropMachine, settings=settings(max_examples=examples(40), deadline=None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.core.cache.selfcheck import HITS_MIN
 from router.core.facts.replicas import Load
 from router.core.facts.tiers import CPU
 from router.core.fleet import stuck
@@ -194,3 +195,16 @@ def test_a_prompt_that_ends_with_a_block_is_foretold_whole_once_it_was_found_who
         fleet.router.observe_load("a", Load(kv_tokens_max=200_000, block_tokens=BLOCK))
         fleet.evicts("a")
     assert fleet.place(more=10).cached_tokens == TOKENS
+
+
+def test_a_block_that_the_engine_drops_is_not_foretold() -> None:
+    """EAGLE and MTP compute the last matched block again: of a prompt that ends with a block that is the one before its
+    last. Once it is learned, receipts say so, and so they do of a prompt that goes on."""
+    fleet = TieredFleet("a")
+    fleet.says("a", "GPU")
+    for number in range(HITS_MIN + 1):
+        lease = fleet.place(more=0)
+        assert lease.receipt.predicted_cached_tokens == TOKENS - (16 if number < HITS_MIN else 32)
+        fleet.answers(lease, 0.1, TOKENS - 32)
+    assert fleet.router.knowledge.checks("a") == (HITS_MIN + 1, HITS_MIN + 1)
+    assert fleet.place(more=10).receipt.predicted_cached_tokens == TOKENS - 16
