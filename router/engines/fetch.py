@@ -11,19 +11,47 @@ import re
 import ssl
 
 import aiohttp
+from aiohttp.tracing import Trace
 
 KEEPALIVE_S = 3.0  # less than uvicorn's 5, so that the router closes first
+HOSTS_MAX = 4_096  # hosts whose addresses are remembered
 
 
-def session(api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
+class _Connector(aiohttp.TCPConnector):
+    """Notes the address of each connection under the host that was asked for."""
+
+    def __init__(self, addresses: dict[str, str], tls: ssl.SSLContext | None) -> None:
+        super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls or True)
+        self._addresses = addresses
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own signature
+    ) -> aiohttp.connector.Connection:
+        connection = await super().connect(req, traces, timeout)
+        transport, host = connection.transport, req.url.host
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        if host and peer:
+            self._addresses.pop(host, None)
+            self._addresses[host] = str(peer[0])
+            if len(self._addresses) > HOSTS_MAX:
+                del self._addresses[next(iter(self._addresses))]
+        return connection
+
+
+def session(
+    api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None, addresses: dict[str, str] | None = None
+) -> aiohttp.ClientSession:
     """A session for engines' own pages. `timeout_s` is for a whole answer, 0 for no limit; `api_key` is sent unless it
     is "". Without `tls`, certificates are checked against the machine's. Compression is neither asked for nor
-    undone."""
+    undone. `addresses` is given the address that each host was last reached at."""
     headers = {"Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls or True),
+        connector=_Connector({} if addresses is None else addresses, tls),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,

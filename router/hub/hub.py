@@ -194,6 +194,7 @@ class Hub:
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
                 self.metrics.check()
+                self.roster.look_for_lost_events(time.monotonic())
 
     async def _admit(self) -> None:
         """Place requests that wait, where something else than the end of an answer made room, until cancelled."""

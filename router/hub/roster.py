@@ -23,6 +23,7 @@ from router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+EVENTS_DOWN_S = 60.0  # a ready replica's event stream that has no connection for so long is named in the log
 _BREAKER = {  # sentence and event of a log line, by what a circuit breaker did
     State.CLOSED: ("circuit breaker closed", "breaker_closed"),
     State.OPEN: ("circuit breaker opened", "breaker_open"),
@@ -60,6 +61,7 @@ class ReplicaRoster:
         self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> looking where it takes orders of its peers
         self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> looking where it is asked for blocks
         self._grades: dict[str, Grade] = {}  # grades as last logged, by replica
+        self._unheard: dict[str, float] = {}  # replica -> since when its event stream, named in the log, is down
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
 
     async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> None:
@@ -119,6 +121,7 @@ class ReplicaRoster:
         self._metrics.left(id_)
         self._prober.left(id_)
         self._grades.pop(id_, None)
+        self._unheard.pop(id_, None)
         self._warmer.left(id_)
         self._edges().left(id_)
 
@@ -197,6 +200,17 @@ class ReplicaRoster:
             level = logging.DEBUG
         fields = {"replica": replica, "grade": grade.value, "before": before.value, "why": why}
         log.log(level, "replica's grade changed", extra={"event": "grade_changed", "fields": fields})
+
+    def look_for_lost_events(self, now_s: float) -> None:
+        """Name each ready replica whose event stream has no connection for a minute, once each time that it is lost."""
+        if self._events is None:
+            return
+        for id_, since_s, why in self._events.down(now_s - EVENTS_DOWN_S):
+            member = self._router.member(id_)
+            if member is not None and member.ready and self._unheard.get(id_) != since_s:
+                self._unheard[id_] = since_s
+                fields = {"replica": id_, "why": why, "for_s": round(now_s - since_s)}
+                log.warning("no KV events of a ready replica", extra={"event": "events_down", "fields": fields})
 
     def stood(self, replica: str, state: State, why: str) -> None:
         """Log a change of the replica's breaker: requests say what its health checks do not."""

@@ -59,6 +59,7 @@ class Publisher:
         self.buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer)
         self.unsent: set[int] = set()  # numbers that live subscribers do not get
         self.silent = False  # no replay is answered
+        self.odd = False  # replays lack the numbers
         self.cut: int | None = None  # messages of the next replay that are sent
         self.asked: list[int] = []
         self.task = asyncio.create_task(self._serve())
@@ -87,7 +88,7 @@ class Publisher:
             messages = [*answers, (END, b"")][: self.cut]
             self.cut = None
             for seq, payload in messages:
-                await self.router.send_multipart([client, b"", self.topic, seq, payload])
+                await self.router.send_multipart([client, b"", *([] if self.odd else [self.topic, seq]), payload])
 
     async def stop(self) -> None:
         """The process dies."""

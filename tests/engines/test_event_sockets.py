@@ -9,6 +9,7 @@ import sys
 import pytest
 import zmq
 
+from router.engines.kv_events.addresses import Addresses
 from router.engines.kv_events.sockets import Sockets
 from tests.support.waiting import until
 
@@ -17,6 +18,7 @@ from tests.support.waiting import until
 STALLED = """
 import asyncio, time, zmq
 from router.engines.kv_events import sockets
+from router.engines.kv_events.addresses import Addresses
 
 sockets.HWM, sockets.HEARTBEAT_MS, sockets.HEARTBEAT_TIMEOUT_MS = 10, 50, 100
 
@@ -26,7 +28,7 @@ async def main():
     publisher.setsockopt(zmq.SNDHWM, 0)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
     made, event = sockets.Sockets(1 << 20), asyncio.Event()
-    subscription = made.subscribe(f"tcp://127.0.0.1:{port}", None)
+    subscription = await made.subscribe(Addresses(f"tcp://127.0.0.1:{port}"), None)
     subscription.wakes(event)
     ups = downs = 0
     until_s = time.monotonic() + 60
@@ -84,7 +86,7 @@ async def test_a_publisher_that_comes_later_is_connected_to(name: str) -> None:
     probe = context.socket(zmq.PUB)
     port = probe.bind_to_random_port("tcp://127.0.0.1")
     probe.close(linger=0)
-    subscription = sockets.subscribe(f"tcp://{name}:{port}", None)
+    subscription = await sockets.subscribe(Addresses(f"tcp://{name}:{port}"), None)
     subscription.wakes(event)
     try:
         for turn in range(2):

@@ -132,6 +132,27 @@ async def test_engines_that_connect_to_us(world: World, convention: bool) -> Non
     await index.until(lambda: any("connection ended" in what for what in index.story))  # and it has to prove itself
 
 
+@pytest.mark.parametrize("frames", [[b"two"], []])
+async def test_what_is_no_batch_from_an_engine_that_connects(world: World, frames: list[bytes]) -> None:
+    """It is counted at the replica that its topic or its address names, and at the router where it names none."""
+    index, topic = Index(), f"kv@{world.url.removeprefix('http://')}@model".encode()
+    subscriber = await world.follow(index, bind="tcp://127.0.0.1:*", endpoints={world.url: ("", "")})
+    await index.graded(Grade.CATCHING_UP, "no replay endpoint")
+    engine, rogue = Caller(subscriber.address), Caller(subscriber.address)
+    try:
+        while not world.stats(subscriber).counts.malformed:
+            await engine.pub.send_multipart([topic, *frames])
+            await asyncio.sleep(0.01)
+        await index.graded(Grade.CATCHING_UP, f"messages of {1 + len(frames)} frame")
+        for follower in subscriber._followers.values():
+            follower.connects = False
+        while not subscriber.unknown_publishers:
+            await rogue.pub.send_multipart([b"else", *frames])
+            await asyncio.sleep(0.01)
+    finally:
+        await asyncio.gather(engine.stop(), rogue.stop())
+
+
 async def test_a_topic_of_another_host_is_not_believed(world: World) -> None:
     """By convention the topic names the publisher's address: a connection from elsewhere is not its."""
     index = Index()

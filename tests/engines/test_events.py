@@ -15,6 +15,7 @@ from router.core.kv_events.stream import StreamLimits
 from router.engines.kv_events.subscriber import Subscriber
 from tests.engines.event_world import SHORT, Index, Publisher, World, stored
 from tests.support.figures import figure
+from tests.support.waiting import until
 
 
 async def joined(world: World, count: int = 3, **settings: Any) -> tuple[Publisher, Index, Subscriber]:
@@ -198,3 +199,53 @@ async def test_resync_forgets_and_replays(world: World) -> None:
     await index.until(lambda: index.credited == {0, 1, 2})
     await index.graded(Grade.EXACT, "joined at batch 0")
     assert publisher.asked[:2] == [0, 0]
+
+
+async def test_messages_of_two_frames_are_counted_and_said(world: World) -> None:
+    """By the live socket and in replays, which a publisher of another kind may send as well."""
+    publisher, index, subscriber = await joined(world)
+    while not world.stats(subscriber).counts.malformed:  # until its subscription has arrived
+        await publisher.pub.send_multipart([b"", b"a batch without a number"])
+        await asyncio.sleep(0.01)
+    await index.graded(Grade.CATCHING_UP, "messages of 2 frames, 3 expected")
+    await publisher.say(stored(3))
+    await index.graded(Grade.EXACT, "joined at batch 0")
+    counted = world.stats(subscriber).counts.malformed
+    publisher.odd = True
+    subscriber.resync(world.url)
+    await until(lambda: world.stats(subscriber).counts.malformed > counted)
+
+
+def of_two_addresses(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """The name dual.test has these addresses, in this order."""
+    loop = asyncio.get_running_loop()
+    own = loop.getaddrinfo
+
+    async def getaddrinfo(host: Any, port: Any, **kwargs: Any) -> Any:
+        if host != "dual.test":
+            return await own(host, port, **kwargs)
+        return [(0, 0, 0, "", (address, port or 0)) for address in addresses]
+
+    monkeypatch.setattr(type(loop), "getaddrinfo", lambda _loop, *args, **kwargs: getaddrinfo(*args, **kwargs))
+
+
+@pytest.mark.parametrize("addresses", [("::1", "127.0.0.1"), ("127.0.0.2", "::1", "127.0.0.1"), ("127.0.0.1", "::1")])
+async def test_every_address_of_a_name_is_tried(
+    world: World, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
+) -> None:
+    """A name of a dual-stack network has addresses at which nobody listens; replays go where the events come from. An
+    engine that was restarted is found again."""
+    of_two_addresses(monkeypatch, *addresses)
+    publisher, index = world.publisher(), Index()
+    ports = publisher.ports
+    await publisher.say(stored(0))
+    endpoints = {world.url: (f"tcp://dual.test:{ports[0]}", f"tcp://dual.test:{ports[1]}")}
+    subscriber = await world.follow(index, endpoints=endpoints)
+    await index.graded(Grade.EXACT, "joined at batch 0")
+    assert not list(subscriber.down(time.monotonic()))
+    await publisher.stop()
+    await index.until(lambda: bool(list(subscriber.down(time.monotonic()))))
+    again = world.publisher(*ports)
+    await again.say(stored(7))
+    await index.until(lambda: index.credited == {7})
+    await index.graded(Grade.EXACT, "joined at batch 0")

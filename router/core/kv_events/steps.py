@@ -88,7 +88,7 @@ class StreamCounts:
     gaps: int = 0
     replays: int = 0  # asked for
     restarts: int = 0
-    malformed: int = 0  # batches
+    malformed: int = 0  # batches, and messages that are none
     skipped: int = 0  # events that could not be read in batches that could
     dropped: int = 0  # live batches that found the queue full
     lost: int = 0  # times that batches were lost for good

@@ -88,6 +88,8 @@ class KvStream:
         self._asking = Asking(limits)
         self._gave_up = False  # a replay from batch 0 was given up, and is asked for again later
         self._rejoins = False  # the replay asked for while following is that later one
+        self._unreadable = ""  # why messages of this connection are no batches, while none of it was one
+        self._readable = False  # a live batch came over this connection
         self._look_for = -1  # number of the batch that a check's replay must begin with; -1: none
         self._steps = Steps()
         self.busy = False  # `next` has looked at enough waiting batches for one call
@@ -144,6 +146,7 @@ class KvStream:
     def connected(self, now_s: float) -> None:
         """A new connection: perhaps to a new process. Batches from the old one are of no use any more."""
         self._waiting.clear()
+        self._unreadable, self._readable = "", False
         self._fresh = True
         if self.replays:
             known = self.last_seq >= 0
@@ -165,6 +168,7 @@ class KvStream:
         """The process may be another one now, without a connection of its own that would show it."""
         if self.phase is Phase.DOWN:
             return
+        self._unreadable, self._readable = "", False
         self._fresh = True
         if self.replays:
             self._prove(why, now_s)
@@ -186,6 +190,30 @@ class KvStream:
 
     def live(self, seq: int, payload: bytes, now_s: float) -> None:
         """A batch from the SUB socket."""
+        if not self._readable and self.phase is not Phase.DOWN:
+            self._readable = True
+            if self._unreadable:
+                self._unreadable = ""
+                self._regrade()
+        self._await_turn(seq, payload)
+
+    def unreadable(self, why: str) -> None:
+        """A message from the SUB socket that is no batch. Beside batches it says nothing, since their numbers show a
+        gap; where no batch comes, the stream is not heard, and `why` is its reason."""
+        self.counts.malformed += 1
+        if not self._readable and self.phase is not Phase.DOWN and why != self._unreadable:
+            self._unreadable = why
+            self._regrade()
+
+    def _regrade(self) -> None:
+        """Say the grade, where nothing is in doubt."""
+        if self._settled and self.phase is Phase.FOLLOWING:
+            self._steps.regrade(*self._judged())
+
+    def _judged(self) -> tuple[Grade, str]:
+        return (Grade.CATCHING_UP, self._unreadable) if self._unreadable else self._basis
+
+    def _await_turn(self, seq: int, payload: bytes) -> None:
         if self.phase is not Phase.DOWN and not self._waiting.add(seq, payload):
             self.counts.dropped += 1
 
@@ -300,7 +328,7 @@ class KvStream:
         elif self._look_for >= 0:
             self._prove(f"the replay begins at batch {seq}, after batch {self._look_for}", now_s)
         else:
-            self.live(seq, payload, now_s)
+            self._await_turn(seq, payload)
 
     # --- live batches ---
 
@@ -466,7 +494,7 @@ class KvStream:
             elif self._basis[0] is not Grade.EXACT and any(isinstance(event, Cleared) for event in batch.events):
                 self._basis = (Grade.EXACT, f"joined at a clear, in batch {seq}")
         if self._settled:
-            self._steps.regrade(*self._basis)
+            self._steps.regrade(*self._judged())
 
     def _follow(self) -> None:
         self._asking.reset()
@@ -490,7 +518,7 @@ class KvStream:
         if self.replays:
             self._asking.all_is_well(now_s)
         self._steps.resume()
-        self._steps.regrade(*self._basis)
+        self._steps.regrade(*self._judged())
 
     def _lose(self, now_s: float) -> None:
         """Suspended for too long."""

@@ -23,8 +23,9 @@ from router.core.kv_events.sink import EventSink, pass_on
 from router.core.kv_events.states import EngineState, UnreadableState
 from router.core.kv_events.steps import Apply, AskReplay, Clear, Regrade, Resume, StreamCounts, StreamLimits, Suspend
 from router.core.kv_events.stream import KvStream
+from router.engines.kv_events.addresses import Addresses
 from router.engines.kv_events.handover import Handover, begin_with, objection, state_of
-from router.engines.kv_events.sockets import Replay, Sockets, Subscription
+from router.engines.kv_events.sockets import Replay, Sockets, Subscription, Unreadable
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
 from router.loop import LongWork
 
@@ -76,6 +77,7 @@ class Follower:
         self.connects = False  # the engine connects to us
         self.wake = asyncio.Event()
         self._found: Source | Off | None = None
+        self._addresses, self._replays = Addresses(""), Addresses("")
         self._replay: Replay | None = None
         self._token = 0
         self._spent_s = 0.0
@@ -86,6 +88,7 @@ class Follower:
         self._lateness = Lateness()
         self._applying = asyncio.Lock()  # held while a batch is applied, and while all that is known is copied
         self._unproven = 0  # blocks that another process knew, and that the stream has not proved yet
+        self.down_since_s: float | None = None  # since when it connects in vain; None while it does not
 
     def stats(self) -> StreamStats:
         """The state of the stream now."""
@@ -104,6 +107,11 @@ class Follower:
             blocks=self._blocks,
             counts=stream.counts,
         )
+
+    @property
+    def why(self) -> str:
+        """The reason for the grade."""
+        return self._why
 
     def update(self, replica: Replica) -> None:
         """Take over what discovery now says of the replica."""
@@ -164,11 +172,14 @@ class Follower:
 
     async def _follow(self, source: Source) -> None:
         self.connects = not source.endpoint
-        subscription = None
+        subscription, finder = None, self._shared.finder
+        self._addresses = Addresses(source.endpoint, finder.address)
+        self._replays = Addresses(source.replay, finder.address)
         try:
             if not self.connects:
-                subscription = self._shared.sockets.subscribe(source.endpoint, source.topic)
+                subscription = await self._shared.sockets.subscribe(self._addresses, source.topic)
                 subscription.wakes(self.wake)
+                self.down_since_s = self._shared.clock()
         except ValueError as error:
             # not tried again before the replica or the settings give another address
             self._found = Off(f"cannot subscribe to {error}")
@@ -181,7 +192,7 @@ class Follower:
                 self.stream.connected(self._shared.clock())
             await self._drive(self.stream, source, subscription)
         finally:
-            self.connects, self.stream = False, None
+            self.connects, self.stream, self.down_since_s = False, None, None
             self._stop_replay()
             if subscription is not None:
                 subscription.close()
@@ -195,18 +206,21 @@ class Follower:
         while self._found == source:
             self.wake.clear()
             stream.tick(clock())
-            await self._go_on_from_others(stream, source)
+            await self._go_on_from_others(stream)
             busy = True
             while busy:
                 if subscription is not None:
                     was_up = self._heed(stream, subscription, was_up)
-                    if (heard := subscription.receive()) is not None:
+                    heard = subscription.receive()
+                    if isinstance(heard, Unreadable):
+                        stream.unreadable(heard.why)
+                    elif heard is not None:
                         stream.live(heard[1], heard[2], clock())
                     busy = heard is not None
                 else:
                     busy = False
                 busy |= self._answer(stream)
-                await self._perform(stream, source)
+                await self._perform(stream)
                 await self._breathe()  # batches that wait for a replay take time too, and may be many
             if not self.wake.is_set():
                 with suppress(TimeoutError):
@@ -214,7 +228,7 @@ class Follower:
                         await self.wake.wait()
             self._spent_s = time.perf_counter()
 
-    async def _go_on_from_others(self, stream: KvStream, source: Source) -> None:
+    async def _go_on_from_others(self, stream: KvStream) -> None:
         """Go on from what another process knew, where that is offered and of use."""
         handover, id_ = self._shared.handover, self.replica.id
         state = handover.offers.get(id_) if handover is not None else None
@@ -226,7 +240,7 @@ class Follower:
             return
         clock, told = self._shared.clock, state.stream
         stream.step_back("going on from what another process knew", clock())
-        await self._perform(stream, source)
+        await self._perform(stream)
         try:
             await begin_with(state, handover.keeper, id_, LongWork())
         except UnreadableState as error:
@@ -248,11 +262,14 @@ class Follower:
         change."""
         while (change := subscription.change()) is not None:
             if not change.up:
+                if self.down_since_s is None:
+                    self.down_since_s = self._shared.clock()
                 stream.disconnected("event connection lost", self._shared.clock())
             elif was_up:  # all unread batches are old, or come in the replay that is asked for now
                 while subscription.receive() is not None:
                     pass
             if change.up:
+                self.down_since_s = None
                 stream.connected(self._shared.clock())
                 if was_up:
                     self._look.set()
@@ -261,9 +278,14 @@ class Follower:
 
     def _answer(self, stream: KvStream) -> bool:
         """Take the next answer to a replay; False if there is none."""
-        heard = self._replay.receive() if self._replay is not None else None
+        if self._replay is None:
+            return False
+        heard = self._replay.receive()
+        stream.counts.malformed += self._replay.unreadable
+        self._replay.unreadable = 0
         if heard is None:
             return False
+        self._replays.works()
         seq, payload = heard
         if seq < 0:
             self._stop_replay()
@@ -272,7 +294,7 @@ class Follower:
             stream.replayed(self._token, seq, payload, self._shared.clock())
         return True
 
-    async def _perform(self, stream: KvStream, source: Source) -> None:
+    async def _perform(self, stream: KvStream) -> None:
         clock = self._shared.clock
         while (step := stream.next(clock())) is not None or stream.busy:
             if step is None:
@@ -281,8 +303,10 @@ class Follower:
             if isinstance(step, Apply):
                 async with self._applying:
                     await self._apply(step)
+            elif isinstance(step, AskReplay):
+                await self._ask(step)
             else:
-                self._do(step, source)
+                self._do(step)
             await self._breathe()
 
     async def _apply(self, step: Apply) -> None:
@@ -298,14 +322,16 @@ class Follower:
         if self._lag_s is not None:
             sink.told(id_, came_s - self._lateness.late_s(self._lag_s, came_s))
 
-    def _do(self, step: AskReplay | Clear | Suspend | Resume | Regrade, source: Source) -> None:
-        if isinstance(step, AskReplay):
-            self._stop_replay()
-            self._token = step.token
-            with suppress(ValueError):  # an invalid address never answers
-                self._replay = self._shared.sockets.ask(source.replay, step.first)
-                self._replay.wakes(self.wake)
-        elif isinstance(step, Regrade):
+    async def _ask(self, step: AskReplay) -> None:
+        self._stop_replay()
+        self._token = step.token
+        followed = self._addresses.address if self._replays.host == self._addresses.host else ""
+        with suppress(ValueError):  # an invalid address never answers
+            self._replay = self._shared.sockets.ask(await self._replays.next(sure=followed), step.first)
+            self._replay.wakes(self.wake)
+
+    def _do(self, step: Clear | Suspend | Resume | Regrade) -> None:
+        if isinstance(step, Regrade):
             self._grade(step.grade, step.why)
         else:
             pass_on(step, self._sink, self.replica.id, self._shared.clock())

@@ -1,8 +1,9 @@
 """The part of ZeroMQ that KV events need: a socket that receives batches, one that asks for a replay.
 
-The only module that knows pyzmq. All calls return at once; `Sockets.wakes` sets an asyncio.Event when a socket may have
-something. A ZeroMQ descriptor is readable when the state may have changed, not when there is a message: after a wake
-everything must be read until there is nothing more (zeromq.org, zmq_getsockopt, ZMQ_FD).
+The only module that knows pyzmq. All calls return at once, but `Sockets.subscribe`, which resolves a name.
+`Subscription.wakes` sets an asyncio.Event when a socket may have something. A ZeroMQ descriptor is readable when the
+state may have changed, not when there is a message: after a wake everything must be read until there is nothing more
+(zeromq.org, zmq_getsockopt, ZMQ_FD).
 
 ZeroMQ must not connect again by itself: libzmq up to 4.3.5 ends the process (`Assertion failed: _input_stopped`,
 zeromq/libzmq#3937) where a connection is lost while its queue is full, comes back, and only then is the queue read. So
@@ -14,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
+
+from router.engines.kv_events.addresses import Addresses
 
 END = b"\xff" * 8  # number -1: the replay is complete
 HWM = 1_000  # messages in a queue of ZeroMQ; beyond this TCP makes the engine wait
@@ -41,6 +44,15 @@ class PeerChange:
     peer: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A message that is no batch, since it has not three frames: topic, number of 8 bytes, payload."""
+
+    why: str
+    topic: bytes = b""  # its first frame, where there are others
+    peer: str = ""
+
+
 class Sockets:
     """Makes sockets. Close it once they are closed."""
 
@@ -52,13 +64,13 @@ class Sockets:
         """Close the context; what was not sent is dropped."""
         self._context.destroy(linger=0)
 
-    def subscribe(self, endpoint: str, topic: str | None) -> Subscription:
+    async def subscribe(self, addresses: Addresses, topic: str | None) -> Subscription:
         """A socket connected to a publisher, now or once there is one. Raises ValueError for an invalid address."""
 
-        def pair() -> Pair:
+        def pair(endpoint: str) -> Pair:
             return self._pair(endpoint, topic or "", bind=False)
 
-        return Subscription(pair(), pair)
+        return Subscription(pair(await addresses.next()), pair, addresses)
 
     def bound(self, address: str) -> Subscription:
         """A socket that publishers connect to. Raises OSError if it cannot listen there."""
@@ -110,12 +122,15 @@ class Sockets:
 class Subscription:
     """A socket that receives batches: a bound one, or one for each connection to a publisher."""
 
-    def __init__(self, pair: Pair, again: Callable[[], Pair] | None = None) -> None:
-        """`again` makes a new pair that connects to the publisher."""
+    def __init__(
+        self, pair: Pair, again: Callable[[str], Pair] | None = None, addresses: Addresses | None = None
+    ) -> None:
+        """`again` makes a new pair that connects to an endpoint, of those that `addresses` gives."""
         self._sub, self._monitor = pair
-        self._again = again
+        self._again, self._addresses = again, addresses
         self._again_s = AGAIN_MIN_S
-        self._timer: asyncio.TimerHandle | None = None  # Set while the next connection waits for its turn.
+        self._timer: asyncio.TimerHandle | None = None  # set while the next connection waits for its turn
+        self._connecting: asyncio.Task[None] | None = None
         self._event = asyncio.Event()
         self._peers: dict[int, str] = {}  # descriptor of an accepted connection -> address
         self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None
@@ -133,25 +148,35 @@ class Subscription:
 
     def close(self) -> None:
         """Close the socket."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_connecting()
         _unwatch(self._wake)
         _close(self._sub, self._monitor)
+
+    def _stop_connecting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
 
     def _connect_in(self, delay_s: float) -> None:
         """Connect anew by then, unless a connection comes up before."""
         if self._again is not None and self._wake is not None:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_connecting()
             self._timer = self._wake[0].call_later(delay_s, self._connect)
 
     def _connect(self) -> None:
+        self._connecting = asyncio.create_task(self._connect_anew())
+
+    async def _connect_anew(self) -> None:
         """Give up the connection that is gone, or did not come, with what was not read of it, for another one."""
-        if self._again is None:
+        if self._again is None or self._addresses is None:
             return
+        endpoint = await self._addresses.next()
+        self._connecting = None  # nothing below may be interrupted
         _unwatch(self._wake)
         try:
-            pair = self._again()
+            pair = self._again(endpoint)
         except (OSError, ValueError, zmq.ZMQError):  # the process has no descriptor left: later
             self._wake = _watch([self._sub, self._monitor], self._event)
         else:
@@ -176,8 +201,9 @@ class Subscription:
                 self._peers[descriptor] = _peer(descriptor)
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._again_s = AGAIN_MIN_S
-                if self._timer is not None:
-                    self._timer.cancel()
+                self._stop_connecting()
+                if self._addresses is not None:
+                    self._addresses.works()
                 return PeerChange(up=True)
             elif kind == zmq.EVENT_CLOSED:  # a connection did not come up
                 self._lost()
@@ -185,28 +211,28 @@ class Subscription:
                 self._lost()
                 return PeerChange(up=False, peer=self._peers.pop(descriptor, ""))
 
-    def receive(self) -> tuple[bytes, int, bytes] | None:
-        """The next batch: topic, number, payload. Other messages are skipped."""
-        while True:
-            try:
-                frames = self._sub.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            if len(frames) == 3 and len(frames[1]) == 8:
-                return frames[0], int.from_bytes(frames[1], "big"), frames[2]
+    def receive(self) -> tuple[bytes, int, bytes] | Unreadable | None:
+        """The next batch: topic, number, payload."""
+        try:
+            frames = self._sub.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        if len(frames) == 3 and len(frames[1]) == 8:
+            return frames[0], int.from_bytes(frames[1], "big"), frames[2]
+        return _unreadable(frames)
 
-    def receive_from(self) -> tuple[bytes, int, bytes, str] | None:
+    def receive_from(self) -> tuple[bytes, int, bytes, str] | Unreadable | None:
         """The next batch with the address that it came from, "" where there is none (ipc)."""
-        while True:
-            try:
-                frames = self._sub.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            if len(frames) == 3 and len(frames[1]) == 8:
-                peer = ""
-                with suppress(zmq.ZMQError):
-                    peer = str(frames[2].get("Peer-Address"))
-                return frames[0].bytes, int.from_bytes(frames[1].bytes, "big"), frames[2].bytes, peer
+        try:
+            frames = self._sub.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        peer = ""
+        with suppress(zmq.ZMQError):
+            peer = str(frames[-1].get("Peer-Address"))
+        if len(frames) == 3 and len(frames[1]) == 8:
+            return frames[0].bytes, int.from_bytes(frames[1].bytes, "big"), frames[2].bytes, peer
+        return _unreadable([frame.bytes for frame in frames[:2]], len(frames), peer)
 
 
 class Replay:
@@ -214,6 +240,7 @@ class Replay:
 
     def __init__(self, dealer: zmq.Socket[bytes]) -> None:
         self._dealer = dealer
+        self.unreadable = 0  # messages that are no batch
         self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None
 
     def wakes(self, event: asyncio.Event) -> None:
@@ -234,6 +261,16 @@ class Replay:
                 return None
             if len(frames) >= 3 and not frames[0] and len(frames[-2]) == 8:  # the topic came with vLLM 0.2x
                 return (-1 if frames[-2] == END else int.from_bytes(frames[-2], "big")), frames[-1]
+            self.unreadable += 1
+
+
+def _unreadable(frames: Sequence[bytes], count: int = 0, peer: str = "") -> Unreadable:
+    """What is wrong with a message of `count` frames, of which `frames` are the first, or all."""
+    count = count or len(frames)
+    if count == 3:
+        return Unreadable(f"numbers of {len(frames[1])} bytes, 8 expected", frames[0], peer)
+    topic = frames[0] if count > 1 else b""
+    return Unreadable(f"messages of {count} frame{'s' * (count != 1)}, 3 expected", topic, peer)
 
 
 def _close(sub: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:

@@ -22,6 +22,7 @@ from yarl import URL
 
 from router.core.facts.replicas import Replica
 from router.engines import fetch
+from router.engines.kv_events.addresses import endpoint_at
 
 PAGE_BYTES_MAX = 1 << 20
 _ANY = {"*", "0.0.0.0", "::", ""}  # noqa: S104 - what engines say, not what we bind
@@ -88,11 +89,16 @@ class Finder:
     ) -> None:
         self._configured = configured
         self._bound_port = bound_port
-        self._session = fetch.session(api_key, timeout_s, tls)
+        self._addresses: dict[str, str] = {}  # host -> the address at which it answered last
+        self._session = fetch.session(api_key, timeout_s, tls, self._addresses)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+    def address(self, host: str) -> str:
+        """The address at which a host answered last; "" where it has not been asked."""
+        return self._addresses.get(host, "")
 
     async def find(self, replica: Replica) -> Source | Off:
         """The source by the settings, or by discovery, or by the replica itself; NoAnswer if it does not answer."""
@@ -165,7 +171,7 @@ class Finder:
             return Off(f"connects to, or listens on, {said[:200]}, which is not the replica's host (events.bind)")
         if port == self._bound_port and named not in _ANY:
             return ""  # vLLM connects to an address that names a host
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        return endpoint_at(host, port)
 
     async def _get(self, url: str) -> tuple[int, bytes]:
         try:
@@ -188,7 +194,7 @@ def _told(replica: Replica) -> Source | Off:
         port += replica.rank or 0
         if not 0 < port < 1 << 16 or not host:
             return Off(f"has no KV events at {first[:200]}, where discovery says")
-        ends.append(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+        ends.append(endpoint_at(host, port))
     return Source(*ends)
 
 

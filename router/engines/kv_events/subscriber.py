@@ -10,7 +10,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from yarl import URL
@@ -23,7 +23,7 @@ from router.core.kv_events.states import EngineState
 from router.core.kv_events.stream import StreamLimits
 from router.engines.kv_events.follower import YIELD_S, Follower, StreamStats, Surroundings
 from router.engines.kv_events.handover import Handover
-from router.engines.kv_events.sockets import Sockets, Subscription
+from router.engines.kv_events.sockets import Sockets, Subscription, Unreadable
 from router.engines.kv_events.sources import Finder, Source, same_peer
 
 __all__ = ["StreamStats", "Subscriber"]
@@ -183,6 +183,13 @@ class Subscriber:
         """The states of all streams, by replica."""
         return {id_: follower.stats() for id_, follower in self._followers.items()}
 
+    def down(self, until_s: float) -> Iterator[tuple[str, float, str]]:
+        """(replica, since when, why) of each stream that has no connection, and had none at `until_s` either."""
+        for id_, follower in self._followers.items():
+            since_s = follower.down_since_s
+            if since_s is not None and since_s <= until_s:
+                yield id_, since_s, follower.why
+
     # -- engines that connect to the router ----------------------------------------------------------------------
 
     async def _listen(self, bound: Subscription) -> None:
@@ -198,7 +205,10 @@ class Subscriber:
                 heard = bound.receive_from()
                 if heard is None:
                     break
-                self._heard(*heard)
+                if isinstance(heard, Unreadable):
+                    self._unreadable(heard)
+                else:
+                    self._heard(*heard)
                 if time.perf_counter() - spent_s > YIELD_S:
                     await asyncio.sleep(0)
                     spent_s = time.perf_counter()
@@ -209,17 +219,36 @@ class Subscriber:
         follower = self._followers.get(self._publisher(topic))
         host = "" if topic in self._named else _topic_host(topic)
         if follower is None or not follower.connects or (host and peer and not same_peer(peer, host)):
-            self.unknown_publishers += 1
-            if topic not in self._refused and len(self._refused) < REFUSED_MAX:
-                self._refused.add(topic)
-                fields = {"topic": topic[:200].decode(errors="replace"), "peer": peer}
-                log.warning(
-                    "KV events of an unknown publisher are dropped",
-                    extra={"event": "unknown_publisher", "fields": fields},
-                )
+            self._refuse(
+                topic, peer, "no replica has this topic" if follower is None else "not from its replica's host"
+            )
         elif follower.stream is not None:
             follower.stream.live(seq, payload, self._clock())
             follower.wake.set()
+
+    def _unreadable(self, message: Unreadable) -> None:
+        """Count a message that is no batch at the stream of its publisher: the replica that its topic names, or else
+        that of the address that it came from."""
+        follower = self._followers.get(self._publisher(message.topic)) if message.topic else None
+        if follower is None and message.peer:
+            bound = [one for one in self._followers.values() if one.connects]
+            here = [one for one in bound if same_peer(message.peer, URL(one.replica.url).host or "")]
+            follower = here[0] if len(here) == 1 else None
+        if follower is None or not follower.connects:
+            self._refuse(message.topic, message.peer, message.why)
+        elif follower.stream is not None:
+            follower.stream.unreadable(message.why)
+            follower.wake.set()
+
+    def _refuse(self, topic: bytes, peer: str, why: str) -> None:
+        """Drop a message of an unknown publisher; the first of each topic is named in the log."""
+        self.unknown_publishers += 1
+        if topic not in self._refused and len(self._refused) < REFUSED_MAX:
+            self._refused.add(topic)
+            fields = {"topic": topic[:200].decode(errors="replace"), "peer": peer, "why": why}
+            log.warning(
+                "KV events of an unknown publisher are dropped", extra={"event": "unknown_publisher", "fields": fields}
+            )
 
     def _publisher(self, topic: bytes) -> str:
         """The replica that publishes under a topic; "" if none."""

@@ -299,7 +299,7 @@ _STREAM_COUNTERS = {
     "replays": "KV event replays requested, routine checks included: about one every ten seconds.",
     "restarts": "Engine restarts detected by a KV event replay; slow restarts count as new streams.",
     "lost": "Unrecoverable losses of KV event batches.",
-    "malformed": "Malformed batches of KV events.",
+    "malformed": "Malformed batches of KV events, and messages that are no batch.",
 }
 
 

@@ -142,11 +142,14 @@ class Machine(RuleBasedStateMachine):
             self.engine.finish(index)
         assert self.engine.reset()
 
-    @rule(what=st.sampled_from(["batch", "event", "more", "suspect", "resync"]))
+    @rule(what=st.sampled_from(["batch", "event", "more", "suspect", "resync", "frames"]))
     def odd(self, what: str) -> None:
         """What the engine says next cannot be read, or not all of it; or somebody has a suspicion, or the self-check
-        has found the index wrong."""
-        if what in ("suspect", "resync"):
+        has found the index wrong, or something else than a batch comes."""
+        if what == "frames":
+            self.rig.stream.unreadable("messages of 2 frames, 3 expected")
+            self.rig.take_steps()
+        elif what in ("suspect", "resync"):
             self.rig.distrust(what == "resync")
         else:
             self.engine.garble = what

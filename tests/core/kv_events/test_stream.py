@@ -152,3 +152,43 @@ def test_batches_of_an_older_connection_are_of_no_use() -> None:
     owner.steps()
     owner.replay(0)
     assert owner.told == ["suspend", "ask 0", "ask 0", "apply 0", "resume"]
+
+
+FRAMES = "messages of 2 frames, 3 expected"
+
+
+@pytest.mark.parametrize("replays", [True, False])
+def test_messages_that_are_no_batches_are_said(replays: bool) -> None:
+    """A publisher of which no message can be read is not taken for one that published nothing, nor is it exact by its
+    replays, since nothing new is heard. The first batch that comes lifts that, and another connection begins anew."""
+    owner = connected(replays=replays)
+    if replays:
+        owner.replay(0, 1)
+        assert owner.state == (Grade.EXACT, "joined at batch 0")
+    else:
+        assert owner.state == (Grade.CATCHING_UP, "no replay endpoint")
+    before = owner.state
+    for _ in range(3):
+        owner.stream.unreadable(FRAMES)
+        owner.steps()
+    assert owner.state == (Grade.CATCHING_UP, FRAMES)
+    assert owner.stream.counts.malformed == 3
+    owner.live(*([2] if replays else [0]))
+    assert owner.state == (before if replays else (Grade.EXACT, "joined at batch 0"))
+    owner.stream.disconnected("lost", owner.now_s)
+    owner.stream.connected(owner.now_s)
+    owner.steps()
+    owner.stream.unreadable(FRAMES)
+    if replays:
+        owner.replay(2)
+    assert owner.state == (Grade.CATCHING_UP, FRAMES)
+
+
+def test_a_message_that_is_no_batch_beside_batches_is_counted_alone() -> None:
+    """Their numbers show that none is missing."""
+    owner = exact()
+    owner.live(3)
+    owner.stream.unreadable(FRAMES)
+    owner.live(4)
+    assert owner.state == (Grade.EXACT, "joined at batch 0")
+    assert owner.stream.counts.malformed == 1

@@ -1,0 +1,82 @@
+"""The addresses behind the name in an endpoint, one after the other.
+
+libzmq takes one address of a name, with IPv6 allowed an IPv6 address where there is any, and never tries another
+(zeromq/libzmq#4313). A name in a dual-stack cluster has addresses of both kinds, and vLLM's `tcp://*:5557` listens on
+IPv4 alone. So names are resolved here, anew whenever all addresses were tried, and each connection takes the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+
+RESOLVE_S = 5.0  # longest wait for a resolver
+ADDRESSES_MAX = 16  # addresses of a name that are tried
+
+
+class Addresses:
+    """Where to connect for an `endpoint`. `likely` is the address that other connections to its host used last, "" if
+    unknown: it is tried first, if the name still has it."""
+
+    def __init__(self, endpoint: str, likely: Callable[[str], str] = lambda host: "") -> None:
+        self.endpoint = endpoint
+        self.host, self._port = _named(endpoint)
+        self._likely = likely
+        self._left: list[str] = []  # addresses still to be tried
+        self._last = ""
+        self._worked = ""  # the address of the last connection that came up
+        self._works = True  # False: the last address given out has not worked yet
+
+    async def next(self, sure: str = "") -> str:
+        """The endpoint to connect to now, with an address in place of a name; the endpoint itself where it has no name,
+        or the name cannot be resolved. `sure` is an address that the host has now: unless it has just failed, it is
+        taken, and nothing is resolved."""
+        if not self.host:
+            return self.endpoint
+        if sure and self._works:
+            self._left, self._last = [], sure
+        else:
+            if not self._left:
+                self._left = await self._resolved()
+            self._last = self._left.pop(0) if self._left else ""
+        self._works = False
+        return endpoint_at(self._last or self.host, self._port)
+
+    @property
+    def address(self) -> str:
+        """The address of the connection that is up; "" while none is, or where it is not known."""
+        return self._last if self._works else ""
+
+    def works(self) -> None:
+        """A connection to the address given out last came up: the next one tries it first."""
+        self._works, self._worked, self._left = True, self._last, []
+
+    async def _resolved(self) -> list[str]:
+        try:
+            async with asyncio.timeout(RESOLVE_S):
+                found = await asyncio.get_running_loop().getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError, TimeoutError):
+            return []
+        addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        first = [each for each in (self._worked, self._likely(self.host)) if each in addresses]
+        return list(dict.fromkeys(first + addresses))[:ADDRESSES_MAX]
+
+
+def endpoint_at(host: str, port: int) -> str:
+    """The TCP endpoint of an address or a name."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _named(endpoint: str) -> tuple[str, int]:
+    """(name, port) of a TCP endpoint; ("", 0) where it has an address, or is of another kind."""
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdecimal() or set(host) & set("[];*"):
+        return "", 0
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host, int(port)
+    return "", 0
