@@ -67,9 +67,11 @@ class Model:
         MissingExtra."""
         folder = Folder(fetched(source))
         whole: Encoder = load(folder.tokenizer_json, cache_bytes_max // 2)
-        self._no_template = folder.own_renderer()
-        templates = {} if self._no_template else folder.templates()
+        own_renderer = folder.own_renderer()
+        templates = {} if own_renderer else folder.templates()
         self._template = ChatTemplate(templates, folder.special()) if templates else None
+        self.chatless = "" if templates else own_renderer or "the model has no chat template"
+        """Why no chat can be rendered here; "" if they can."""
         self.encoder = growing(whole, folder.tokenizer_json, templates.values(), cache_bytes_max)
 
     def ids(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> bytes:
@@ -81,7 +83,7 @@ class Model:
         if given.text is not None:
             return self._begun(given.text, given.add_special_tokens)
         if self._template is None:
-            raise Unfit(self._no_template or "the model has no chat template")
+            raise Unfit(self.chatless)
         fitted = self._template.fit(given, engine, defaults)
         special = given.add_special_tokens and engine != SGLANG  # SGLang has no such field for chats
         return self._begun(self._template.render(fitted), special, fitted.suffix)
@@ -146,8 +148,9 @@ class Prompts:
         """Ids of the prompt as uint32 little-endian; None when they cannot be known, or not within the deadline.
 
         `engine` is "vllm" or "sglang"; `model` names the base model of an adapter. `ask` is used where the model
-        has no tokenizer here. `new_bytes`: of the request those that no earlier one began with, where that is known; a
-        prompt that goes on by little is made here, any longer one in a thread.
+        has no tokenizer here, and for chats where it has no chat template. `new_bytes`: of the request those that no
+        earlier one began with, where that is known; a prompt that goes on by little is made here, any longer one in a
+        thread.
         """
         if given.ids is not None:
             return given.ids
@@ -161,6 +164,8 @@ class Prompts:
         loaded = await self._loaded(model, self._deadline_s)
         if loaded is None:
             return None
+        if given.text is None and loaded.chatless and ask is not None:
+            return await self._ask(given, model, engine, ask)
         defaults = self._template_kwargs.get(model, {})
         work: Callable[[], bytes] = partial(loaded.ids, given, engine, defaults)
         if not self._long(given, new_bytes):
@@ -193,13 +198,16 @@ class Prompts:
             await self.prepare(model)
 
     async def verify(self, model: str, engine: str, ask: AskReplica) -> str | None:
-        """Compare with a replica's /tokenize on probing prompts. Returns None if equal, otherwise a line that names the
-        first difference, or says that the replica does not answer. Raises nothing."""
+        """Compare with a replica's /tokenize on probing prompts, texts alone where no chat can be rendered here.
+        Returns None if equal, otherwise a line that names the first difference, or says that the replica does not
+        answer. Raises nothing."""
         loaded = await self._loaded(model, None)
         if loaded is None:
             return "its tokenizer cannot be used here"
         bodies: dict[str, dict[str, Any]] = {}
         for name, given in PROMPTS.items():
+            if given.text is None and loaded.chatless:
+                continue
             with suppress(Unfit):
                 bodies[name] = ask_body(given, model, engine)
         asked = (ask("/tokenize", body) for body in bodies.values())  # all at once, since a busy engine answers late
@@ -221,6 +229,11 @@ class Prompts:
         source = self._sources.get(model) or self._sources.get("")
         loading = self._models.get(source) if source else None
         return bool(source) and not (loading is not None and loading.done() and loading.result() is None)
+
+    async def chatless(self, model: str) -> str:
+        """Why no chat of this model can be rendered here, though it has a tokenizer; "" if they can."""
+        loaded = await self._loaded(model, None)
+        return loaded.chatless if loaded is not None else ""
 
     def counts(self) -> Mapping[str, int]:
         """Numbers of prompts by outcome: encoded, asked, remembered, late, failed, unknown."""

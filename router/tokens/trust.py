@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from router.core.fleet.models import MODELS_MAX
 from router.core.placement.router import Router
 from router.engines import fetch
 from router.settings.schema import TokenSettings
@@ -29,6 +30,7 @@ class Trust:
         self._prompts = prompts
         self._asker = asker
         self._settings = settings
+        self._chatless = set[str]()  # models without a chat template that the log has named
 
     async def watch(self) -> None:
         """Compare ids with those of replicas, model by model, until cancelled."""
@@ -47,23 +49,40 @@ class Trust:
         """Whether the model's prompts can be turned into token ids; if not, it is compared again soon."""
         base, engine, replica = self._router.models.engine(model)
         if not self._prompts.knows(base):
-            why = await self._refused(replica, model) if self._settings.ask_replicas else UNKNOWN
+            why = await self._refused(replica, model, "no tokenizer here") if self._settings.ask_replicas else UNKNOWN
         elif not await self._prompts.prepare(base):
             return await self._compare(model)  # the tokenizer is now known to be useless: a replica is asked instead
-        elif not self._settings.verify or not replica:
-            why = ""
         else:
-            why = await self._prompts.verify(base, engine, self._asker.of(replica, model)) or ""
+            why = await self._chats_refused(base, replica, model)
+            if not why and self._settings.verify and replica:
+                why = await self._prompts.verify(base, engine, self._asker.of(replica, model)) or ""
         self._tell(model, why)
         return not why
 
-    async def _refused(self, replica: str, model: str) -> str:
-        """Why the replica's own /tokenize cannot be used; "" if it can."""
+    async def _chats_refused(self, base: str, replica: str, model: str) -> str:
+        """Why chats of a model without a chat template cannot be turned into token ids by a replica either; "" if they
+        can, or it has a template."""
+        chatless = await self._prompts.chatless(base)
+        if not chatless:
+            return ""
+        if not self._settings.ask_replicas:
+            return f"{chatless}, and its replicas may not be asked"
+        why = await self._refused(replica, model, chatless) if replica else ""
+        if not why and model not in self._chatless and len(self._chatless) < MODELS_MAX:
+            self._chatless.add(model)
+            fields = {"model": model, "why": chatless}
+            log.warning(
+                "chats of this model are tokenized by its replicas", extra={"event": "chats_asked", "fields": fields}
+            )
+        return why
+
+    async def _refused(self, replica: str, model: str, reason: str) -> str:
+        """Why the replica's own /tokenize, which is asked for this reason, cannot be used; "" if it can."""
         try:
             answer = await self._asker.of(replica, model)("/tokenize", {"prompt": "warm"})
         except Exception as error:  # any error, from the transport or a bad answer
-            return f"no tokenizer here, and /tokenize is not answered: {fetch.words(error)}"
-        return "" if isinstance(answer.get("tokens"), list) else "no tokenizer here, and /tokenize is refused"
+            return f"{reason}, and /tokenize is not answered: {fetch.words(error)}"
+        return "" if isinstance(answer.get("tokens"), list) else f"{reason}, and /tokenize is refused"
 
     def _tell(self, model: str, why: str) -> None:
         if self._router.models.observe_tokens(model, why) and why:

@@ -251,6 +251,32 @@ async def test_without_a_tokenizer_the_replica_is_asked_once(prompts: Prompts) -
     asking.close()
 
 
+@pytest.mark.parametrize("config", [{}, {"config.json": '{"model_type": "deepseek_v32"}'}, {"tekken.json": "{}"}])
+async def test_chats_of_a_model_without_a_chat_template_are_asked_of_the_replica(
+    prompts: Prompts, tmp_path: Path, tokenizer_json: str, config: dict[str, str]
+) -> None:
+    """Texts are made here, and compared; nobody finds a difference where nothing is made."""
+    path = folder(tmp_path / "other", tokenizer_json)
+    if not config:
+        (path / "chat_template.jinja").unlink()
+    for name, text in config.items():
+        (path / name).write_text(text)
+    chatless, asked = Prompts({"m": str(path)}, deadline_s=20), list[dict[str, Any]]()
+    ask = answering(prompts, asked)
+    why = await chatless.chatless("m")
+    assert ("no chat template" in why) is (not config)
+    assert why
+    assert await chatless.verify("m", "vllm", ask) is None
+    assert not any("messages" in body for body in asked)
+    asked.clear()
+    assert await chatless.encode(HI, "m", "vllm", ask) == await prompts.encode(HI, "m", "vllm")
+    text = TemplateInput(text="a text", add_special_tokens=True)
+    assert await chatless.encode(text, "m", "vllm", ask) == await prompts.encode(text, "m", "vllm")
+    assert len(asked) == 1
+    assert await prompts.chatless("m") == await chatless.chatless("another") == ""
+    chatless.close()
+
+
 async def test_a_replica_that_is_slow_refuses_or_is_gone_costs_the_exactness_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
