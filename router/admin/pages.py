@@ -65,8 +65,8 @@ class Pages:
         ]
 
     async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
-        """A page that clients may see, by path; None if there is none. `/healthz`: the process is alive. `/readyz`: at
-        least one replica is ready and the router is not draining. `/v1/models`: the models of all ready replicas, in
+        """A page that clients may see, by path; None if there is none. `/healthz`: the process is alive. `/readyz`: a
+        replica may be sent requests and the router is not draining. `/v1/models`: the models of all ready replicas, in
         OpenAI's list form. `/metrics`: in the format that `accept`, the header, asks for. Below REQUESTS: what became
         of a request of the owner's."""
         if path == "/healthz":

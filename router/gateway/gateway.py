@@ -143,14 +143,15 @@ class Gateway:
         return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
 
     async def _watch(self) -> None:
-        """Say on health checks whether a replica is ready, until cancelled."""
+        """Say on health checks what `/readyz` says, until cancelled."""
         while True:
             await asyncio.sleep(READY_S)
             await self._look()
 
     async def _look(self) -> None:
-        there = self._placer.others_ready(frozenset())
-        self._parts.known, ready = self._parts.known or there, there and not self._leaving
+        page = None if self._leaving else await self._placer.page("/readyz")
+        ready = page is not None and page.status == 200 and not self._leaving
+        self._parts.known = self._parts.known or ready
         await self._health.set(LIVENESS, _READY)
         await self._health.set(EXTENSION, _NOT if self._leaving else _READY)
         for name in (READINESS, SERVICE, ""):

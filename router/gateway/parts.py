@@ -44,7 +44,7 @@ class PickerParts:
     streams: set[PickerStream] = field(default_factory=set)  # streams under way
     cut_why: str = ""  # why streams are cut; "" while one that is cancelled means that its client left
     served_told: bool = False  # the gateway says which endpoint served, so that its silence says something
-    known: bool = False  # a replica has been ready since this process began
+    known: bool = False  # `/readyz` was 200, or a replica ready, since this process began
     heads_told: bool = False  # it shows heads of answers, so that a stream without one has lost its client
     answers_come: bool = False  # it sends answers that it is asked for
     shown: int = 0  # answers that were asked for and came

@@ -45,7 +45,7 @@ TOKENIZERS_S = 20.0  # longest wait for tokenizers to load; serving begins witho
 
 
 class Hub:
-    """`async with Hub(settings) as hub`: finds and probes replicas from then on; `/readyz` says when one is ready."""
+    """`async with Hub(settings) as hub`: finds and probes replicas; `/readyz` says when it can place requests."""
 
     def __init__(self, settings: Settings, *, admin_socket: socket.socket | None = None) -> None:
         """`admin_socket` None: a socket is bound to the address in the settings."""
@@ -59,6 +59,7 @@ class Hub:
         self._admin_socket = admin_socket
         self._stack = AsyncExitStack()
         self._draining = False
+        self._looked = False  # the replicas of the first list were probed
 
     async def __aenter__(self) -> Self:
         async with closed_on_error(self._stack):
@@ -223,10 +224,18 @@ class Hub:
         self.metrics.failed(replica if self.router.member(replica) is not None else None, kind)
 
     def ready(self) -> bool:
-        """Whether requests should come here: a replica is ready, what is known from before is taken over or has taken
-        too long, and the router is not draining."""
+        """Whether requests should come here: a replica may be sent some, what is known from before is taken over or has
+        taken too long, and the router is not draining. Under `discovery.scale_from_zero` no replica is needed."""
         holding = self.state is not None and self.state.holding
-        return not self._draining and not holding and bool(self.router.ready())
+        if self._draining or holding:
+            return False
+        return bool(self.router.usable()) or (self.settings.discovery.scale_from_zero and self._has_looked())
+
+    def _has_looked(self) -> bool:
+        """Whether there is a first list of replicas, and each of these was probed: that none is ready is known then."""
+        if not self._looked and self.discovered.is_set():
+            self._looked = all(member.health.asked for member in self.router.members)
+        return self._looked
 
     def drain(self) -> None:
         """Say on `/readyz` that no more requests should come, and hold none back."""

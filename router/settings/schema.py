@@ -67,6 +67,10 @@ class DiscoverySettings:
     """Seconds after which pods are listed anew though the watch seems well: what a watch lost is found then."""
     replicas_max: Positive = 1_024
     """Replicas that discovery may bring; beyond it none is added, and the log says so."""
+    scale_from_zero: bool = False
+    """Whether `/readyz`, and a picker's `readiness`, stay as they are with a replica while there is none: for engines
+    whose autoscaler starts the first one by the requests that are refused here. They wait for the first list of
+    replicas all the same, and until each of these was probed once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from router.core.dialects import PATHS
 from router.core.dialects.continuing import APPROXIMATE, EXACT, REASONS
 from router.core.dialects.repairs import REPAIRS
 from router.core.facts.misses import Change, Miss, TokenPlace
@@ -190,6 +191,7 @@ _OUTCOMES = (
 )
 # Series that are there from the first scrape on: one that begins with its first increment has no rate that shows it.
 BEGUN: dict[str, list[Labels]] = {
+    "requests": [(path, "none", 503) for path in PATHS],  # refusals of models that no replica serves
     "graded_requests": [(grade,) for grade in Grade],
     "predictions": [(grade, result) for grade in Grade for result in ("equal", "over", "under")],
     "overpredicted_tokens": [(grade,) for grade in Grade],

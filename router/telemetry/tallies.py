@@ -16,8 +16,9 @@ other is `other`), replicas are those discovered.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from router.core.dialects import PATHS
 from router.core.facts.placements import Ending, Grade, Reason, Receipt, Usage
 from router.core.facts.requests import Priority
 from router.core.learned.prefill import PrefillModel
@@ -73,6 +74,7 @@ class Tallies:
         self.splits = False  # some requests may go in two legs
         self._models: dict[str, ModelSeries] = {"": ModelSeries("none")}
         self._others = ModelSeries(OTHER)
+        self._served: set[str] = set()  # models whose refusals were begun
         self._placements: dict[tuple[str, str, Reason, Grade, str], PlacementSeries] = {}
         # What answers told of what was cached, for engine_count.py.
         # Replica -> prompt tokens and hits of answers that told, and requests of which it took one leg of two.
@@ -353,6 +355,17 @@ class Tallies:
         """Count one request that was turned away."""
         label = (self._models.get(model) or self._model(model)).label
         self._of("shed_requests", code, priority.name.lower(), label)[0] += 1
+
+    def serve(self, models: Iterable[str]) -> None:
+        """Begin the refusals of models that replicas serve, of the first MODELS_BEGUN_MAX: an autoscaler looks at them,
+        and the first one counts."""
+        for model in models:
+            if len(self._served) >= MODELS_BEGUN_MAX:
+                return
+            if model not in self._served:
+                self._served.add(model)
+                for path in PATHS:
+                    self._of("requests", path, self.label(model), 503)
 
     def recent(self) -> dict[str, RecentTokens]:
         """Prompt tokens of late by model's label, of models that had any."""

@@ -38,6 +38,7 @@ TOLD_AT_ONCE = 1_000  # stored responses that a hub which came anew is told of i
 REPORTS_MAX = 65_536  # ends of requests that are kept until the hub is back
 
 _NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
+_READY = Page(200, "text/plain; charset=utf-8", b"ready\n")
 
 
 class RemotePlacer:
@@ -287,9 +288,9 @@ class RemotePlacer:
             self._link.say(report)
 
     async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
-        """One of the hub's pages; 503 while there is no hub."""
+        """One of the hub's pages. While there is no hub 503, but `/readyz` goes by its last view, as placing does."""
         if not self._link.up:
-            return _NO_HUB
+            return self._without_hub(path)
         id_ = self._new_id()
         future: asyncio.Future[Page | None] = self._loop.create_future()
         self._paging[id_] = future
@@ -297,11 +298,15 @@ class RemotePlacer:
         self._link.say(messages.PageWanted(id_, path, said, accept))
         try:
             async with asyncio.timeout(PAGE_S):
-                return await future
+                page = await future
         except TimeoutError:
-            return _NO_HUB
+            page = _NO_HUB
         finally:
             self._paging.pop(id_, None)
+        return self._without_hub(path) if page is _NO_HUB else page
+
+    def _without_hub(self, path: str) -> Page:
+        return _READY if path == "/readyz" and self._view.others_ready(frozenset()) else _NO_HUB
 
     # -- what the hub says ---------------------------------------------------------------------------------------
 

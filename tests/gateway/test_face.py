@@ -60,6 +60,15 @@ async def test_health_says_whether_a_replica_is_ready(engine: FakeEngine) -> Non
             await it.finish()
 
 
+async def test_a_picker_without_replicas_is_ready_where_that_is_wanted() -> None:
+    """It refuses and counts what comes, which an autoscaler sees, instead of leaving the choice to the gateway."""
+    async with picking(discovery__scale_from_zero=True) as app:
+        await app.gateway._look()
+        assert await health(app.gateway.health_port, "readiness") == health_pb2.HealthCheckResponse.SERVING
+        async with asking(app) as it:
+            assert (await it.pick()).immediate_response.status.code == 503
+
+
 async def test_tls_and_its_renewal(engine: FakeEngine, tmp_path: Path) -> None:
     """The picker speaks TLS with the certificate of its settings, and shows a renewed one after a reload."""
     file, authorities = tmp_path / "own.pem", [trustme.CA(), trustme.CA()]

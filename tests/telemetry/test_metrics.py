@@ -125,7 +125,7 @@ def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for model in ("a", "b", "c", "d", "a"):
         it.observe(record(model=model))
 
-    counts = re.findall(r'warmroute_requests_total{model="(\w+)".*} (\S+)', it.page().decode())
+    counts = re.findall(r'warmroute_requests_total{model="(\w+)".*status="200"} (\S+)', it.page().decode())
     assert counts == [("a", "2.0"), ("b", "1.0"), ("other", "2.0")]
 
 

@@ -17,6 +17,7 @@ from router.placer import TokenView
 from router.telemetry.process_counts import CONNECTIONS, HUB_LOST
 from router.telemetry.record import RequestRecord
 from router.workers import messages
+from router.workers.remote_placer import RemotePlacer
 from router.workers.view import LastView
 from tests.workers.stubs import StubEdge, StubHub, serving, until, worker
 
@@ -288,6 +289,24 @@ async def test_pages_come_from_the_hub(path: Path) -> None:
         assert asked is not None
         assert (page.content_type, asked.content_type) == ("text/plain", "application/openmetrics-text")
         assert await placer.page("/x") is None
+
+
+async def test_a_worker_alone_is_ready_as_long_as_it_places(path: Path) -> None:
+    """By the hub's last view: not before there was any, nor where all replicas of that refuse. Other pages are the
+    hub's."""
+
+    async def statuses(placer: RemotePlacer) -> list[int]:
+        pages = [await placer.page(path) for path in ("/readyz", "/metrics")]
+        return [page.status for page in pages if page is not None]
+
+    async with worker(path) as placer:
+        assert await statuses(placer) == [503, 503]
+        async with serving(StubHub("http://a"), path):
+            await until(lambda: placer.placing)
+        await until(lambda: not placer.placing)
+        assert await statuses(placer) == [200, 503]
+        placer.refused("http://a")
+        assert await statuses(placer) == [503, 503]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,11 @@ class Health:
     served: bool = False  # whether it was ever fit
     silent: bool = False  # whether the last check had no answer at all, which proves nothing
 
+    @property
+    def asked(self) -> bool:
+        """Whether anything was observed yet."""
+        return self.served or self.failures > 0
+
     def observe(self, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
         """Take one observation and what was heard; `proof` (connection refused) needs no second, `silent` says that
         there was neither answer nor refusal. Returns whether `fit` flipped."""
