@@ -27,10 +27,20 @@ class Body(Legged):
     messages: list[tokens.Message] | None = None
     prompt: str | list[Any] | None = None
     tools: list[Any] | None = None
+    input: str | list[Any] | None = None
+    """Of Responses and speech."""
+    system: str | list[dict[str, Any]] | None = None
+    """Of Messages."""
+    instructions: str | None = None
+    """Of Responses."""
     stream: bool | None = None
+    stream_format: str | None = None
+    """Of speech."""
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    """Of Responses."""
     min_tokens: int | None = None
     cache_salt: str | None = None
     add_generation_prompt: bool = True
@@ -40,7 +50,8 @@ class Body(Legged):
     @property
     def tokens_max(self) -> int | None:
         """The limit of the answer's length; None: there is none."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        limits = (self.max_completion_tokens, self.max_output_tokens, self.max_tokens)
+        return next((limit for limit in limits if limit is not None), None)
 
     def answer_tokens(self) -> int:
         """Length of the answer. Its end of sequence is where `min_tokens` allows it. Raises Refused, as vLLM does."""
@@ -58,11 +69,19 @@ BODY = msgspec.json.Decoder(Body)
 
 
 class Refused(Exception):
-    """Answered with an error body of vLLM's shape."""
+    """Answered with an error body of vLLM's shape. `in_stream`: as an event, with status 200."""
 
-    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "BadRequestError",
+        param: str | None = None,
+        *,
+        in_stream: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.status, self.kind, self.param = status, kind, param
+        self.status, self.kind, self.param, self.in_stream = status, kind, param, in_stream
 
     def response(self) -> web.Response:
         """The error as vLLM's response."""
@@ -84,6 +103,20 @@ def rendered(body: Body, messages: list[tokens.Message]) -> bytes:
     if opened and body.add_generation_prompt:
         raise Refused(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     return tokens.render_chat(messages, body.tools, generate=body.add_generation_prompt, opened=opened)
+
+
+def conversation(body: Body) -> list[tokens.Message]:
+    """The chat of a request to `/v1/messages` or `/v1/responses`."""
+    system = body.system if body.system is not None else body.instructions
+    messages = [tokens.Message("system", system)] if system else []
+    if body.messages is not None:
+        return messages + body.messages
+    if isinstance(body.input, str):
+        return [*messages, tokens.Message("user", body.input)]
+    try:
+        return messages + msgspec.convert(body.input or [], list[tokens.Message])
+    except msgspec.ValidationError as error:
+        raise Refused(400, str(error), param="input") from None
 
 
 def prompts_of(prompt: str | list[Any] | None) -> list[bytes]:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 from aiohttp import web
@@ -27,6 +27,8 @@ from loadtest.engine.pairs import Link, bootstrap, link
 from loadtest.engine.peers import PeerLimits, Peers
 from loadtest.engine.replica import SimulatedReplica
 from loadtest.engine.step import Limits
+from loadtest.engine.zoo.member import DENSE, Member
+from loadtest.engine.zoo.members import MEMBERS
 from router.core.facts.legs import Handshake, Role
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ class EngineSettings:
     time_scale: float = 1.0
     tick_s: float = 0.005
     kv_events: KvEventsSettings | None = None
+    member: Member = DENSE
+    """The kind of engine that all replicas are."""
     tell_ttft: bool = False
     """Whether an answer's usage has `ttft_s`, which vLLM's has not: simulated seconds from when the engine had the
     request to the first token."""
@@ -91,13 +95,14 @@ class Engines:
         self.urls: list[str] = []
         self.replicas: list[SimulatedReplica] = []
         self.addresses: list[str] = []
+        self.surfaces: list[Surface] = []
         self.links: list[Link] = []  # in order; empty without a handshake
         self._directory: dict[str, Link] = {}
         self._crashes: set[asyncio.Task[None]] = set()
         pulls = settings.handshake in (None, Handshake.OFFLOADING)  # the others have no p2p tier
         self.peers = Peers(settings.peers) if settings.peers is not None and pulls else None
         self._listeners: list[asyncio.Server] = []
-        self._settings = settings
+        self._settings = replace(settings, limits=settings.member.limits(settings.limits))
         self._runners: list[web.AppRunner] = []
         self._surfaces: list[web.AppRunner] = []  # of these, the replicas' own
         self._publishers: list[KvPublisher] = []
@@ -141,7 +146,10 @@ class Engines:
         self.replicas.append(replica)
         sources = publisher.sources() if publisher else {}
         link = await self._link(index, replica) if settings.handshake is not None else None
-        surface = Surface(replica, settings.model, sources, tell_ttft=settings.tell_ttft, link=link)
+        surface = Surface(
+            replica, settings.model, sources, tell_ttft=settings.tell_ttft, link=link, member=settings.member
+        )
+        self.surfaces.append(surface)
         runner = web.AppRunner(
             surface.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
         )
@@ -215,6 +223,7 @@ class Engines:
             replay_port=events.replay_port + index if events.replay_port else 0,
             host=self._settings.host,
             topic=events.topic,
+            member=self._settings.member,
         )
         publisher.start()
         self._publishers.append(publisher)
@@ -252,6 +261,8 @@ def parser() -> argparse.ArgumentParser:
     add("--replicas", type=flags.whole(1, REPLICAS_MAX), default=defaults.replicas, help="how many, one port each")
     add("--host", default=defaults.host, help="address to listen on")
     add("--port", type=port, default=defaults.port, help="of the first replica; 0: free ports")
+    text = "kind of engine; without a name, or with one that is unknown, prints all"
+    add("--like", metavar="NAME", nargs="?", const="", default=DENSE.name, help=text)
     add("--model", default=defaults.model, help="served model name")
     add("--calibration", choices=sorted(CALIBRATIONS), default=CALIBRATION, help="how long steps take")
     add("--kv-tokens", type=whole, default=argparse.SUPPRESS, help="what a KV cache holds; else the calibration's")
@@ -290,7 +301,11 @@ def parser() -> argparse.ArgumentParser:
 
 def settings(argv: Sequence[str]) -> EngineSettings:
     """Settings of a command line; exits as argparse does on a wrong one."""
-    args = parser().parse_args(argv)
+    command = parser()
+    args = command.parse_args(argv)
+    if args.like not in MEMBERS:
+        kinds = "\n".join(f"  {member.name:18} {member.text}" for member in MEMBERS.values())
+        command.exit(2, f"there is no kind of engine '{args.like}'; there are:\n{kinds}\n")
     calibration = CALIBRATIONS[args.calibration]
     limits = Limits(
         args.block_size,
@@ -302,6 +317,7 @@ def settings(argv: Sequence[str]) -> EngineSettings:
     return EngineSettings(
         **{name: getattr(args, name) for name in TAKEN_OVER},
         handshake=Handshake(args.handshake) if hasattr(args, "handshake") else None,
+        member=MEMBERS[args.like],
         calibration=calibration,
         kv_tokens=getattr(args, "kv_tokens", None),
         tier=_tier(args),

@@ -14,45 +14,30 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from xxhash import xxh3_64_hexdigest
 
 from loadtest.common import answers
 from loadtest.engine import tokens
-from loadtest.engine.bodies import BODY, Body, Refused, prompts_of, rendered, source_of
-from loadtest.engine.metrics import render
+from loadtest.engine.bodies import BODY, Body, Refused, conversation, prompts_of, rendered, source_of
 from loadtest.engine.pairs import DecodeSide, LegRefused, Link, Moment, PrefillSide
 from loadtest.engine.replica import Choices, SimulatedReplica
 from loadtest.engine.request import EngineRequest, RequestRefused
+from loadtest.engine.shapes import DONE, Job, Shape, encoded
+from loadtest.engine.zoo.faces import face_of
+from loadtest.engine.zoo.member import DENSE, Member
+from loadtest.engine.zoo.vllm import CHAT, COMPLETIONS, MESSAGES, RESPONSES, SPEECH, TRANSCRIPTIONS
 from router.core.facts.legs import Handshake, Role
 
 BODY_BYTES_MAX = 64 << 20
-WAITING_MAX = 10_000
-"""Requests queued at a replica before it answers 503 (vLLM: --max-num-queued-reqs)."""
-VERSION = "0.32.0"
+TRUE = ("true", "1", "True", "on", "yes")
+"""Values of a form's field that are true."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One accepted HTTP request: its choices' answers are known in full, only their tokens' times are not."""
-
-    response_id: str
-    chat: bool
-    include_usage: bool
-    ids: list[int]
-    texts: list[str]
-    answer: Choices
-    prompt_tokens: list[int]
-    created: int
-    prompts: list[bytes] | None  # the prompts of the choices, where their ids are to be told
-    requests: list[EngineRequest]
-    leg: PrefillSide | DecodeSide | None  # None for a request that is whole
-    finish_reason: str
 
 
 class Surface:
@@ -66,21 +51,25 @@ class Surface:
         *,
         tell_ttft: bool = False,
         link: Link | None = None,
+        member: Member = DENSE,
     ) -> None:
         """`link` None: no request is a leg of one."""
+        self.face = face_of(member, model_name, replica, event_sources, tell_ttft=tell_ttft)
         self._replica = replica
-        self._tell_ttft = tell_ttft
         self._link = link
         self._model_name = model_name
-        self._event_sources = event_sources
         self._ids = itertools.count(1)
         self._started = int(time.time())
 
     def application(self) -> web.Application:
         """The application; run it with `handler_cancellation`, so that a client that leaves ends its work."""
-        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[_errors])
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/completions", self._completion)
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._errors])
+        app.router.add_post(CHAT, self._chat)
+        app.router.add_post(COMPLETIONS, self._completion)
+        app.router.add_post(MESSAGES, self._chat)
+        app.router.add_post(RESPONSES, self._chat)
+        app.router.add_post(TRANSCRIPTIONS, self._transcription)
+        app.router.add_post(SPEECH, self._speech)
         app.router.add_post("/v1/embeddings", self._embeddings)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
@@ -89,26 +78,45 @@ class Surface:
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/load", self._load)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/kv_event_sources", self._kv_event_sources)
+        app.router.add_routes(self.face.routes())
         return app
 
     # --- generating
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)
-        if body.messages is None:
+        if body.messages is None and http.path != RESPONSES:
             raise Refused(400, "Field required: messages", "Bad Request", "messages")
-        return await self._generate(http, body, [rendered(body, body.messages)], chat=True)
+        return await self._generate(http, body, [rendered(body, conversation(body))], self.face.shapes[http.path])
 
     async def _completion(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)
-        return await self._generate(http, body, prompts_of(body.prompt), chat=False)
+        return await self._generate(http, body, prompts_of(body.prompt), self.face.shapes[COMPLETIONS])
 
-    async def _generate(self, http: web.Request, body: Body, prompts: list[bytes], *, chat: bool) -> web.StreamResponse:
-        if self._replica.model.waiting_n >= WAITING_MAX:
-            raise Refused(503, "The queue is full (max_num_queued_reqs).", "ServiceUnavailableError")
-        job = self._job(http, body, prompts, chat)
+    async def _transcription(self, http: web.Request) -> web.StreamResponse:
+        """A form; what is heard depends on the bytes of its file alone."""
+        form = await http.post()
+        file = form.get("file")
+        if not isinstance(file, web.FileField):
+            raise Refused(400, "Field required: file", "Bad Request", "file")
+        prompt = b"<|audio|>" + xxh3_64_hexdigest(file.file.read()).encode()
+        body = Body(stream=str(form.get("stream", "")) in TRUE, max_tokens=int(str(form.get("max_tokens", 16))))
+        self._check_model(str(form.get("model", "")) or None)
+        return await self._generate(http, body, [prompt], self.face.shapes[TRANSCRIPTIONS])
+
+    async def _speech(self, http: web.Request) -> web.StreamResponse:
+        body = await self._body(http)
+        in_events = body.stream_format == "sse"
+        body.stream = body.stream or in_events
+        shape = self.face.shapes[f"{SPEECH}:sse" if in_events else SPEECH]
+        return await self._generate(http, body, prompts_of(body.input), shape)
+
+    async def _generate(self, http: web.Request, body: Body, prompts: list[bytes], shape: Shape) -> web.StreamResponse:
+        if (full := self.face.full(bool(body.stream))) is not None:
+            if full.in_stream:
+                return await self._refused_in_stream(http, shape, full)
+            raise full
+        job = self._job(http, body, prompts, shape)
         try:
             if body.stream:
                 return await self._stream(http, job)
@@ -117,7 +125,7 @@ class Surface:
                 await job.answer.more()
             cached = sum(choice.cached_tokens for choice in job.answer.choices)
             more = await job.leg.after(cached) if job.leg is not None else {}
-            return web.Response(body=self._whole(job, more), content_type="application/json")
+            return web.Response(body=shape.whole(job, more), content_type=shape.whole_kind)
         except LegRefused as refused:
             raise _leg_refused(refused) from None
         finally:
@@ -128,11 +136,12 @@ class Surface:
 
     async def _begin(self, job: Job) -> None:
         """Queue the requests, once the leg that they are may go on. Raises LegRefused."""
+        await self.face.awake()
         handover = await job.leg.before() if job.leg is not None else None
         for index, request in enumerate(job.requests):
             self._replica.submit(replace(request, handover=handover), job.answer, index)
 
-    def _job(self, http: web.Request, body: Body, prompts: list[bytes], chat: bool) -> Job:
+    def _job(self, http: web.Request, body: Body, prompts: list[bytes], shape: Shape) -> Job:
         """All or nothing: every prompt is checked before the first is queued."""
         output_n, model = body.answer_tokens(), self._replica.model
         ended = "stop" if body.min_tokens and output_n != body.tokens_max else "length"
@@ -149,9 +158,9 @@ class Surface:
         name = http.headers.get("X-Request-Id") or uuid.uuid4().hex[:16]
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         told = prompts if body.return_token_ids else None
-        id_ = f"{'chatcmpl' if chat else 'cmpl'}-{name}"
-        leg = self._leg(body, sum(counts))
-        job = Job(id_, chat, usage, [], texts, answer, counts, int(time.time()), told, [], leg, ended)
+        id_ = f"{shape.prefix}-{name}" if shape.prefix else name
+        leg, now_s = self._leg(body, sum(counts)), int(time.time())
+        job = Job(id_, shape, usage, [], texts, answer, counts, now_s, told, [], leg, ended, itertools.count())
         for index, prompt in enumerate(prompts):
             text = tokens.Text(prompt + texts[index].encode(), body.cache_salt or "")
             keys = tokens.chain(text.data, model.limits.block_tokens, text.salt)
@@ -168,28 +177,32 @@ class Surface:
             raise _leg_refused(refused) from None
 
     async def _stream(self, http: web.Request, job: Job) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(http)
+        response = web.StreamResponse(headers={"Content-Type": job.shape.stream_kind})
+        if job.shape.head_first:
+            await response.prepare(http)
+        if opening := job.shape.opening(job):
+            await response.write(opening.encode())
         try:
             await self._begin(job)
-        except LegRefused as refused:  # status and headers have left
-            error = {"error": {"message": str(refused), "type": "InternalServerError", "code": refused.status}}
-            await response.write(b"data: %b\n\ndata: [DONE]\n\n" % msgspec.json.encode(error))
+        except LegRefused as refused:
+            if not response.prepared:
+                raise
+            await response.write(self._event(_leg_refused(refused)))
             return response
         sent = [0] * len(job.texts)
         parts: list[str] = []
         finished = False
         while not finished:
             await job.answer.more()
+            if not response.prepared:
+                await response.prepare(http)
             finished = job.answer.finished
             for index, choice in enumerate(job.answer.choices):
-                if choice.ready > sent[index]:
-                    parts += self._events(job, index, sent[index], choice.ready, choice.finished)
+                if choice.ready > sent[index] or (choice.aborted and finished):
+                    parts += job.shape.events(job, index, sent[index], choice.ready, choice.finished)
                     sent[index] = choice.ready
             if finished:
-                if job.include_usage:
-                    parts.append(f'{self._head(job)},"choices":[],"usage":{self._usage(job)}}}\n\n')
-                parts.append("data: [DONE]\n\n")
+                parts.append(job.shape.closing(job))
             try:
                 await response.write("".join(parts).encode())
             except ConnectionResetError:
@@ -199,74 +212,14 @@ class Surface:
                 await self._link.at(job.leg.role, Moment.ANSWERED)
         return response
 
-    def _head(self, job: Job) -> str:
-        kind = "chat.completion.chunk" if job.chat else "text_completion"
-        return (
-            f'data: {{"id":"{job.response_id}","object":"{kind}","created":{job.created},"model":"{self._model_name}"'
-        )
+    async def _refused_in_stream(self, http: web.Request, shape: Shape, refused: Refused) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": shape.stream_kind})
+        await response.prepare(http)
+        await response.write(self._event(refused))
+        return response
 
-    def _events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """One choice's tokens as server-sent events; before the first, the role."""
-        head = f'{self._head(job)},"choices":[{{"index":{index}'
-        text = job.texts[index][start * tokens.BYTES_PER_TOKEN : end * tokens.BYTES_PER_TOKEN]
-        reason = f'"{job.finish_reason}","stop_reason":null' if finished else "null"
-        ids = prompt_ids = "null"
-        if job.prompts is not None:
-            ids = _listed(tokens.ids(text.encode()))
-            prompt_ids = "null" if start else _listed(tokens.ids(job.prompts[index]))
-        rest = f'"logprobs":null,"finish_reason":{reason}'
-        if not job.chat:
-            ids = f'"prompt_token_ids":{prompt_ids},"token_ids":{ids}'
-            return [f'{head},"text":"{text}",{rest},{ids}}}]}}\n\n']
-        events = [f'{head},"delta":{{"content":"{text}"}},{rest},"token_ids":{ids}}}]}}\n\n']
-        if not start:
-            role = f'{head},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
-            events.insert(0, f'{role},"prompt_token_ids":{prompt_ids}}}\n\n')
-        return events
-
-    def _usage(self, job: Job) -> str:
-        size = self._replica.model.limits.block_tokens
-        prompt, output = sum(job.prompt_tokens), sum(choice.ready for choice in job.answer.choices)
-        cached = sum(choice.cached_tokens for choice in job.answer.choices)
-        if job.leg is not None and job.leg.found_tokens is not None:
-            cached = job.leg.found_tokens
-        created = max(0, prompt // size * size - cached) if job.chat else None
-        own = {"ttft_s": max(choice.ttft_s for choice in job.answer.choices)} if self._tell_ttft else {}
-        return msgspec.json.encode(
-            {
-                **own,
-                "prompt_tokens": prompt,
-                "total_tokens": prompt + output,
-                "completion_tokens": output,
-                "prompt_tokens_details": {
-                    "cached_tokens": cached,
-                    "created_cache_tokens": created,
-                    "multimodal_tokens": None,
-                },
-                "completion_tokens_details": None,
-            }
-        ).decode()
-
-    def _whole(self, job: Job, more: dict[str, Any]) -> bytes:
-        choices: list[dict[str, Any]] = []
-        for index, text in enumerate(job.texts):
-            choice: dict[str, Any] = {"index": index}
-            if job.chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-            else:
-                choice["text"] = text
-            choice |= {"logprobs": None, "finish_reason": job.finish_reason, "stop_reason": None}
-            if job.prompts is not None:
-                choice["token_ids"] = tokens.ids(text.encode())
-                if not job.chat:
-                    choice["prompt_token_ids"] = tokens.ids(job.prompts[index])
-            choices.append(choice)
-        kind = "chat.completion" if job.chat else "text_completion"
-        whole = {"id": job.response_id, "object": kind, "created": job.created, "model": self._model_name}
-        if job.chat and job.prompts is not None:
-            whole["prompt_token_ids"] = tokens.ids(job.prompts[0])
-        whole |= more
-        return msgspec.json.encode(whole | {"choices": choices, "usage": msgspec.Raw(self._usage(job).encode())})
+    def _event(self, refused: Refused) -> bytes:
+        return f"data: {encoded(self.face.error_event(refused))}\n\n{DONE}".encode()
 
     # --- all the rest
 
@@ -275,11 +228,14 @@ class Surface:
             body = BODY.decode(await http.read())
         except msgspec.DecodeError as error:  # ValidationError included
             raise Refused(400, str(error), "Bad Request") from None
-        if body.model is not None and body.model != self._model_name:
-            raise Refused(404, f"The model `{body.model}` does not exist.", "NotFoundError", "model")
+        self._check_model(body.model)
         if body.cache_salt == "":
             raise Refused(400, "Parameter 'cache_salt' must be a non-empty string if provided.", "Bad Request")
         return body
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._model_name:
+            raise Refused(404, f"The model `{name}` does not exist.", "NotFoundError", "model")
 
     async def _embeddings(self, http: web.Request) -> web.Response:
         await self._body(http)
@@ -304,8 +260,7 @@ class Surface:
         return web.json_response({"success": self._replica.model.reset_prefix_cache()})
 
     async def _models(self, _http: web.Request) -> web.Response:
-        longest = self._replica.model.context_tokens_max
-        return web.json_response(answers.models(self._model_name, created=self._started, context_tokens=longest))
+        return web.json_response(self.face.models(self._started))
 
     async def _health(self, _http: web.Request) -> web.Response:
         return web.Response()
@@ -314,34 +269,22 @@ class Surface:
         model = self._replica.model
         return web.json_response({"server_load": model.running_n + model.waiting_n})
 
-    async def _version(self, _http: web.Request) -> web.Response:
-        return web.json_response({"version": VERSION})
-
-    async def _kv_event_sources(self, _http: web.Request) -> web.Response:
-        return web.json_response(dict(self._event_sources))
-
     async def _metrics(self, _http: web.Request) -> web.Response:
-        replica = self._replica
-        page = render(replica.model, self._model_name, replica.ttft, replica.e2e, replica.lag_max_s, replica.started_s)
-        return web.Response(body=page.encode(), headers={"Content-Type": answers.METRICS_KIND})
+        return web.Response(body=self.face.metrics().encode(), headers={"Content-Type": answers.METRICS_KIND})
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Refused as refused:
+            return self.face.error(request.path, refused)
+        except web.HTTPRequestEntityTooLarge:
+            too_large = Refused(413, "Request body is too large", "Request Entity Too Large")
+            return self.face.error(request.path, too_large)
+        except web.HTTPNotFound:
+            return web.json_response({"detail": "Not Found"}, status=404)
 
 
 def _leg_refused(refused: LegRefused) -> Refused:
     kind = "BadRequestError" if refused.status < 500 else "InternalServerError"
     return Refused(refused.status, str(refused), kind)
-
-
-def _listed(ids: list[int]) -> str:
-    return f"[{','.join(map(str, ids))}]"
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except Refused as refused:
-        return refused.response()
-    except web.HTTPRequestEntityTooLarge:
-        return Refused(413, "Request body is too large", "Request Entity Too Large").response()
-    except web.HTTPNotFound:
-        return web.json_response({"detail": "Not Found"}, status=404)

@@ -18,13 +18,13 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from loadtest.engine import tokens
-from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
+from loadtest.engine.kv_pool import AllBlocksCleared, KvEvent
+from loadtest.engine.zoo.kv_encoding import SglangEvents, VllmEvents
+from loadtest.engine.zoo.member import DENSE, Family, Member
 
 BUFFER_BATCHES = 10_000
 HWM = 100_000
 QUEUE_MAX = 100_000
-GPU = "GPU"
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -39,9 +39,13 @@ class KvPublisher:
         replay_port: int = 0,
         host: str = "127.0.0.1",
         topic: str = "",
+        member: Member = DENSE,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._block_tokens = block_tokens
+        self._clears_first = member.family is Family.SGLANG
+        encoding = SglangEvents(block_tokens) if self._clears_first else VllmEvents(block_tokens, member.groups)
+        self._encoded = encoding.encoded
         self._topic = topic.encode()
         self._now = now
         self._seq = 0
@@ -64,6 +68,8 @@ class KvPublisher:
     def start(self) -> None:
         """Answer replay requests from now on."""
         self._replays = asyncio.get_running_loop().create_task(self._serve_replays())
+        if self._clears_first:
+            self.publish([AllBlocksCleared()])
 
     async def stop(self) -> None:
         """Drop what was not sent yet, close both sockets."""
@@ -101,49 +107,6 @@ class KvPublisher:
         payload = msgspec.msgpack.encode([self._now(), [told for event in events for told in self._encoded(event)], 0])
         self._sent.append((seq, payload))
         self._pub.send_multipart([self._topic, seq, payload])
-
-    def _encoded(self, event: KvEvent) -> list[dict[str, Any]]:
-        """Field order is vLLM's, and so is an event for each block removed."""
-        if isinstance(event, BlocksRemoved):
-            common = {"medium": event.medium, "group_idx": 0}
-            if event.medium != GPU:  # the offloading manager's come together
-                return [{"type": "BlockRemoved", "block_hashes": list(event.keys), **common}]
-            return [{"type": "BlockRemoved", "block_hashes": [key], **common} for key in event.keys]
-        if not isinstance(event, BlockStored):
-            return [{"type": "AllBlocksCleared"}]
-        return [self._stored(event)] if event.medium == GPU else self._offloaded(event)
-
-    def _offloaded(self, event: BlockStored) -> list[dict[str, Any]]:
-        """An event for each block, which is a chunk of the offloading manager; without what sets a block apart
-        (offloading/events.py of vLLM 0.32, `self_describing_kv_events`)."""
-        told, parent = [], event.parent
-        for number, key in enumerate(event.keys):
-            one = BlockStored(event.tag, event.first_block + number, [key], parent, event.medium)
-            told.append(self._stored(one) | {"extra_keys": None})
-            parent = key
-        return told
-
-    def _stored(self, event: BlockStored) -> dict[str, Any]:
-        if not isinstance(event.tag, tokens.Text):
-            raise TypeError("requests whose events are published are tagged with their text")
-        size = self._block_tokens * tokens.BYTES_PER_TOKEN
-        start, blocks_n = event.first_block * size, len(event.keys)
-        extra_keys: list[list[str] | None] = [None] * blocks_n
-        if event.tag.salt and not event.first_block:
-            extra_keys[0] = [event.tag.salt]
-        return {
-            "type": "BlockStored",
-            "block_hashes": event.keys,
-            "parent_block_hash": event.parent,
-            "token_ids": tokens.ids(event.tag.data[start : start + blocks_n * size]),
-            "block_size": self._block_tokens,
-            "lora_id": None,
-            "medium": event.medium,
-            "lora_name": None,
-            "extra_keys": extra_keys,
-            "group_idx": 0,
-            "kv_cache_spec_kind": "full_attention",
-        }
 
     async def _serve_replays(self) -> None:
         while True:

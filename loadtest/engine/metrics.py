@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from loadtest.engine.model import EngineModel
+from loadtest.engine.zoo.member import DENSE, Member
 
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -62,13 +64,24 @@ class Histogram:
         yield f"{name}_sum{{{labels}}} {self._sum}"
 
 
-def render(
-    model: EngineModel, model_name: str, ttft: Histogram, e2e: Histogram, lag_max_s: float, started_s: float
-) -> str:
-    """The whole page `/metrics`; `started_s` is the Unix time at which the replica began."""
-    labels = f'engine="0",model_name="{model_name}"'
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """State of a replica that the engine model does not have."""
+
+    started_s: float
+    """Unix time at which the process that answers began."""
+    share: float = 1.0
+    """Share of all counts that this process has counted."""
+    asleep: int | None = None
+    """Level of vLLM's sleep mode; None: awake."""
+    parked_n: int = 0
+    """Requests that wait for the engine to wake up."""
+
+
+def values_of(model: EngineModel) -> dict[str, float]:
+    """Gauges and counters by vLLM's names, without prefix and suffix."""
     counters = model.counters
-    values: dict[str, float] = {
+    return {
         "num_requests_running": model.running_n,
         "num_requests_waiting": model.waiting_n,
         "kv_cache_usage_perc": model.kv_usage,
@@ -81,9 +94,29 @@ def render(
         "prompt_tokens_cached": counters.prompt_cached_tokens,
         "generation_tokens": counters.generated_tokens,
     }
+
+
+def render(
+    model: EngineModel,
+    model_name: str,
+    ttft: Histogram,
+    e2e: Histogram,
+    lag_max_s: float,
+    moment: Moment,
+    member: Member = DENSE,
+) -> str:
+    """The whole page `/metrics`, as a member of the zoo has it."""
+    labels = f'engine="0",model_name="{model_name}"'
+    counters, started_s = model.counters, moment.started_s
+    values = values_of(model)
+    values["num_requests_waiting"] += member.deferred_n + moment.parked_n
+    for name in _COUNTERS:
+        values[name] = int(values[name] * moment.share)
     lines: list[str] = []
     for name, text in _GAUGES.items():
         lines += [*_head(f"vllm:{name}", text, "gauge"), f"vllm:{name}{{{labels}}} {float(values[name])}"]
+    lines += _waiting_by_reason(model, labels, member, moment)
+    lines += _sleep_state(labels, moment.asleep)
     for name, text in _COUNTERS.items():
         lines += [*_head(f"vllm:{name}_total", text, "counter")]
         lines.append(f"vllm:{name}_total{{{labels}}} {float(values[name])}")
@@ -92,14 +125,16 @@ def render(
     lines += _head("vllm:request_success_total", "Count of successfully processed requests.", "counter")
     for reason in ("stop", "length", "abort", "error", "repetition"):
         # A client that leaves does not count as an abort, as measured on vLLM 0.32.
-        value = float(counters.finished if reason == "length" else 0)
+        value = float(int(counters.finished * moment.share) if reason == "length" else 0)
         lines.append(f'vllm:request_success_total{{finished_reason="{reason}",{labels}}} {value}')
     for name, text, histogram in (
         ("vllm:time_to_first_token_seconds", "Histogram of time to first token in seconds.", ttft),
         ("vllm:e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", e2e),
     ):
         lines += [*_head(name, text, "histogram"), *histogram.lines(name, labels)]
-    lines += _cache_config(model)
+    lines += _cache_config(model, member)
+    lines += _head("process_start_time_seconds", "Start time of the process since unix epoch in seconds.", "gauge")
+    lines.append(f"process_start_time_seconds {started_s}")
     lines += _head("loadtest:engine_lag_seconds_max", "Wall seconds the latest step came too late.", "gauge")
     lines.append(f"loadtest:engine_lag_seconds_max{{{labels}}} {lag_max_s}")
     return "\n".join(lines) + "\n"
@@ -109,15 +144,37 @@ def _head(name: str, text: str, kind: str) -> tuple[str, str]:
     return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
 
 
-def _cache_config(model: EngineModel) -> list[str]:
-    size, blocks_n = model.limits.block_tokens, model.pool.blocks_n
+def _waiting_by_reason(model: EngineModel, labels: str, member: Member, moment: Moment) -> list[str]:
+    """Of the requests that wait, those that wait for room, and all others."""
+    deferred = member.deferred_n + model.aside_n
+    reasons = {"capacity": model.waiting_n - model.aside_n + moment.parked_n, "deferred": deferred}
+    name = "vllm:num_requests_waiting_by_reason"
+    samples = [f'{name}{{{labels},reason="{reason}"}} {float(value)}' for reason, value in reasons.items()]
+    return [*_head(name, "Number of waiting requests by reason.", "gauge"), *samples]
+
+
+def _sleep_state(labels: str, asleep: int | None) -> list[str]:
+    states = {"awake": asleep is None, "weights_offloaded": asleep == 1, "discard_all": asleep == 2}
+    name = "vllm:engine_sleep_state"
+    samples = [f'{name}{{{labels},sleep_state="{state}"}} {float(value)}' for state, value in states.items()]
+    return [*_head(name, "Engine sleep state; awake = 0 means engine is sleeping.", "gauge"), *samples]
+
+
+def _cache_config(model: EngineModel, member: Member) -> list[str]:
+    """vLLM's configuration of the cache. With one group and no context parallelism, capacity is block size times
+    blocks."""
+    tokens = model.pool.blocks_n * model.limits.block_tokens
+    size, blocks_n = model.limits.block_tokens // member.context_parallel, model.pool.blocks_n
+    if member.label is not None:
+        size = member.label.block_tokens
+        blocks_n = max(1, round(tokens * member.label.blocks / member.label.tokens))
     info = {
         "block_size": size,
         "cache_dtype": "auto",
         "enable_prefix_caching": True,
         "engine": 0,
-        "kv_cache_max_concurrency": round(blocks_n * size / model.context_tokens_max, 3),
-        "kv_cache_size_tokens": blocks_n * size,
+        "kv_cache_max_concurrency": round(tokens / model.context_tokens_max, 3),
+        "kv_cache_size_tokens": tokens,
         "num_gpu_blocks": blocks_n,
         "prefix_caching_hash_algo": "xxh3_64",
         "sliding_window": None,

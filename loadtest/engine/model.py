@@ -85,7 +85,12 @@ class EngineModel:
     @property
     def waiting_n(self) -> int:
         """Requests queued, preempted ones and those that are being loaded too."""
-        return len(self._waiting) + (len(self._aside) if self._aside is not None else 0)
+        return len(self._waiting) + self.aside_n
+
+    @property
+    def aside_n(self) -> int:
+        """Of the queued requests, those that wait for blocks from elsewhere (vLLM: deferred)."""
+        return len(self._aside) if self._aside is not None else 0
 
     @property
     def kv_usage(self) -> float:
@@ -282,6 +287,8 @@ class EngineModel:
             # The last token is computed in any case, its logits are needed (vLLM: num_tokens - 1).
             keys, blocks_max = sequence.request.keys, (tokens - 1) // size
             matched = self.pool.match(keys, blocks_max)
+            if self.limits.drops_last_block and matched:
+                matched.pop()
             if loading is not None and loading.put_off(sequence, len(matched), blocks_max):
                 self._waiting.popleft()
                 continue

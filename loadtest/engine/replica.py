@@ -30,6 +30,8 @@ class Choice:
     ttft_s: float = 0.0
     """Time from submission to the first token, by the model's clock."""
     finished: bool = False
+    aborted: bool = False
+    """Whether it ended before its last token, by an operator."""
 
 
 class Choices:
@@ -113,6 +115,17 @@ class SimulatedReplica:
         """The client left; a request that is finished already is left alone."""
         if self._open.pop(request_id, None) is not None:
             self.model.cancel(request_id)
+
+    def abort(self) -> None:
+        """End every open request with the tokens that it has (vLLM's sleep mode, `abort`)."""
+        answers = {opened.answer for opened in self._open.values()}
+        for request_id, opened in self._open.items():
+            self.model.cancel(request_id)
+            opened.choice.finished = opened.choice.aborted = True
+        self._open.clear()
+        self._held -= answers
+        for answer in answers:
+            answer.flush(self._clock())
 
     def stop(self) -> None:
         """No step follows; what is open stays unanswered."""

@@ -24,6 +24,8 @@ class Limits:
     anything decodes, as vLLM V0 without chunked prefill and SGLang with `--chunked-prefill-size -1`."""
     prefix_caching: bool = True
     """False: no block is found again."""
+    drops_last_block: bool = False
+    """Whether the last block that is found is computed again, as vLLM does for EAGLE and MTP."""
 
 
 @dataclass(slots=True)

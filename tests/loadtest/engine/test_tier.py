@@ -15,10 +15,10 @@ from loadtest.engine.calibration import LinearTimes
 from loadtest.engine.command import settings as settings_of
 from loadtest.engine.host_tier import HostTier, TierLimits
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
-from loadtest.engine.kv_publisher import KvPublisher
 from loadtest.engine.model import EngineModel
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Limits
+from loadtest.engine.zoo.kv_encoding import VllmEvents
 from router.core.cache.engine_blocks import EngineBlocks
 from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import decode
@@ -209,10 +209,9 @@ def test_events_tell_what_the_engine_holds(operations: list[tuple[str, int]], ti
 
 
 def _published(events: list[KvEvent]) -> bytes:
-    """The events as one batch of the publisher, whose sockets are not needed for that."""
-    publisher = KvPublisher.__new__(KvPublisher)
-    publisher._block_tokens = BLOCK
-    told = [each for event in events for each in publisher._encoded(event)]
+    """The events as one batch."""
+    encoding = VllmEvents(BLOCK)
+    told = [each for event in events for each in encoding.encoded(event)]
     return msgspec.msgpack.encode([1.0, told, 0])
 
 
@@ -220,18 +219,17 @@ def test_a_tiers_events_are_those_of_vllms_offloading() -> None:
     """A store is an event for each block, with tokens and without what sets a block apart; an eviction is one event for
     all. Fields and order are those of the GPU's."""
     text = tokens.Text(b"a" * 32, "tenant-1")
-    publisher = KvPublisher.__new__(KvPublisher)
-    publisher._block_tokens = BLOCK
-    stored: list[dict[str, Any]] = publisher._encoded(BlockStored(text, 0, [7, 8], None, "CPU"))
+    encoding = VllmEvents(BLOCK)
+    stored: list[dict[str, Any]] = encoding.encoded(BlockStored(text, 0, [7, 8], None, "CPU"))
     assert [(each["block_hashes"], each["parent_block_hash"], each["medium"]) for each in stored] == [
         ([7], None, "CPU"),
         ([8], 7, "CPU"),
     ]
     assert [each["extra_keys"] for each in stored] == [None, None]
     assert [len(each["token_ids"]) for each in stored] == [BLOCK, BLOCK]
-    on_gpu = publisher._encoded(BlockStored(text, 0, [7, 8], None))
+    on_gpu = encoding.encoded(BlockStored(text, 0, [7, 8], None))
     assert list(on_gpu[0]) == list(stored[0])
-    assert publisher._encoded(BlocksRemoved([7, 8], "CPU")) == [
+    assert encoding.encoded(BlocksRemoved([7, 8], "CPU")) == [
         {"type": "BlockRemoved", "block_hashes": [7, 8], "medium": "CPU", "group_idx": 0}
     ]
 

@@ -1,0 +1,20 @@
+"""The outside of a member's family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadtest.engine.replica import SimulatedReplica
+from loadtest.engine.zoo.member import Family, Member
+from loadtest.engine.zoo.sglang import SglangFace
+from loadtest.engine.zoo.vllm import Face
+
+_FACES = {Family.VLLM: Face, Family.SGLANG: SglangFace}
+
+
+def face_of(
+    member: Member, model_name: str, replica: SimulatedReplica, sources: Mapping[str, Any], *, tell_ttft: bool
+) -> Face:
+    """`sources` is vLLM's page `/kv_event_sources`."""
+    return _FACES[member.family](member, model_name, replica, sources, tell_ttft=tell_ttft)

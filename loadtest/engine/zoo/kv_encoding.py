@@ -1,0 +1,148 @@
+"""KV events of the pool as an engine encodes them: maps that name their type.
+
+Sources: frames recorded from vLLM 0.32 and SGLang 0.5.23 (tests/data/kv); for several groups vLLM 0.32.0,
+v1/core/block_pool.py and v1/core/kv_cache_manager.py (take_events), where groups of one block size share a block's
+hash, and a group of smaller blocks has hashes of its own. Unlike there, every group keeps a block for as long as the
+first group does: none evicts what is outside of its window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.engine import tokens
+from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
+from loadtest.engine.zoo.member import Group
+
+GPU = "GPU"
+FIRST = Group("full_attention")
+SIGN = 1 << 63
+
+
+class VllmEvents:
+    """vLLM's events. Field order is vLLM's, and so is an event for each block removed."""
+
+    def __init__(self, block_tokens: int, groups: Sequence[Group] = ()) -> None:
+        self._block_tokens = block_tokens
+        self._groups = (FIRST, *groups)
+        self._parts: dict[tuple[int, int], list[int]] = {}  # (group, key) -> hashes of its parts, while it is cached
+
+    def encoded(self, event: KvEvent) -> list[dict[str, Any]]:
+        """An event of the pool as those of all groups."""
+        if isinstance(event, BlocksRemoved):
+            return self._removed(event)
+        if not isinstance(event, BlockStored):
+            self._parts.clear()
+            return [{"type": "AllBlocksCleared"}]
+        if event.medium != GPU:
+            return self._offloaded(event)
+        return [self._stored(event), *(self._of_group(event, each) for each in range(1, len(self._groups)))]
+
+    def _removed(self, event: BlocksRemoved) -> list[dict[str, Any]]:
+        common = {"medium": event.medium, "group_idx": 0}
+        if event.medium != GPU:  # the offloading manager's come together
+            return [{"type": "BlockRemoved", "block_hashes": list(event.keys), **common}]
+        removed = []
+        for key in event.keys:
+            for number, group in enumerate(self._groups):
+                hashes = [key] if group.parts == 1 else self._parts.pop((number, key), [])
+                removed += [
+                    {"type": "BlockRemoved", "block_hashes": [each], "medium": event.medium, "group_idx": number}
+                    for each in hashes
+                ]
+        return removed
+
+    def _offloaded(self, event: BlockStored) -> list[dict[str, Any]]:
+        """An event for each block, which is a chunk of the offloading manager; without what sets a block apart
+        (offloading/events.py of vLLM 0.32, `self_describing_kv_events`)."""
+        told, parent = [], event.parent
+        for number, key in enumerate(event.keys):
+            one = BlockStored(event.tag, event.first_block + number, [key], parent, event.medium)
+            told.append(self._stored(one) | {"extra_keys": None})
+            parent = key
+        return told
+
+    def _stored(self, event: BlockStored) -> dict[str, Any]:
+        text = _text(event)
+        extra_keys: list[list[str] | None] = [None] * len(event.keys)
+        if text.salt and not event.first_block:
+            extra_keys[0] = [text.salt]
+        return {
+            "type": "BlockStored",
+            "block_hashes": event.keys,
+            "parent_block_hash": event.parent,
+            "token_ids": _ids(event, self._block_tokens),
+            "block_size": self._block_tokens,
+            "lora_id": None,
+            "medium": event.medium,
+            "lora_name": None,
+            "extra_keys": extra_keys,
+            "group_idx": 0,
+            "kv_cache_spec_kind": FIRST.kind,
+        }
+
+    def _of_group(self, event: BlockStored, number: int) -> dict[str, Any]:
+        """The same blocks in another group."""
+        group, stored = self._groups[number], self._stored(event)
+        stored |= {"group_idx": number, "kv_cache_spec_kind": group.kind}
+        if group.window_tokens is not None:
+            stored["kv_cache_spec_sliding_window"] = group.window_tokens
+        if group.parts == 1:
+            return stored
+        text, parts, count = _text(event), group.parts, len(event.keys)
+        size = self._block_tokens // parts
+        end = (event.first_block + count) * self._block_tokens * tokens.BYTES_PER_TOKEN
+        chain = tokens.chain(text.data[:end], size, text.salt)
+        hashes = chain[event.first_block * parts :]
+        for block, key in enumerate(event.keys):
+            self._parts[number, key] = hashes[block * parts : (block + 1) * parts]
+        extra_keys = [keys if not part else None for keys in stored["extra_keys"] for part in range(parts)]
+        parent = chain[event.first_block * parts - 1] if event.first_block else None
+        return stored | {
+            "block_hashes": hashes,
+            "parent_block_hash": parent,
+            "block_size": size,
+            "extra_keys": extra_keys,
+        }
+
+
+class SglangEvents:
+    """SGLang's events: signed hashes, no groups, and all blocks that are removed at once in one event. Unlike there,
+    blocks of an answer are reported when they are full, and not when the request ends."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+
+    def encoded(self, event: KvEvent) -> list[dict[str, Any]]:
+        """An event of the pool."""
+        if isinstance(event, BlocksRemoved):
+            return [{"type": "BlockRemoved", "block_hashes": [*map(_signed, event.keys)], "medium": event.medium}]
+        if not isinstance(event, BlockStored):
+            return [{"type": "AllBlocksCleared"}]
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": [*map(_signed, event.keys)],
+            "parent_block_hash": None if event.parent is None else _signed(event.parent),
+            "token_ids": _ids(event, self._block_tokens),
+            "block_size": self._block_tokens,
+            "lora_id": None,
+            "medium": event.medium,
+        }
+        salt = _text(event).salt
+        return [stored | ({"cache_salt": salt} if salt else {})]
+
+
+def _text(event: BlockStored) -> tokens.Text:
+    if not isinstance(event.tag, tokens.Text):
+        raise TypeError("requests whose events are published are tagged with their text")
+    return event.tag
+
+
+def _ids(event: BlockStored, block_tokens: int) -> list[int]:
+    size = block_tokens * tokens.BYTES_PER_TOKEN
+    start = event.first_block * size
+    return tokens.ids(_text(event).data[start : start + len(event.keys) * size])
+
+
+def _signed(key: int) -> int:
+    return key - 2 * SIGN if key >= SIGN else key

@@ -1,0 +1,212 @@
+"""SGLang as seen from outside: its metrics page, /server_info, errors, streams and KV events.
+
+Source: SGLang 0.5.23, srt/observability/metrics_collector.py (names, labels), srt/entrypoints/openai/serving_base.py,
+serving_chat.py and sse_utils.py (errors, events), srt/managers/scheduler.py (the full queue),
+srt/runtime_context.py (kv_events of /server_info)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from loadtest.engine.bodies import Refused
+from loadtest.engine.metrics import values_of
+from loadtest.engine.model import EngineModel
+from loadtest.engine.shapes import Chat, Job, Outlook, Shape, encoded, text_of
+from loadtest.engine.zoo.member import Member
+from loadtest.engine.zoo.vllm import CHAT, COMPLETIONS, Face
+
+VERSION = "0.5.23"
+FULL = "The request queue is full."
+
+
+class SglangFace(Face):
+    """The outside of one replica of SGLang's."""
+
+    owned_by = "sglang"
+
+    def _shapes(self, outlook: Outlook) -> dict[str, Shape]:
+        return super()._shapes(outlook) | {CHAT: SglangChat(outlook), COMPLETIONS: SglangCompletion(outlook)}
+
+    def routes(self) -> list[web.RouteDef]:
+        """Pages beside those that every engine has."""
+        pages = [web.get(path, self._server_info) for path in ("/server_info", "/get_server_info")]
+        return [*pages, web.get("/v1/loads", self._loads), web.post("/flush_cache", self._flush_cache)]
+
+    def metrics(self) -> str:
+        """The page `/metrics`."""
+        return page(self._replica.model, self.model_name, self.member)
+
+    def full(self, streams: bool) -> Refused | None:
+        """Why no further request is queued now: `--max-queued-requests`."""
+        limit = self.member.queued_max
+        if limit is None or self._replica.model.waiting_n + 1 <= limit:
+            return None
+        return Refused(503, FULL, "SERVICE_UNAVAILABLE" if streams else "503", in_stream=streams)
+
+    def error(self, path: str, refused: Refused) -> web.Response:
+        """An error as a response; SGLang's are flat."""
+        return web.json_response(_error(refused), status=refused.status)
+
+    def error_event(self, refused: Refused) -> dict[str, Any]:
+        """An error as the data of an event."""
+        return {"error": _error(refused)}
+
+    async def _server_info(self, _http: web.Request) -> web.Response:
+        limits = self._replica.model.limits
+        info: dict[str, Any] = {"version": VERSION, "served_model_name": self.model_name, "page_size": limits.block_tokens}
+        info |= {"dp_size": 1, "tp_size": self.member.tp, "pp_size": self.member.pp}
+        return web.json_response(info | {"kv_events": _kv_events(self._sources, limits.block_tokens)})
+
+    async def _loads(self, _http: web.Request) -> web.Response:
+        model = self._replica.model
+        load = {"dp_rank": 0, "num_running_reqs": model.running_n, "num_waiting_reqs": model.waiting_n}
+        return web.json_response({"version": VERSION, "loads": [load | {"token_usage": model.kv_usage}]})
+
+    async def _flush_cache(self, _http: web.Request) -> web.Response:
+        done = self._replica.model.reset_prefix_cache()
+        return web.Response(text="Cache flushed.\n" if done else "Flush cache failed.\n", status=200 if done else 400)
+
+
+class SglangChat(Chat):
+    """Answers to `/v1/chat/completions`. The reason of the end has an event of its own."""
+
+    prefix = ""
+    head_first = False
+
+    def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
+        """One choice's tokens; before the first, the role. Reasoning that is not streamed comes in one event."""
+        hidden = 0 if self.outlook.streams_reasoning else len(job.texts[index]) // 8  # tokens: half of them
+        events = [] if start else [self._event(job, index, {"role": "assistant", "content": ""})]
+        if start < hidden and (end >= hidden or finished):
+            events.append(self._event(job, index, {}, reasoning=text_of(job, index, 0, min(hidden, end))))
+        if end > max(start, hidden):
+            events.append(self._event(job, index, {"content": text_of(job, index, max(start, hidden), end)}))
+        if finished:
+            events.append(self._event(job, index, {}, reason=job.reason(index)))
+        return events
+
+    def choice(self, job: Job, index: int, text: str) -> dict[str, Any]:
+        """One choice of a whole answer."""
+        message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
+        ended = {"logprobs": None, "finish_reason": job.reason(index), "matched_stop": None}
+        return {"index": index, "message": message, **ended}
+
+    def usage(self, job: Job) -> dict[str, Any]:
+        """The usage of the whole answer, with `--enable-cache-report`."""
+        return _usage(job)
+
+    def _event(
+        self, job: Job, index: int, delta: dict[str, Any], reason: str | None = None, reasoning: str | None = None
+    ) -> str:
+        choice = {"index": index, "delta": {"reasoning_content": reasoning, **delta}, "logprobs": None}
+        choice |= {"finish_reason": reason, "matched_stop": None}
+        return f'{self.head(job)},"choices":[{encoded(choice)}]}}\n\n'
+
+    def so_far(self, job: Job) -> str:
+        """No event but the last has usage."""
+        return ""
+
+
+class SglangCompletion(Shape):
+    """Answers to `/v1/completions`."""
+
+    prefix = ""
+    head_first = False
+
+    def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
+        """One choice's tokens."""
+        choice = {"index": index, "text": text_of(job, index, start, end), "logprobs": None}
+        choice |= {"finish_reason": job.reason(index) if finished else None, "matched_stop": None}
+        return [f'{self.head(job)},"choices":[{encoded(choice)}],"usage":null}}\n\n']
+
+    def choice(self, job: Job, index: int, text: str) -> dict[str, Any]:
+        """One choice of a whole answer."""
+        ended = {"logprobs": None, "finish_reason": job.reason(index), "matched_stop": None}
+        return {"index": index, "text": text, **ended}
+
+    def usage(self, job: Job) -> dict[str, Any]:
+        """The usage of the whole answer, with `--enable-cache-report`."""
+        return _usage(job)
+
+
+def page(model: EngineModel, model_name: str, member: Member) -> str:
+    """The page `/metrics`: a scheduler's gauges once for each rank that reports, the tokenizer's counters once."""
+    values, tokens = values_of(model), model.pool.blocks_n * model.limits.block_tokens
+    gauges = {
+        "num_running_reqs": values["num_requests_running"],
+        "num_queue_reqs": values["num_requests_waiting"],
+        "num_grammar_queue_reqs": 0,
+        "token_usage": values["kv_cache_usage_perc"],
+        "num_used_tokens": model.held_tokens,
+        "max_total_num_tokens": tokens,
+        "page_size": model.limits.block_tokens,
+        "num_pages": model.pool.blocks_n,
+        "context_len": model.context_tokens_max,
+    }
+    lines: list[str] = []
+    for name, value in gauges.items():
+        lines.append(f"# TYPE sglang:{name} gauge")
+        by_priority = member.priorities if name in ("num_running_reqs", "num_queue_reqs") else ()
+        for labels in _ranks(model_name, member):
+            lines.append(f"sglang:{name}{{{labels}}} {float(value)}")
+            parts = _parts(int(value), by_priority)
+            for priority, part in parts:
+                apart = labels.replace('priority=""', f'priority="{priority}"')
+                lines.append(f"sglang:{name}{{{apart}}} {float(part)}")
+    counters = {
+        'prompt_tokens_total{is_streaming="true",': values["prompt_tokens"],
+        'generation_tokens_total{is_streaming="true",': values["generation_tokens"],
+        'cached_tokens_total{cache_source="total",': values["prefix_cache_hits"],
+    }
+    total = ',priority=""' if member.priorities else ""
+    labels = f'engine_type="unified",model_name="{model_name}"{total}'
+    lines += [f"sglang:{name}{labels}}} {float(value)}" for name, value in counters.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _ranks(model_name: str, member: Member) -> Iterable[str]:
+    for stage in range(member.pp):
+        for rank in range(member.tp):
+            priority = 'priority="",' if member.priorities else ""
+            labels = f'engine_type="unified",model_name="{model_name}",moe_ep_rank="0",pp_rank="{stage}",'
+            yield f'{labels}{priority}tp_rank="{rank}"'
+
+
+def _parts(total: int, priorities: tuple[int, ...]) -> list[tuple[int, int]]:
+    """A total broken down: the first priority has all that does not divide."""
+    each = total // len(priorities) if priorities else 0
+    rest = total - each * len(priorities)
+    return [(priority, each + (rest if not number else 0)) for number, priority in enumerate(priorities)]
+
+
+def _kv_events(sources: Mapping[str, Any], block_tokens: int) -> dict[str, Any] | None:
+    """SGLang's description of the publisher that vLLM describes as `sources`."""
+    if "0" not in sources:
+        return None
+    source = sources["0"]
+    endpoint, replay = urlsplit(source["endpoint"]), urlsplit(source["replay_endpoint"])
+    return {
+        "publisher": "zmq",
+        "endpoint_host": endpoint.hostname,
+        "endpoint_port_base": endpoint.port,
+        "topic": source["topic"],
+        "block_size": block_tokens,
+        "dp_size": 1,
+        "replay_endpoint_port_base": replay.port,
+    }
+
+
+def _usage(job: Job) -> dict[str, Any]:
+    prompt, cached, output = job.counts()
+    usage = {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
+    details = {"cached_tokens": cached} if cached else None
+    return usage | {"prompt_tokens_details": details, "reasoning_tokens": 0, "completion_tokens_details": None}
+
+
+def _error(refused: Refused) -> dict[str, Any]:
+    fields = {"object": "error", "message": str(refused), "type": refused.kind}
+    return fields | {"param": refused.param, "code": refused.status}
