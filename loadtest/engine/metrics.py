@@ -175,6 +175,9 @@ def _cache_config(model: EngineModel, member: Member) -> list[str]:
         "engine": 0,
         "kv_cache_max_concurrency": round(tokens / model.context_tokens_max, 3),
         "kv_cache_size_tokens": tokens,
+        "mamba_block_size": next(
+            (model.limits.block_tokens // each.parts for each in member.groups if each.kind == "mamba"), None
+        ),
         "num_gpu_blocks": blocks_n,
         "prefix_caching_hash_algo": "xxh3_64",
         "sliding_window": None,

@@ -93,7 +93,7 @@ class Responses(Shape):
             ("response.output_text.done", self._where(job) | {"text": text, "logprobs": []}),
             ("response.content_part.done", self._where(job) | {"part": self._part(text)}),
             ("response.output_item.done", {"output_index": 0, "item": item}),
-            (f"response.{self._status(job)}", {"response": self._ended(job)}),
+            ("response.completed", {"response": self._ended(job)}),  # also of an answer that is cut by its limit
         ]
         return "".join(_numbered(job, kind, fields) for kind, fields in done)
 

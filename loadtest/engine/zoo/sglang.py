@@ -57,7 +57,11 @@ class SglangFace(Face):
 
     async def _server_info(self, _http: web.Request) -> web.Response:
         limits = self._replica.model.limits
-        info: dict[str, Any] = {"version": VERSION, "served_model_name": self.model_name, "page_size": limits.block_tokens}
+        info: dict[str, Any] = {
+            "version": VERSION,
+            "served_model_name": self.model_name,
+            "page_size": limits.block_tokens,
+        }
         info |= {"dp_size": 1, "tp_size": self.member.tp, "pp_size": self.member.pp}
         return web.json_response(info | {"kv_events": _kv_events(self._sources, limits.block_tokens)})
 
