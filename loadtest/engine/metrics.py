@@ -78,6 +78,14 @@ class Moment:
     """Requests that wait for the engine to wake up."""
 
 
+def moment_of(member: Member, started_s: float, scrape: int, *, asleep: int | None = None, parked_n: int = 0) -> Moment:
+    """The state that a scrape sees: of several API servers one after the other answers, which began a second later and
+    has counted less than the one before it."""
+    servers = member.api_servers
+    number = scrape % servers
+    return Moment(started_s + number, 2 * (servers - number) / (servers * (servers + 1)), asleep, parked_n)
+
+
 def values_of(model: EngineModel) -> dict[str, float]:
     """Gauges and counters by vLLM's names, without prefix and suffix."""
     counters = model.counters

@@ -6,17 +6,15 @@ srt/runtime_context.py (kv_events of /server_info)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from loadtest.engine.bodies import Refused
-from loadtest.engine.metrics import values_of
-from loadtest.engine.model import EngineModel
 from loadtest.engine.shapes import Chat, Job, Outlook, Shape, encoded, text_of
-from loadtest.engine.zoo.member import Member
+from loadtest.engine.zoo.pages import sglang_page
 from loadtest.engine.zoo.vllm import CHAT, COMPLETIONS, Face
 
 VERSION = "0.5.23"
@@ -38,7 +36,7 @@ class SglangFace(Face):
 
     def metrics(self) -> str:
         """The page `/metrics`."""
-        return page(self._replica.model, self.model_name, self.member)
+        return sglang_page(self._replica.model, self.model_name, self.member)
 
     def full(self, streams: bool) -> Refused | None:
         """Why no further request is queued now: `--max-queued-requests`."""
@@ -135,56 +133,6 @@ class SglangCompletion(Shape):
     def usage(self, job: Job) -> dict[str, Any]:
         """The usage of the whole answer, with `--enable-cache-report`."""
         return _usage(job)
-
-
-def page(model: EngineModel, model_name: str, member: Member) -> str:
-    """The page `/metrics`: a scheduler's gauges once for each rank that reports, the tokenizer's counters once."""
-    values, tokens = values_of(model), model.pool.blocks_n * model.limits.block_tokens
-    gauges = {
-        "num_running_reqs": values["num_requests_running"],
-        "num_queue_reqs": values["num_requests_waiting"],
-        "num_grammar_queue_reqs": 0,
-        "token_usage": values["kv_cache_usage_perc"],
-        "num_used_tokens": model.held_tokens,
-        "max_total_num_tokens": tokens,
-        "page_size": model.limits.block_tokens,
-        "num_pages": model.pool.blocks_n,
-        "context_len": model.context_tokens_max,
-    }
-    lines: list[str] = []
-    for name, value in gauges.items():
-        lines.append(f"# TYPE sglang:{name} gauge")
-        by_priority = member.priorities if name in ("num_running_reqs", "num_queue_reqs") else ()
-        for labels in _ranks(model_name, member):
-            lines.append(f"sglang:{name}{{{labels}}} {float(value)}")
-            parts = _parts(int(value), by_priority)
-            for priority, part in parts:
-                apart = labels.replace('priority=""', f'priority="{priority}"')
-                lines.append(f"sglang:{name}{{{apart}}} {float(part)}")
-    counters = {
-        'prompt_tokens_total{is_streaming="true",': values["prompt_tokens"],
-        'generation_tokens_total{is_streaming="true",': values["generation_tokens"],
-        'cached_tokens_total{cache_source="total",': values["prefix_cache_hits"],
-    }
-    total = ',priority=""' if member.priorities else ""
-    labels = f'engine_type="unified",model_name="{model_name}"{total}'
-    lines += [f"sglang:{name}{labels}}} {float(value)}" for name, value in counters.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _ranks(model_name: str, member: Member) -> Iterable[str]:
-    for stage in range(member.pp):
-        for rank in range(member.tp):
-            priority = 'priority="",' if member.priorities else ""
-            labels = f'engine_type="unified",model_name="{model_name}",moe_ep_rank="0",pp_rank="{stage}",'
-            yield f'{labels}{priority}tp_rank="{rank}"'
-
-
-def _parts(total: int, priorities: tuple[int, ...]) -> list[tuple[int, int]]:
-    """A total broken down: the first priority has all that does not divide."""
-    each = total // len(priorities) if priorities else 0
-    rest = total - each * len(priorities)
-    return [(priority, each + (rest if not number else 0)) for number, priority in enumerate(priorities)]
 
 
 def _kv_events(sources: Mapping[str, Any], block_tokens: int) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from loadtest.common import answers
 from loadtest.engine.bodies import Refused
-from loadtest.engine.metrics import Moment, render
+from loadtest.engine.metrics import moment_of, render
 from loadtest.engine.replica import SimulatedReplica
 from loadtest.engine.shapes import Chat, Outlook, Shape
 from loadtest.engine.zoo.apis import Messages, Responses, Speech, SpeechEvents, Transcription
@@ -79,14 +79,8 @@ class Face:
 
     def metrics(self) -> str:
         """The page `/metrics`."""
-        replica, servers = self._replica, self.member.api_servers
-        number = next(self._scrapes) % servers
-        moment = Moment(
-            replica.started_s + number,
-            2 * (servers - number) / (servers * (servers + 1)),
-            self._asleep,
-            self._parked_n,
-        )
+        replica, scrape = self._replica, next(self._scrapes)
+        moment = moment_of(self.member, replica.started_s, scrape, asleep=self._asleep, parked_n=self._parked_n)
         return render(replica.model, self.model_name, replica.ttft, replica.e2e, replica.lag_max_s, moment, self.member)
 
     def full(self, streams: bool) -> Refused | None:

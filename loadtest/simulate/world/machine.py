@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loadtest.engine.calibration import Calibration
 from loadtest.engine.step import Limits
+from loadtest.engine.zoo.member import DENSE, Member
 from loadtest.simulate.world.turns import MODEL
 
 
@@ -26,6 +27,9 @@ class Machine:
     """Time of a request from its router to the engine, and of every token back. Probes and cancellations take none."""
     model: str = MODEL
     """The only model that it serves."""
+    member: Member = DENSE
+    """The kind of engine, as far as its scheduler and its metrics page differ; its KV events are the dense engine's.
+    With context parallelism, the setting's blocks are those of the scheduler."""
 
     def limits(self, calibration: Calibration, block_tokens: int) -> Limits:
         """The limits of its engine's scheduler."""
@@ -35,4 +39,5 @@ class Machine:
             context_tokens_max=calibration.context_tokens_max,
             chunked=self.chunked,
             prefix_caching=self.prefix_caching,
+            drops_last_block=self.member.drops_last_block,
         )

@@ -17,9 +17,12 @@ from loadtest.engine.model import EngineModel
 from loadtest.engine.peers import PeerLimits, Peers
 from loadtest.engine.request import EngineRequest
 from loadtest.engine.step import Admitted, Limits, Outcome, Step
+from loadtest.engine.zoo.member import DENSE
+from loadtest.engine.zoo.pages import page_of
 from loadtest.simulate.world.machine import Machine
 from loadtest.simulate.world.shared_cache import SharedPool
 from router.core.facts.replicas import Load
+from router.core.fleet.engine_metrics import parse_load
 
 Schedule = Callable[[float, Callable[[int], None], int], None]
 """(when, what, its argument)"""
@@ -77,6 +80,7 @@ class VirtualReplica:
         self.computed_before = 0  # prompt tokens computed in earlier lives
         self._shared: set[int] | None = None
         self.preempted_before = 0
+        self._scrapes = 0
         self.model = self._fresh()
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
@@ -150,7 +154,10 @@ class VirtualReplica:
 
     def load(self) -> Load:
         """What its `/metrics` would say."""
-        model = self.model
+        model, member = self.model, self.machine.member
+        if member is not DENSE:
+            self._scrapes += 1
+            return parse_load(page_of(model, self.machine.model, member, self._scrapes))
         counters = model.counters
         return Load(
             running=model.running_n,

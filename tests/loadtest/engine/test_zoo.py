@@ -13,11 +13,15 @@ import msgspec
 import pytest
 
 from loadtest.engine import tokens
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.engine.command import settings
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored
 from loadtest.engine.zoo.kv_encoding import SglangEvents, VllmEvents
 from loadtest.engine.zoo.member import DENSE
 from loadtest.engine.zoo.members import MEMBERS
+from loadtest.engine.zoo.pages import page_of
+from loadtest.simulate.world.machine import Machine
+from loadtest.simulate.world.replicas import VirtualReplica
 from router.core import dialects
 from router.core.fleet.engine_metrics import parse_load
 from router.core.kv_events.decoding import decode
@@ -94,8 +98,8 @@ async def test_every_member_answers(session: aiohttp.ClientSession) -> None:
         dialect = dialects.spoken_on(path)
         if path != "/v1/audio/speech":
             assert dialect.usage(wholes[0]) is not None, path
-    for streams in ("false", "true"):
-        data = aiohttp.FormData({"max_tokens": "6", "stream": streams})
+    for wanted in ("false", "true"):
+        data = aiohttp.FormData({"max_tokens": "6", "stream": wanted})
         data.add_field("file", b"RIFF", filename="a.wav")
         async with session.post("/v1/audio/transcriptions", data=data) as response:
             assert response.status == 200, await response.text()
@@ -278,3 +282,20 @@ async def test_usage_that_nobody_asked_for(session: aiohttp.ClientSession) -> No
     assert got[-1]["usage"]["completion_tokens"] == 12
     owner = json.loads(await page(session, "/v1/models"))["data"][0]["owned_by"]
     assert all("usage" in each for each in got[:-1]) == (owner == "vllm")
+
+
+@pytest.mark.parametrize("name", sorted(MEMBERS))
+def test_in_a_simulated_world(name: str) -> None:
+    """A replica of the simulation reports what a probe would read of the member's page."""
+    machine, calibration = Machine(member=MEMBERS[name]), CALIBRATIONS[CALIBRATION]
+    limits = machine.limits(calibration, BLOCK)
+    replica = VirtualReplica("r", calibration, 100_000, limits, _never, _never, machine=machine)
+    assert limits.drops_last_block == MEMBERS[name].drops_last_block
+    if name == DENSE.name:
+        assert replica.load().kv_tokens_max == 100_000
+    else:
+        assert replica.load() == parse_load(page_of(replica.model, machine.model, machine.member, 1))
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("nothing is asked of it")

@@ -1,0 +1,69 @@
+"""Metrics pages as pure text, for the HTTP surface and for simulated worlds.
+
+Source of SGLang's: SGLang 0.5.23, srt/observability/metrics_collector.py (names, labels, QueueCount)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loadtest.engine.metrics import Histogram, moment_of, render, values_of
+from loadtest.engine.model import EngineModel
+from loadtest.engine.zoo.member import Family, Member
+
+
+def page_of(model: EngineModel, model_name: str, member: Member, scrape: int) -> str:
+    """The page `/metrics` of a member that has been asked for it so many times before, without its latencies."""
+    if member.family is Family.SGLANG:
+        return sglang_page(model, model_name, member)
+    none = Histogram(())
+    return render(model, model_name, none, none, 0.0, moment_of(member, 0.0, scrape), member)
+
+
+def sglang_page(model: EngineModel, model_name: str, member: Member) -> str:
+    """The page `/metrics`: a scheduler's gauges once for each rank that reports, the tokenizer's counters once."""
+    values, tokens = values_of(model), model.pool.blocks_n * model.limits.block_tokens
+    gauges = {
+        "num_running_reqs": values["num_requests_running"],
+        "num_queue_reqs": values["num_requests_waiting"],
+        "num_grammar_queue_reqs": 0,
+        "token_usage": values["kv_cache_usage_perc"],
+        "num_used_tokens": model.held_tokens,
+        "max_total_num_tokens": tokens,
+        "page_size": model.limits.block_tokens,
+        "num_pages": model.pool.blocks_n,
+        "context_len": model.context_tokens_max,
+    }
+    lines: list[str] = []
+    for name, value in gauges.items():
+        lines.append(f"# TYPE sglang:{name} gauge")
+        by_priority = member.priorities if name in ("num_running_reqs", "num_queue_reqs") else ()
+        for labels in _ranks(model_name, member):
+            lines.append(f"sglang:{name}{{{labels}}} {float(value)}")
+            parts = _parts(int(value), by_priority)
+            for priority, part in parts:
+                apart = labels.replace('priority=""', f'priority="{priority}"')
+                lines.append(f"sglang:{name}{{{apart}}} {float(part)}")
+    counters = {
+        'prompt_tokens_total{is_streaming="true",': values["prompt_tokens"],
+        'generation_tokens_total{is_streaming="true",': values["generation_tokens"],
+        'cached_tokens_total{cache_source="total",': values["prefix_cache_hits"],
+    }
+    total = ',priority=""' if member.priorities else ""
+    labels = f'engine_type="unified",model_name="{model_name}"{total}'
+    lines += [f"sglang:{name}{labels}}} {float(value)}" for name, value in counters.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _ranks(model_name: str, member: Member) -> Iterable[str]:
+    for stage in range(member.pp):
+        for rank in range(member.tp):
+            priority = 'priority="",' if member.priorities else ""
+            labels = f'engine_type="unified",model_name="{model_name}",moe_ep_rank="0",pp_rank="{stage}",'
+            yield f'{labels}{priority}tp_rank="{rank}"'
+
+
+def _parts(total: int, priorities: tuple[int, ...]) -> list[tuple[int, int]]:
+    """A total broken down: the first priority has all that does not divide."""
+    each = total // len(priorities) if priorities else 0
+    rest = total - each * len(priorities)
+    return [(priority, each + (rest if not number else 0)) for number, priority in enumerate(priorities)]
