@@ -50,6 +50,7 @@ from loadtest.pages.sizing import memory_block, sizing_block
 from loadtest.pages.story import story_block
 from loadtest.pages.tiers import tiers_block
 from loadtest.pages.transfers import transfers_block
+from loadtest.pages.zoo import zoo_table
 from loadtest.replay.demo import verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,7 @@ BLOCKS = {
     "settings": "docs/reference/settings.md",
     "metrics": "docs/reference/metrics.md",
     "policies": "docs/reference/policies.md",
+    "zoo": "docs/reference/instruments.md",
     "floors": "docs/architecture/house.md",
     "scenarios": "docs/evidence/race.md",
     "rows": "docs/evidence/race.md",
@@ -95,6 +97,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "policies": policies_table,
+    "zoo": zoo_table,
     "floors": lambda: floors((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
     "scenarios": scenarios_table,
     "rows": rows_table,
