@@ -61,6 +61,7 @@ from router.placer import Placed, Placer
 from router.reading.answering import made_response, none_ready
 from router.reading.placing import UNSENT_MAX, placed
 from router.reading.question import RESPONSES, STORED, Question
+from router.reading.usage import UsageAsking
 from router.telemetry.record import RequestRecord
 
 OF_PAIRS = (BlocksFailed, BlocksStalled, BlocksTimedOut)  # failures that blame neither of two replicas
@@ -136,6 +137,7 @@ class Attempts:
         clock: Callable[[], float],
         budget: RetryBudget,
         legs: LegCaller,
+        usage: UsageAsking,
     ) -> None:
         self.limits = limits
         self._legs = legs
@@ -143,6 +145,7 @@ class Attempts:
         self._upstream = upstream
         self._clock = clock
         self._budget = budget
+        self._usage = usage
 
     async def begin(self, question: Question, record: RequestRecord, read_s: float) -> Call:
         """Returns a call whose answer has begun. `read_s` is when all of the request was read. Raises Refusal."""
@@ -225,6 +228,7 @@ class Attempts:
         return await placed(self._placer, question.wanted, excluded, self._clock)
 
     async def _attempt(self, question: Question, lease: Placed) -> EngineAnswer:
+        self._usage.ask(question, lease.replica)
         request, streams, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
         whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events

@@ -130,6 +130,7 @@ class Edge:
     def lost(self, replica: str) -> None:
         """Nobody listens at the replica any more."""
         self.upstream.lost(replica)
+        self._desk.usage.forget(replica)
 
     def stuck(self, replica: str) -> None:
         """The replica accepts connections and does not answer."""
@@ -139,6 +140,7 @@ class Edge:
         """Discovery no longer names the replica, or no longer calls it ready: its streams that can be continued are
         soon handed on."""
         self.upstream.forget(replica)
+        self._desk.usage.forget(replica)
         if replica not in self._leaving:
             upstream, loop = self._settings.upstream, asyncio.get_running_loop()
             begun_s = loop.time() + upstream.hand_over_s + upstream.first_byte_timeout_s
@@ -187,7 +189,13 @@ class Edge:
         self.legs = LegCaller(self._placer, self.upstream, clock=time.monotonic, linger_s=s.split.linger_s)
         self._stack.push_async_callback(self.legs.close)
         self._attempts = Attempts(
-            self._placer, self.upstream, _retry_limits(s), clock=time.monotonic, budget=self._budget, legs=self.legs
+            self._placer,
+            self.upstream,
+            _retry_limits(s),
+            clock=time.monotonic,
+            budget=self._budget,
+            legs=self.legs,
+            usage=self._desk.usage,
         )
         self._continuations = Continuations(
             self._placer,
@@ -206,6 +214,7 @@ class Edge:
             clock=time.monotonic,
             receipts=s.api.receipts,
             tracer=self._desk.tracer,
+            usage=self._desk.usage,
         )
         self._routes = Routes(self._callers, self.proxy, self._placer, s)
         self._stack.push_async_callback(in_background(self.upstream.watch()))

@@ -48,6 +48,7 @@ from router.reading.answering import (
 from router.reading.forwarding import FINAL_RECEIPT
 from router.reading.question import Question
 from router.reading.reader import Reader
+from router.reading.usage import UsageAsking
 from router.reading.used import believed, tokens_in, tokens_of
 from router.settings.keys import ANYBODY, Caller
 from router.telemetry.record import RequestRecord
@@ -73,6 +74,7 @@ class Proxy:
         *,
         clock: Callable[[], float],
         receipts: bool,
+        usage: UsageAsking,
         tracer: Tracer | None = None,
     ) -> None:
         """`tracer` None: nothing is traced, and clients' trace headers pass as they are. `receipts`, which may be
@@ -85,6 +87,7 @@ class Proxy:
         self._continuations = continuations
         self._report = report
         self._clock = clock
+        self._usage = usage
         self._tracer = tracer
         self.in_flight = 0
         self.cut_why = ""  # why we cancel requests; "" while a cancelled request means that its client left
@@ -228,7 +231,7 @@ class Proxy:
             answer,
             question.request.begin(answer.status, lines),
             begun=self._begun(call, record) if question.wanted.ask.stream else None,
-            strip_usage=question.dialect if question.strip_usage else None,
+            strip_usage=question.dialect if self._usage.takes_out(question, answer.replica) else None,
             judge=judge_of(question, answer),
             last=last,
         )
@@ -306,11 +309,22 @@ class Proxy:
 
         return begun
 
+    def _learn_usage(self, call: Call, relay: Relay, outcome: Outcome | None) -> None:
+        """Learn from a stream whether its replica sends usage that nobody asked for."""
+        question, unasked = call.question, relay.usage_unasked
+        if not unasked:
+            if question.usage_asked or relay.ending is not _OK or outcome is None:
+                return
+            unasked = outcome.usage is not None or question.dialect.stream_usage(relay.tail) is not None
+        self._usage.learn(question, call.lease.replica, unasked=unasked)
+
     def _close(self, call: Call, record: RequestRecord) -> None:
         """Give the connection and the lease back, and record how the answer ended."""
         self._upstream.done(call.answer)
         call.question.request.let_go()
         lease, relay, outcome, now_s = call.lease, call.relay, call.outcome, self._clock()
+        if relay is not None and call.question.asks_usage and not record.continued[0]:
+            self._learn_usage(call, relay, outcome)
         if outcome is None:  # the client left, or we stop; events that were delivered count against a tenant's rate
             outcome = Outcome(Ending.CLIENT_LEFT, events=self._got(call, relay)) if relay is not None else LEFT
         self._placer.finish(lease, outcome, now_s)

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 
 from router.core.dialects import Dialect, sse
-from router.core.dialects.sse import EventSplitter
+from router.core.dialects.usage_filter import UsageFilter
 from router.core.facts.placements import Ending
 from router.http.exchange import EngineAnswer
 from router.http.failures import Unfinished
@@ -32,7 +32,6 @@ TAIL_PIECES, TAIL_BYTES = 16, 8 << 10
 NAME_BYTES = 512  # bytes before a cut event that are looked at, too: enough to tell the kind of the events there
 PARTIAL_BYTES_MAX = 64 << 10
 
-_USAGE = b'"usage"'  # in every event that tells usage; within a string of JSON the quotes have backslashes
 _END_BYTES = 2  # length of the longest end of an event, less one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
 _EVENT_END = re.compile(rb"\n\r?\n")
@@ -45,7 +44,7 @@ class Relay:
 
     __slots__ = (
         "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_last", "_long_ended", "_partial",
-        "_splitter", "_strip_usage", "_tail", "bytes", "ending", "events", "mark", "paused",
+        "_tail", "_usage", "bytes", "ending", "events", "mark", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -64,9 +63,8 @@ class Relay:
         self._answer = answer
         self._client = client
         self._begun = begun
-        self._strip_usage = strip_usage
-        self.mark = _USAGE if strip_usage is not None else b""
-        self._splitter = EventSplitter()  # finds the usage event
+        self._usage = UsageFilter(strip_usage) if strip_usage is not None else None
+        self.mark = self._usage.mark if self._usage is not None else b""
         self._events_only = answer.streams
         self._judge = judge
         self._last = last
@@ -86,6 +84,11 @@ class Relay:
         return b"".join(_unframed(piece) for piece in self._tail) if self._client.chunked else b"".join(self._tail)
 
     @property
+    def usage_unasked(self) -> bool:
+        """Whether the stream showed that its engine sends usage whether it is asked for or not."""
+        return self._usage is not None and self._usage.unasked
+
+    @property
     def early(self) -> bool:
         """Whether nothing that has passed shows that prefill is done, of a stream in which something will."""
         return self._begun is not None
@@ -101,7 +104,8 @@ class Relay:
 
     def shortcut(self) -> Callable[[bytes], None] | None:
         """The client's `write`, while nothing has to be seen on the way."""
-        looks = self._partial or self._begun is not None or self._dropping or self._splitter.holds
+        holds = self._usage is not None and self._usage.holds
+        looks = self._partial or self._begun is not None or self._dropping or holds
         return self._client.write if self._client.chunked and self._events_only and not looks else None
 
     def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
@@ -130,7 +134,8 @@ class Relay:
             return False
         if tail and not tail.endswith((b"\n\n", b"\n\r\n")):
             # An event that was too long to be held has passed in part. It ends here: what is behind it is heard.
-            self._splitter.close()
+            if self._usage is not None:
+                self._usage.close()
             self._client.write(self._framed(b"\n\n" + event(judge, tail)))
             self._client.end()
             return False
@@ -144,7 +149,7 @@ class Relay:
     def _close(self) -> None:
         if self._partial:
             self._pass(bytes(self._partial))
-        if rest := self._splitter.close():
+        if self._usage is not None and (rest := self._usage.close()):
             self._client.write(self._framed(rest))
         if self._last is not None and self.ending is Ending.OK and self._client.chunked:
             tail = self.tail
@@ -207,9 +212,8 @@ class Relay:
         piece = self._framed(data)
         if not self._only_comments(data):
             self._remember(piece)
-        strip = self._strip_usage
-        if strip is not None and (_USAGE in data or self._splitter.holds or not data.endswith(b"\n\n")):
-            kept = b"".join(event for event in self._splitter.feed(data) if not strip.is_usage_event(event))
+        if self._usage is not None and (kept := self._usage.feed(data)) is not data:
+            self.mark = self._usage.mark
             piece = self._framed(kept)
         self._client.write(piece)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from router.core.dialects import Dialect
-from router.core.dialects.sse import EventSplitter
+from router.core.dialects.usage_filter import UsageFilter
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.placer import LEFT
 from router.reading.question import Question
@@ -31,7 +31,7 @@ class AnswerWatch:
         self._begun: Callable[[], None] | None = begun
         self._streams = question.wanted.ask.stream
         self._bytes_max = STREAM_BYTES_MAX if self._streams else whole_bytes_max
-        self._splitter = EventSplitter() if question.strip_usage else None
+        self._usage: UsageFilter | None = None
         self._pieces: deque[bytes] = deque()
         self._kept_bytes = 0
         self.head = b""  # the first piece
@@ -47,6 +47,15 @@ class AnswerWatch:
         """The last pieces that have passed."""
         return b"".join(self._pieces)
 
+    @property
+    def usage_unasked(self) -> bool:
+        """Whether the stream showed that its engine sends usage whether it is asked for or not."""
+        return self._usage is not None and self._usage.unasked
+
+    def take_usage_out(self) -> None:
+        """Take usage out of the stream that has not begun: only the router asked for it."""
+        self._usage = UsageFilter(self._question.dialect)
+
     def take(self, piece: bytes, *, end: bool) -> bytes | None:
         """A piece of the body came. Returns what the client gets in its stead; None: the piece itself."""
         self.seen, self.ended = True, end
@@ -55,12 +64,10 @@ class AnswerWatch:
             if self._begun is not None and self._streams and self._question.dialect.begun(piece):
                 self._begun()
                 self._begun = None
-        if self._splitter is None:
+        if self._usage is None:
             return None
-        events = self._splitter.feed(piece)
-        if end:
-            events.append(self._splitter.close())
-        return b"".join(event for event in events if event and not self._question.dialect.is_usage_event(event))
+        kept = self._usage.feed(piece)
+        return kept + self._usage.close() if end else kept
 
     def _keep(self, piece: bytes) -> None:
         self.head = self.head or piece

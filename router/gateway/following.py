@@ -83,6 +83,10 @@ class Following:
         """The request has a lease."""
         self.lease, self._told_s = lease, self._parts.clock()
         self._record.receipt = lease.receipt
+        usage = self._parts.desk.usage
+        usage.ask(self._question, lease.replica)
+        if usage.takes_out(self._question, lease.replica):
+            self._watch.take_usage_out()
         if lease.receipt.pull is not None:
             self._asks = not self._relayed
             within_s = self._parts.rules.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
@@ -239,6 +243,7 @@ class Following:
             record.status = CLIENT_LEFT_STATUS
         if lease is None:
             return
+        self._learn(lease.replica, outcome)
         miss = lease.receipt.miss
         if miss is not None and outcome.ending in COMPUTED:
             record.miss = settled(miss, outcome.usage)
@@ -252,6 +257,14 @@ class Following:
             asyncio.get_running_loop().call_later(max(0.0, left_s), self._finish, lease, UNSEEN)
         else:
             parts.placer.finish(lease, outcome, now_s)
+
+    def _learn(self, replica: str, outcome: Outcome) -> None:
+        """Learn from a stream whether its replica sends usage that nobody asked for."""
+        question, watch = self._question, self._watch
+        left_alone = question.asks_usage and not question.usage_asked and watch.judged and watch.ended
+        if watch.usage_unasked or (left_alone and outcome.ending is Ending.OK and not outcome.unseen):
+            unasked = watch.usage_unasked or question.dialect.stream_usage(watch.tail) is not None
+            self._parts.desk.usage.learn(question, replica, unasked=unasked)
 
     def _finish(self, lease: Placed, outcome: Outcome) -> None:
         self._parts.placer.finish(lease, outcome, self._parts.clock())

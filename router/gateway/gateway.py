@@ -100,12 +100,14 @@ class Gateway:
 
     def lost(self, replica: str) -> None:
         """Nobody listens at the replica any more: the gateway finds out, and goes down its list."""
+        self._desk.usage.forget(replica)
 
     def stuck(self, replica: str) -> None:
         """The replica does not answer: what is there already is the gateway's."""
 
     def left(self, replica: str) -> None:
         """Discovery no longer names the replica: the gateway's own discovery says so, too."""
+        self._desk.usage.forget(replica)
 
     def ready(self, replica: str) -> None:
         """The replica may be sent requests: nothing is kept of it here."""

@@ -19,6 +19,7 @@ from router.placer import Placer
 from router.reading.callers import Callers
 from router.reading.observer import Observer
 from router.reading.reader import Reader, ReadingRules
+from router.reading.usage import UsageAsking
 from router.settings import secrets, tls
 from router.settings.keys import Keys, files_of_settings, keys_of
 from router.settings.pairs import continued_models
@@ -44,6 +45,7 @@ class Desk:
         self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that asks replicas for tokens
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
+        self.usage = UsageAsking()
         self.tracer: Tracer | None = None  # None: nothing is traced
 
     async def __aenter__(self) -> Self:

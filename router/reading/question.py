@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from router.core.dialects import Dialect
@@ -20,10 +22,10 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
 
     request: Request
     lines: list[bytes]  # header lines that the engine gets
-    body: bytes  # the body that the engine gets: repaired, and with the usage event asked for
+    body: bytes  # the body that the engine gets: repaired, and with usage asked for once that is decided
     dialect: Dialect
     wanted: Wanted
-    strip_usage: bool  # only we asked for the usage event, so the client does not get it
+    asks_usage: bool  # usage may be asked for, which the client did not ask for, and does not get
     receipts: bool = True  # whether its caller may be told where the prompt was found
     trace: Moments | None = None  # None for a request that is not traced
     metered: bool = False  # its tenant has a rate of tokens, so what its engine does not count is estimated
@@ -33,6 +35,8 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     whose: Whose | None = None  # conversation that it belongs to; None where nothing is known of one
     plan: ContinuationPlan | None = None  # plan for its stream, should that break; None: an error ends it
     not_continued: str = ""  # reason for which there is no plan, where one is wanted
+    stream_options: dict[str, Any] | None = None  # the client's own, of a stream whose usage may be asked for
+    usage_asked: bool = False  # only the router asked for usage
 
     def let_go(self) -> None:
         """Drop the body: its answer has begun, so it is sent to nobody else."""
@@ -49,8 +53,16 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
         self.lines = [line for line in self.lines if line[:16].lower() != b"accept-encoding:"]
         if plan.asks_ids:
             self.body = with_ids(self.body)
-        if self.strip_usage:
-            plan.ask_usage()
+
+    def ask_usage(self) -> None:
+        """Have the engine asked for usage at the end of the stream."""
+        self.usage_asked = True
+        shared = self.body is self.request.body
+        self.body = self.dialect.with_usage(self.body, self.stream_options)
+        if shared:
+            self.request.bring([self.body], self.request.body_bytes)  # one copy is enough
+        if self.plan is not None:
+            self.plan.ask_usage()
 
     @property
     def stored(self) -> bool:

@@ -350,18 +350,20 @@ class Reader:
         wanted.due_s = how.due_s
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
         asks = how.relayed and dialect is not None and ask.stream and not ask.wants_usage
-        strip_usage = asks and asks_usage(self._rules.ask_usage, self._placer, wanted.model, metered=metered)
+        asks = asks and asks_usage(self._rules.ask_usage, self._placer, wanted.model, metered=metered)
         question = Question(  # arguments by position, which is faster (core/placement/router.py)
             request,
             self.forwarding.lines(request, request_id),
-            dialect.with_usage(body, ask.stream_options) if strip_usage and dialect else body,
+            body,
             dialect or spoken_on(request.path),
             wanted,
-            strip_usage,
+            asks,
             how.tenant is None or how.tenant.receipts,
             None,
             metered,
         )
+        if asks:
+            question.stream_options = ask.stream_options
         question.ttft_ms = how.ttft_ms
         # A pull that stalls is noticed by a first event that does not come, so streams alone may pull.
         wanted.may_pull = ask.stream and request.path in PULLING and not question.stored

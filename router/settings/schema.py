@@ -651,9 +651,10 @@ class ApiSettings:
     """Further paths, passed to the least costly replica. Everything else is 404: engines have paths that flush
     caches, load adapters or put them to sleep, and those are not for clients."""
     ask_usage: bool | Literal["auto"] = "auto"
-    """Ask engines for usage at the end of streams whose clients did not, and take it out again. `auto`: where all
-    engines of the model are vLLM or SGLang, which are known to do so. `false`: the bodies of healthy requests stay as
-    they are, but for those of tenants with a rate of tokens on such engines."""
+    """Ask engines for usage at the end of streams whose clients did not, and take it out again, once a stream of the
+    replica has shown that usage does not come unasked. `auto`: where all engines of the model are vLLM or SGLang, which
+    are known to send it. `false`: the bodies of healthy requests stay as they are, except those of tenants with a rate
+    of tokens on such engines."""
     receipts: bool = True
     """Whether answers carry `x-warmroute-*` headers that say where a request went and why."""
 

@@ -105,10 +105,11 @@ async def test_usage_on_behalf(client: ClientSession, engine: FakeEngine) -> Non
     """Opted in, usage is asked for and taken out again: the client sees the stream it would have seen."""
     body = b'{"model": "m", "stream": true, "messages": [] }'
     async with running(engine, api__ask_usage=True) as app:
-        async with client.post(app.url + CHAT, data=body) as response:
-            assert await response.read() == b"".join(events())
+        for _ in range(2):
+            async with client.post(app.url + CHAT, data=body) as response:
+                assert await response.read() == b"".join(events())
         assert (
-            engine.seen[0].body
+            engine.seen[1].body
             == b'{"model": "m", "stream": true, "messages": [] ,"stream_options":{"include_usage":true}}'
         )
         assert app.hub.pages.decisions[-1].usage is not None
@@ -122,14 +123,15 @@ async def test_usage_on_behalf(client: ClientSession, engine: FakeEngine) -> Non
 async def test_usage_is_asked_of_engines_that_are_known_to_tell(
     client: ClientSession, kind: str, asks: bool | str, asked: bool
 ) -> None:
-    """Unless told otherwise, engines that end a stream with its usage where they are asked to are asked, and others get
-    the body as it is; no client sees a difference."""
+    """Unless told otherwise, engines that end a stream with its usage where they are asked to are asked, once a stream
+    has shown that they send none unasked; others get the body as it is, and no client sees a difference."""
     body = b'{"model":"m","stream":true,"messages":[]}'
     more = b',"stream_options":{"include_usage":true}}'
     async with FakeEngine(owned_by=kind) as engine, running(engine, api__ask_usage=asks) as app:
-        async with client.post(app.url + CHAT, data=body) as response:
-            assert await response.read() == b"".join(events())
-        assert engine.seen[0].body == (body[:-1] + more if asked else body)
+        for _ in range(2):
+            async with client.post(app.url + CHAT, data=body) as response:
+                assert await response.read() == b"".join(events())
+        assert [each.body for each in engine.seen] == [body, body[:-1] + more if asked else body]
         row = app.hub.pages.decisions[-1]
         assert (row.usage is not None) is asked
 
@@ -150,8 +152,11 @@ async def test_what_is_no_usage_takes_the_shortcut(client: ClientSession, monkey
     pieces[150:150] = [data_event({"choices": [{"index": 0, "delta": {"content": 'of "usage", '}}], "usage": None})]
     asked = [*pieces[:-1], *events(0, usage=USAGE)[-2:]]
     async with FakeEngine(owned_by="vllm") as engine, running(engine) as app:
-        engine.script.append(lambda _, request: one_by_one(request, asked))
         body = {"model": "m", "stream": True, "messages": []}
+        async with client.post(app.url + CHAT, json=body) as left_alone:
+            await left_alone.read()
+        looked.clear()
+        engine.script.append(lambda _, request: one_by_one(request, asked))
         async with client.post(app.url + CHAT, json=body) as response:
             assert await response.read() == b"".join(pieces)
         row = app.hub.pages.decisions[-1]

@@ -72,12 +72,15 @@ async def test_the_rest_passes_byte_for_byte(
     client: ClientSession, engine: FakeEngine, events: list[Any], end: bytes
 ) -> None:
     """Whatever an engine makes of the wish for usage, and wherever its bytes are cut, the client gets all events but
-    those that have usage and no choices."""
+    those that have usage and no choices. An engine that sends usage beside choices sends it to all clients."""
     bytes_of = [b"data: " + (each if isinstance(each, str) else json.dumps(each)).encode() + end for each in events]
-    expected = b"".join(sent for each, sent in zip(events, bytes_of, strict=True) if each is not TAKEN)
+    passed = [sent for each, sent in zip(events, bytes_of, strict=True) if each is not TAKEN]
+    expected = b"".join(bytes_of if events is STREAMS["usage beside choices"] else passed)
     async with running(engine, api__ask_usage=True) as app:
+        async with client.post(app.url + "/v1/chat/completions", json=BODY) as left_alone:
+            await left_alone.read()
         for name, cut in CUTS.items():
             engine.script.append(lambda _, request, cut=cut: one_by_one(request, cut(bytes_of)))
             async with client.post(app.url + "/v1/chat/completions", json=BODY) as answer:
                 assert await answer.read() == expected, name
-            assert engine.seen[-1].json["stream_options"]["include_usage"] is True
+        assert engine.seen[1].json["stream_options"]["include_usage"] is True

@@ -70,6 +70,13 @@ async def test_usage_that_only_we_asked_for_is_taken_out(engine: FakeEngine) -> 
     """The engine is asked for usage where the stream comes by here, and the client gets none of it."""
     engine.owned_by = "vllm"
     async with picking(engine) as app:
+        async with asking(app, "buffered", "streamed") as it:  # this one is left as it is
+            await it.pick(chat(stream=True))
+            await told(it)
+            await it.piece(b"".join(events()), end=True)
+            await it.hear()
+            await it.finish()
+        await ended(app)
         async with asking(app, "buffered", "streamed") as it:
             asked = await it.pick(chat(stream=True))
             body = asked.request_body.response.body_mutation.body
@@ -87,7 +94,7 @@ async def test_usage_that_only_we_asked_for_is_taken_out(engine: FakeEngine) -> 
                     got += part if mutation.WhichOneof("mutation") is None else mutation.body
             await it.finish()
         assert got == b"".join(events())
-        assert (await ended(app)).usage is not None
+        assert (await ended(app, 2)).usage is not None
 
 
 async def test_full_duplex_echoes_answers(engine: FakeEngine) -> None:

@@ -54,6 +54,10 @@ class Dialect(Protocol):
     def is_usage_event(self, event: bytes) -> bool:
         """Whether this event exists only because `with_usage` asked for it."""
 
+    def is_usage_unasked(self, event: bytes) -> bool:
+        """Whether this event shows that the engine sends usage whether it is asked or not: `with_usage` asks for none
+        of the usage in it."""
+
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """The dialect's own error body."""
 
@@ -71,4 +75,8 @@ class UsageUnasked:
 
     def is_usage_event(self, event: bytes) -> bool:
         """Never: no event exists only because it was asked for."""
+        return False
+
+    def is_usage_unasked(self, event: bytes) -> bool:
+        """Never: there is nothing to find out."""
         return False

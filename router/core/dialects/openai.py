@@ -63,6 +63,7 @@ _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"\w+"[^\r\n]*[\r\n]')
 _BEHIND = re.compile(
     rb'(?:"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{)[^\r\n]*[\r\n]'
 )
+_USAGE_GIVEN = re.compile(rb'"usage"\s*:\s*\{')  # not null, which some engines send in every event
 _SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # matches if a choice besides the first is there
 _decode_choices = msgspec.json.Decoder(_Choices).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
@@ -96,7 +97,7 @@ class OpenAI:
             output_tokens_max=bodies.positive(fields.max_completion_tokens) or bodies.positive(fields.max_tokens),
             stored=bodies.as_type(bool, fields.store),
             response_id=bodies.as_type(str, fields.previous_response_id),
-            wants_usage=bool(options and options.get("include_usage")),
+            wants_usage=bodies.wants_usage(options),
             metadata=bodies.metadata_of(fields.metadata),
             stream_options=options,
             names=agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
@@ -156,12 +157,10 @@ class OpenAI:
         """Ask for usage at the end of the stream; only called when the client did not.
 
         A last duplicate key wins in the JSON parsers of vLLM and SGLang (pydantic, json), so the option is
-        spliced in before the closing brace and the rest of the body stays as it was. Usage in every event, which
-        engines send only with usage at the end, would reach the client, and is not asked for.
+        spliced in before the closing brace and the rest of the body stays as it was.
         """
         end = body.rindex(b"}")
         merged = {**(options or {}), "include_usage": True}
-        merged.pop("continuous_usage_stats", None)
         return b"".join((memoryview(body)[:end], b',"stream_options":', msgspec.json.encode(merged), body[end:]))
 
     def is_usage_event(self, event: bytes) -> bool:
@@ -170,6 +169,14 @@ class OpenAI:
             return False
         answer = bodies.decoded(_decode_answer, sse.payload(event))
         return answer is not None and answer.usage is not None and answer.choices == []
+
+    def is_usage_unasked(self, event: bytes) -> bool:
+        """Usage beside choices: vLLM sends it with `--enable-force-include-usage`, otherwise only where a client asks
+        for `continuous_usage_stats`, and then the router asks for nothing."""
+        if _USAGE_GIVEN.search(event) is None:
+            return False
+        answer = bodies.decoded(_decode_answer, sse.payload(event))
+        return answer is not None and answer.usage is not None and bool(answer.choices)
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """OpenAI's error object; `type` follows the status as OpenAI's own does."""

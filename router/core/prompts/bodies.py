@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -176,6 +176,12 @@ def as_type(type_: type[_T], raw: Raw) -> _T | None:
 def given(raw: Raw) -> bool:
     """Present and not null. (A Raw never equals bytes.)"""
     return raw is not ABSENT and bool(raw) and bytes(raw) != b"null"
+
+
+def wants_usage(options: dict[str, Any] | None) -> bool:
+    """Whether a stream's options stay as they are: they ask for usage at its end, or in every event, which SGLang sends
+    without the former."""
+    return options is not None and bool(options.get("include_usage") or options.get("continuous_usage_stats"))
 
 
 def positive(raw: Raw) -> int | None:

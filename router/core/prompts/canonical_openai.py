@@ -74,7 +74,7 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
         most if most is not None and most > 0 else None,
         stored,
         fields.previous_response_id,
-        bool(options.get("include_usage")) if options else False,
+        bodies.wants_usage(options),
         bodies.metadata_of(fields.metadata),
         "",
         options,

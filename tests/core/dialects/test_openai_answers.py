@@ -12,7 +12,6 @@ from router.core.facts.placements import Ending, Usage
 
 OPENAI = OpenAI()
 COUNTS = {"prompt_tokens": 50, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}
-EVERY = "continuous_usage_stats"  # vLLM's option to put usage into every event, of no effect without `include_usage`
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
@@ -102,13 +101,12 @@ def test_an_error_in_the_first_event_is_seen(chunk: bytes, status: int | None) -
         b'{"model":"m","stream":true}',
         b' {"stream" : true , "messages":[{"role":"user","content":"}"}] } \n',
         b'{"stream":true,"stream_options":null}',
-        b'{"stream":true,"stream_options":{"continuous_usage_stats":true,"include_usage":false}}',
+        b'{"stream":true,"stream_options":{"continuous_usage_stats":false,"include_usage":false}}',
         b'{"stream":true,"stream_options":"x"}',
     ],
 )
 def test_asking_for_usage_leaves_every_other_byte(body: bytes) -> None:
-    """The option is spliced in before the last brace; what the client wrote stays, and its other options hold.
-    Usage in every event, which would reach the client, is not asked for."""
+    """The option is spliced in before the last brace; what the client wrote stays, and its other options hold."""
     asked = OPENAI.with_usage(body, OPENAI.parse("/v1/chat/completions", body).stream_options)
     end = body.rindex(b"}")
     assert asked.startswith(body[:end])
@@ -117,9 +115,25 @@ def test_asking_for_usage_leaves_every_other_byte(body: bytes) -> None:
     given = before.pop("stream_options", None)
     options = after.pop("stream_options")
     assert after == before
-    kept = {name: value for name, value in given.items() if name != EVERY} if isinstance(given, dict) else {}
-    assert options == {**kept, "include_usage": True}
+    assert options == {**(given if isinstance(given, dict) else {}), "include_usage": True}
     assert OPENAI.parse("/v1/chat/completions", asked).wants_usage
+
+
+@pytest.mark.parametrize("ends", [True, False, None])
+def test_usage_in_every_event_is_left_to_the_client(ends: bool | None) -> None:
+    """SGLang sends it without usage at the end, so a client's options stay as they are."""
+    options = {"continuous_usage_stats": True} | ({} if ends is None else {"include_usage": ends})
+    body = json.dumps({"stream": True, "stream_options": options}).encode()
+    assert OPENAI.parse("/v1/chat/completions", body).wants_usage
+
+
+def test_usage_beside_choices_was_not_asked_for() -> None:
+    """It shows that an engine sends usage to all clients; null, a word in the text and the last event show nothing."""
+    assert OPENAI.is_usage_unasked(event(choices=[{"delta": {}}], usage=COUNTS))
+    assert not OPENAI.is_usage_unasked(event(choices=[], usage=COUNTS))
+    assert not OPENAI.is_usage_unasked(event(choices=[{"delta": {"content": '"usage": {'}}], usage=None))
+    assert not OPENAI.is_usage_unasked(event(choices=[{"delta": {}}]))
+    assert not OPENAI.is_usage_unasked(b"data: [DONE]\n\n")
 
 
 def test_the_event_that_was_asked_for_is_known() -> None:
