@@ -56,14 +56,14 @@ ROOMS = {
         " router spill splitting two_legs wanted"
     ),
     "core/placement/policies": "warm",
-    "core/prompts": "agents beginnings blocks bodies canonical canonical_openai",
+    "core/prompts": "agents beginnings blocks bodies canonical canonical_openai unread",
     "core/sharing": "delays engines hearing mirror news sharing telling",
     "edge": "attempts proxy relay retry_budget routes",
     "gateway": "answer endpoints following head hints incoming parts stream wire words",
     "http": "body_budget chunks client_connection exchange intake outbox pace pool receiver request upstream",
     "reading": (
-        "answering body callers charge continuing deadlines forwarding kinship observer paths placing question"
-        " reader turns used"
+        "answering body callers charge codings continuing deadlines forwarding kinship observer paths placing question"
+        " reader turns usage used"
     ),
     "hub": "admitter local_placer owners",
     "telemetry": "epp gen_ai logs record series tallies",

@@ -30,6 +30,7 @@ from router.core.dialects.pulls import SOURCE_HEADER
 from router.core.dialects.ranks import for_rank
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
+from router.core.prompts.unread import is_object
 from router.gateway import extproc_pb2 as pb
 from router.gateway import hints, words
 from router.gateway.endpoints import destinations, endpoint_of
@@ -359,7 +360,7 @@ def named(body: bytes, model: str) -> bytes:
     """The same request for another model: of two equal keys engines and we take the last (tenancy.py). What is no
     object stays as it is, and is refused where it is read."""
     end = body.rfind(b"}")
-    if end < 0:
+    if end < 0 or not is_object(body):
         return body
     comma = b"" if body[:end].rstrip().endswith(b"{") else b","
     return b"".join((body[:end], comma, b'"model":', msgspec.json.encode(model), body[end:]))

@@ -180,6 +180,8 @@ def refuse(
         lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
     if refusal.code == HISTORY_CHANGED:  # official clients send a request again that got any other 409
         lines.append(b"x-should-retry: false\r\n")
+    if refusal.status == 415:
+        lines.append(b"Accept-Encoding: identity\r\n")  # RFC 9110 section 12.5.3
     if refusal.status in (429, 503):
         after_s = RETRY_AFTER_S if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
         lines.append(b"Retry-After: %d\r\n" % after_s)

@@ -30,6 +30,7 @@ from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.blocks import Chain, chain_of
 from router.core.prompts.bodies import DEPTH, PARTS, excess
 from router.core.prompts.identity import with_fewer_tools
+from router.core.prompts.unread import BYTE_ORDER_MARK, as_utf8, ask_of, in_other_encoding
 from router.http.request import Refusal, Request
 from router.placer import Placer
 from router.reading.question import RESPONSES
@@ -42,6 +43,8 @@ REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
 HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 
 _MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
+
+_JSON = re.compile(rb"[ \t\r\n]*[\[{]")  # the beginning of an object or an array
 
 _T = TypeVar("_T")
 
@@ -67,6 +70,9 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     relayed: bool = True  # the answer comes by here
     ttft_ms: float | None = None  # time within which the first token is wanted; None: any
     due_s: float | None = None  # the same as a time of time.monotonic()
+    passes_unread: bool = False  # a body that cannot be read goes on as it is: nothing in it has to be looked at
+    opaque: bool = False  # only an engine can read the body
+    mark: bytes = b""  # the byte order mark with which the body came; it is read without
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Call a function of this file here, or in the thread of long bodies."""
@@ -122,12 +128,31 @@ def parse(request: Request, how: Reading) -> Parsed:
     """Everything that is read of a body before placing: parsed, and hashed for the model that it names. Raises BadBody.
 
     A prompt is hashed later where the body names no model, or where its tools may not all be called: engines of that
-    model may leave those out.
+    model may leave those out. A body that only engines can read has no dialect from then on.
     """
-    dialect, salt = how.dialect, how.salt
+    if how.opaque:
+        how.dialect = None
+        return Parsed(Ask(None), None)
+    body = request.body
+    if body.startswith(BYTE_ORDER_MARK):
+        how.mark = BYTE_ORDER_MARK
+        request.bring([body[len(BYTE_ORDER_MARK) :]], request.body_bytes)
+    try:
+        return _parse(request, how)
+    except BadBody as error:
+        ask = _unread(request, how, error.code) if how.passes_unread else None
+        if ask is None:
+            raise
+    how.dialect = None
+    return Parsed(ask, None)
+
+
+def _parse(request: Request, how: Reading) -> Parsed:
+    dialect, salt, body = how.dialect, how.salt, request.body
+    if in_other_encoding(body):
+        raise BadBody("invalid_json", "The request body is not in UTF-8, in which alone it can be read here.")
     if dialect is None:
         return Parsed(_parse_other(request, how), None)
-    body = request.body
     how.rest(request.body_bytes)
     how.seen.apart(salt(b"") if salt is not None else b"")
     name = dialect.seen_as[how.keep]
@@ -213,6 +238,20 @@ def _check_shape(body: bytes, how: Reading, place: Place | None = None) -> None:
     if found == DEPTH:
         said = f"The request body has more than {how.depth_max} levels of JSON within one another."
         raise BadBody("invalid_json", said)
+
+
+def _unread(request: Request, how: Reading, code: str) -> Ask | None:
+    """What is known of a body that cannot be read for this reason; None where no engine could read it either. Raises
+    BadBody."""
+    content_type = request.fields.get(b"content-type", b"").lower()
+    text = as_utf8(request.body)
+    if text is None or _JSON.match(text) is None:
+        other = how.dialect is None and bool(content_type) and b"json" not in content_type
+        return Ask(None) if other else None
+    if code != "invalid_json":
+        return None
+    _check_shape(text, how)
+    return ask_of(text)
 
 
 def _parse_other(request: Request, how: Reading) -> Ask:

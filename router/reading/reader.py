@@ -2,8 +2,8 @@
 
 Long bodies are parsed and hashed in one thread beside the event loop. Several threads would fight each other, and the
 loop, for the interpreter. Tenants take turns on it (turns.py), and one that is over its rate gets none (charge.py).
-The router passes on what it cannot read; it refuses only what no engine could take (not JSON, or compressed), what has
-more parts than may be decoded, and what no replica serves.
+The router passes on what it cannot read, unless keys, or requests in two legs, need it read; it refuses only what no
+engine could take (not JSON, or compressed), what has more parts than may be decoded, and what no replica serves.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from router.reading.body import (
     untransferred,
 )
 from router.reading.charge import charge
+from router.reading.codings import is_opaque
 from router.reading.continuing import Planned, planned, wished
 from router.reading.deadlines import ttft_ms_of
 from router.reading.forwarding import Forwarding, asks_usage
@@ -172,7 +173,7 @@ class Reader:
         try:
             parsed = await how.run(parse, request, how)
             model = self._model(parsed.ask, how)
-            if how.repairs_wanted and may_need_repair(request.path, parsed.ask):
+            if how.repairs_wanted and how.dialect is not None and may_need_repair(request.path, parsed.ask):
                 repairs = await how.run(repair, request, how)
             if repairs:
                 parsed = await how.run(parse, request, how)
@@ -227,6 +228,8 @@ class Reader:
         question.whose = self._kinship.whose(request, read.ids, ask, caller)
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
+        if how.mark and not self._rules.splits:  # the bodies of two legs are made of what they say
+            question.body = how.mark + question.body
         return question
 
     def unread(self, request: Request, request_id: str, caller: Caller, model: str | None) -> Question:
@@ -253,9 +256,9 @@ class Reader:
 
     def _reading(self, request: Request, caller: Caller) -> Reading:
         """How this request's body is to be read. Raises Refusal for one that is compressed, and for an odd deadline."""
-        if request.fields.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise Refusal(415, "unsupported_encoding", "Compressed request bodies are not accepted.")
         tenant, dialect = caller.tenant, PATHS.get(request.path)
+        must_read = tenant is not None or self._rules.splits
+        opaque = is_opaque(request, must_read=must_read)
         aside = request.body_bytes >= self._rules.offload_bytes_min
         reading = Reading(  # arguments by position, which is faster (core/placement/router.py)
             dialect,
@@ -273,6 +276,7 @@ class Reader:
             self._parse_thread if aside else None,
             self._aside_lock,
         )
+        reading.passes_unread, reading.opaque = not must_read, opaque
         if (ttft_ms := ttft_ms_of(request, caller)) is not None:
             reading.ttft_ms, reading.due_s = ttft_ms, time.monotonic() + ttft_ms / 1e3
         return reading
@@ -366,7 +370,7 @@ class Reader:
             question.stream_options = ask.stream_options
         question.ttft_ms = how.ttft_ms
         # A pull that stalls is noticed by a first event that does not come, so streams alone may pull.
-        wanted.may_pull = ask.stream and request.path in PULLING and not question.stored
+        wanted.may_pull = ask.stream and dialect is not None and request.path in PULLING and not question.stored
         if self._rules.splits:
             wanted.may_split = self._may_split(question)
         return question

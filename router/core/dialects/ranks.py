@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from router.core.dialects.sglang import with_rank
 from router.core.dialects.tenancy import GENERATE
+from router.core.prompts.unread import is_object
 
 # vLLM 0.32 (entrypoints/generate/base/serving.py) and SGLang 0.5.23 (entrypoints/openai/serving_base.py) read it.
 RANK_HEADER = "X-data-parallel-rank"
@@ -16,4 +17,4 @@ def for_rank(rank: int, path: str, lines: Sequence[bytes], body: bytes) -> tuple
     name = RANK_HEADER.lower().encode()
     kept = [line for line in lines if line.partition(b":")[0].lower() != name]
     kept.append(f"{RANK_HEADER}: {rank}\r\n".encode())
-    return kept, with_rank(body, rank) if path == GENERATE and body else body
+    return kept, with_rank(body, rank) if path == GENERATE and is_object(body) else body

@@ -1,0 +1,74 @@
+"""Bodies that Python's JSON parser takes and msgspec does not: in UTF-16 or UTF-32, with NaN, with half a surrogate.
+
+Engines read a body with `json.loads`, which finds the encoding by the first bytes, whatever headers say (Starlette's
+`Request.json`, for vLLM and SGLang alike). Such a body goes to an engine byte for byte. Its prompt stays unknown; only
+what decides where it may go is read, by the same parser.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from router.core.facts.requests import Ask
+from router.core.prompts.bodies import BadBody
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+# Longest body that is parsed: Python's parser holds the interpreter for some 10 ms a MiB.
+PARSED_BYTES_MAX = 1 << 20
+
+# The beginning of an object in UTF-8, in which a field can be put before the last brace.
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{[^\0]")
+
+
+def is_object(body: bytes) -> bool:
+    """Whether a body begins as an object in UTF-8 does, so that fields may be spliced in at its end."""
+    return _OBJECT.match(body) is not None
+
+
+def in_other_encoding(body: bytes) -> bool:
+    """Whether a body is in UTF-16 or UTF-32: it begins with their mark, or with an ASCII character in them."""
+    return b"\0" in body[:2] or body[:2] in (b"\xff\xfe", b"\xfe\xff")
+
+
+def as_utf8(body: bytes) -> bytes | None:
+    """A body in UTF-8, as Python's parser decodes it; None for one that it cannot."""
+    encoding = json.detect_encoding(body)
+    if encoding == "utf-8":
+        return body
+    try:
+        return body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+    except UnicodeError:
+        return None
+
+
+def ask_of(body: bytes) -> Ask | None:
+    """What Python reads of a body in UTF-8; of a long one nothing. None for what is no JSON object. Raises BadBody for
+    a model that is no name."""
+    if len(body) > PARSED_BYTES_MAX:
+        return Ask(None)
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    model = fields.get("model")
+    if model is not None and not (isinstance(model, str) and _is_text(model)):
+        raise BadBody("invalid_model", "The field 'model' must be a string.")
+    response, stored = fields.get("previous_response_id"), fields.get("store")
+    return Ask(
+        model,
+        stream=fields.get("stream") is True,
+        response_id=response if isinstance(response, str) and _is_text(response) else None,
+        stored=stored if isinstance(stored, bool) else None,
+    )
+
+
+def _is_text(value: Any) -> bool:  # noqa: ANN401 - a string of JSON
+    try:
+        value.encode()
+    except UnicodeError:  # half a surrogate
+        return False
+    return True
