@@ -26,6 +26,7 @@ from router.settings.files import NotYaml, yaml_of
 from router.settings.hints import nearest, refused, shown
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.settings.networks import allowed_problems, is_address, is_loopback
+from router.settings.origins import origin_problems
 from router.settings.pairs import (
     base_urls,
     continue_problems,
@@ -212,6 +213,7 @@ def _check(settings: Settings) -> list[str]:
     problems += _check_split(settings)
     problems += token_problems(tokens.sources, tokens.template_kwargs)
     listen, upstream = settings.listen, settings.upstream
+    problems += origin_problems(listen.cors_origins)
     problems += listener_problems(listen.tls_certificate, listen.tls_key, listen.tls_client_ca)
     problems += _check_gateway(settings)
     problems += continue_problems(upstream.continue_models)

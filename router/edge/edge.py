@@ -115,6 +115,7 @@ class Edge:
         self.proxy.receipts = s.api.receipts
         self._routes.configure(s)
         self._server.configure(_client_limits(s))
+        self._server.cors = self._routes.cors
         self._server.tls, self.upstream.tls = listener_tls, replica_tls
 
     @property
@@ -230,6 +231,7 @@ class Edge:
             admit=self._routes.admit,
             tls=tls.for_listener(s.listen),
             outbox=self._outbox,
+            cors=self._routes.cors,
         )
         self._stack.push_async_callback(self._server.close)
         try:

@@ -9,6 +9,7 @@ from router import __version__
 from router.core.dialects import PATHS, spoken_on
 from router.edge.proxy import Proxy
 from router.http.body_budget import no_room
+from router.http.cors import Cors, asks_permission
 from router.http.request import Refusal, Request, date_line
 from router.placer import MODELS, REQUESTS, Page, Placer
 from router.reading.answering import filtered, owner_of, refuse, request_id
@@ -54,10 +55,14 @@ class Routes:
         """Use these settings for the requests that follow."""
         self._inference = frozenset((*PATHS, *settings.api.passthrough))
         self._metrics_here = settings.listen.metrics_on_main
+        origins = settings.listen.cors_origins
+        self.cors = Cors(origins) if origins else None
 
     def handle(self, request: Request) -> Awaitable[None]:
         """Answer a request: find its caller, then go by its path. This is no coroutine, since one costs what four calls
         do."""
+        if self.cors is not None and asks_permission(request):
+            return self._permission(request, self.cors)
         try:
             caller = self._callers.who(request)
         except Refusal as refusal:
@@ -71,6 +76,8 @@ class Routes:
     def admit(self, request: Request) -> bool:
         """Whether the body of a request is wanted, of which only the head has come: no page of ours has one. It is held
         in the name of its tenant. Raises Refusal for a client without a key, and for a tenant that is over its rate."""
+        if self.cors is not None and asks_permission(request):
+            return False
         caller = self._callers.meet(request)
         if caller.tenant is not None:
             request.holder = caller.tenant.name
@@ -95,6 +102,15 @@ class Routes:
 
     async def _refused(self, request: Request, refusal: Refusal, caller: Caller) -> None:
         self.refuse(request, refusal, caller)
+
+    async def _permission(self, request: Request, cors: Cors) -> None:
+        """Answer a browser that asks whether a page may send a request: it shows no key yet."""
+        if cors.allows(request):
+            request.answer(204, (date_line(),), b"")
+            return
+        origin = request.header(b"origin")[:200]
+        message = f"Pages of {origin!a} may not use this router (listen.cors_origins)."
+        self.refuse(request, Refusal(403, "origin_not_allowed", message))
 
     async def _answer(self, request: Request, caller: Caller) -> None:
         """Answer with one of our own pages, or with a 404."""

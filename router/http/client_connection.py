@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from router.http import deadlines
 from router.http.body_budget import BodyBudget, no_room
+from router.http.cors import Cors
 from router.http.deadlines import ClientLimits, Patience, acknowledged
 from router.http.intake import Admit, Intake
 from router.http.outbox import Outbox
@@ -58,6 +59,7 @@ class Owner(Protocol):
     pace: Pace
     clients: set[ClientConnection]
     closing: bool
+    cors: Cors | None
 
     def lets_in(self, address: str) -> bool:
         """Whether one more connection from this address is allowed. It is then counted until `left`."""
@@ -257,6 +259,8 @@ class ClientConnection(asyncio.Protocol):
         """Send a whole answer. Raises ClientLeft."""
         if self._transport is None:
             raise ClientLeft
+        if self._server.cors is not None:
+            lines = self._server.cors.lines(request, lines)
         closes = self._closes(request)
         head = b"".join(
             (b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), *lines,
@@ -273,6 +277,8 @@ class ClientConnection(asyncio.Protocol):
         """Send the head of an answer; its body is written to this connection. Raises ClientLeft."""
         if self._transport is None:
             raise ClientLeft
+        if self._server.cors is not None:
+            lines = self._server.cors.lines(request, lines)
         self.chunked = request.version == "1.1"
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
         self._last = self._closes(request)

@@ -19,6 +19,7 @@ from router.http import deadlines
 from router.http.accepting import Acceptor, ConnectionSlots, bound
 from router.http.body_budget import BodyBudget
 from router.http.client_connection import NO_LINGER, ClientConnection, Handler, Refuse
+from router.http.cors import Cors
 from router.http.deadlines import ClientLimits
 from router.http.intake import Admit
 from router.http.outbox import Outbox
@@ -47,16 +48,19 @@ class Server:
         admit: Admit = lambda _: True,
         tls: ssl.SSLContext | None = None,
         outbox: Outbox | None = None,
+        cors: Cors | None = None,
     ) -> None:
         """`handler` answers a request. `refuse` answers one that cannot be read, whose method and path are empty where
         they are not known. `admit` is called with a request whose body is not all there or that must wait for its turn:
         it raises Refusal for a client that is not let in, names the holder of the body, and returns whether the body is
-        wanted. `tls` may be replaced, for connections to come. Without an `outbox` it has its own."""
+        wanted. `tls` may be replaced, for connections to come, and `cors`, without which answers say nothing to
+        browsers, for answers to come. Without an `outbox` it has its own."""
         self.handler = handler
         self.refuse = refuse
         self.admit = admit
         self.limits = limits
         self.tls = tls
+        self.cors = cors
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
         self.bodies = BodyBudget(self.loop, limits.bodies_bytes_max)

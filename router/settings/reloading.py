@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 LIVE = frozenset(
     (
         "replicas", "allow_empty",
-        "listen.metrics_on_main", "listen.files_interval_s", "listen.keepalive_s", "listen.lame_duck_s",
-        "listen.drain_s",
+        "listen.metrics_on_main", "listen.cors_origins", "listen.files_interval_s", "listen.keepalive_s",
+        "listen.lame_duck_s", "listen.drain_s",
         "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "listen.connections_max",
         "listen.connections_per_client_max", "listen.head_timeout_s", "listen.body_bytes_per_s_min",
         "listen.body_timeout_s", "listen.send_timeout_s",

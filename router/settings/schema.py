@@ -124,6 +124,9 @@ class ListenSettings:
     """Port of the admin listener; 0 takes a free one."""
     metrics_on_main: bool = True
     """Whether `/metrics` is on the main listener too. On: a scrape works before any thought of ports."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may use the main listener from a browser, such as `https://chat.example.com`; `*`: all
+    pages, without cookies. Empty: browsers get what engines say of it."""
     keepalive_s: Seconds = 75.0
     """Seconds an idle client connection is kept. As nginx."""
     workers: Workers = 1

@@ -74,6 +74,7 @@ def in_force(router: Running) -> dict[str, Any]:
         "answers": (proxy.receipts, edge._routes._inference, edge._routes._metrics_here),
         "credentials": (lines._own_lines, lines._kept, edge._callers.admin_token, hub.admin_token),
         "clients": (server.limits, server._slots.limits),
+        "pages": (server.cors._named if server.cors is not None else None, edge._routes.cors is server.cors),
         "operators": (hub.admin.server.limits, hub.admin.server._slots.limits),
         "bodies": (reader._rules, reader._repairs_wanted),
         "keys": [(keys.tenants if keys is not None else None) for keys in (edge.keys, hub.keys)],

@@ -76,7 +76,12 @@ def wanted_of(keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
     given = {"admin.token": "t" * 16, "admin.replicas_allowed": ["http://127.0.0.1:8000"], "log.level": "debug"}
     given["listen.connections_max"] = 100  # any system may open so many
     given |= {"upstream.continue_streams": "exact", "upstream.continue_models": ["m=exact"]}
-    given |= {"upstream.api_key": "k", "api.passthrough": ["/only"], "api.ask_usage": False}
+    given |= {
+        "upstream.api_key": "k",
+        "api.passthrough": ["/only"],
+        "listen.cors_origins": ["http://a"],
+        "api.ask_usage": False,
+    }
     given |= {"observatory.repairs": ["sort_tools"], "observatory.append_only": "warn"}
     for key in keys:
         yield key.replace(".", "__"), given[key] if key in given else other_than(value_of(Settings(), key))
