@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from router.core.dialects import OPENAI, sse
+from router.core.dialects import OPENAI, errors, sse
 from router.core.dialects.continuing import (
     APPROXIMATE,
     EXACT,
@@ -74,6 +74,8 @@ class Carrying:
         self.begun = False  # an event of the present answer has come
         self.differs = False
         self.said = False  # all was said, and its end was told
+        self.refused = False  # the engine said that the request itself is at fault, which ends the stream
+        self._dialect = question.dialect
         self._relay = relay
         self._splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
         self._told: Callable[[], None] | None = None
@@ -105,13 +107,22 @@ class Carrying:
                 self._told()
         stream = self.resumed or self.carried
         try:
-            made = b"".join([stream.take(event) for event in events])
+            made = b"".join([event if self._refuses(event) else stream.take(event) for event in events])
         except StreamDiffers as error:
             self.differs = True
             self.answer.fail(Diverged(str(error)))
             return
         if made:
             self._relay.body(made)
+
+    def _refuses(self, event: bytes) -> bool:
+        """Whether the engine has refused the request, with this event or before: no other replica would do better."""
+        if b'"error"' in event and (self.resumed is None or self._dialect is OPENAI):
+            status = self._dialect.event_error(event)
+            self.refused = self.refused or (
+                status is not None and errors.ending_of(status, event) is Ending.REFUSED_BY_ENGINE
+            )
+        return self.refused
 
     def end(self) -> None:
         """The body has ended. Raises BrokeMidway if it did not say that it was whole."""
@@ -120,7 +131,7 @@ class Carrying:
             self._pass([rest + b"\n\n"])
         if self.differs:
             raise Diverged(DIFFERS)
-        if (self.resumed or self.carried).broken:
+        if (self.resumed or self.carried).broken and not self.refused:
             raise Unfinished("the engine said that it failed, or ended the stream early")
         self._relay.end()
 
@@ -170,7 +181,7 @@ class Continuations:
         try:
             broke = await _heard(carrying)
             breaks = 0
-            while broke is not None:
+            while broke is not None and not carrying.refused:
                 breaks += not isinstance(broke, HandedOver)
                 if not await self._go_on(call, carrying, broke, record, again=breaks > 1):
                     break
@@ -279,7 +290,7 @@ class Continuations:
                 raise
             if not isinstance(answer, Failure):
                 return lease, answer
-            refused = isinstance(answer, EngineFailed) and 400 <= answer.answer.status < 500
+            refused = isinstance(answer, EngineFailed) and _refused(answer.answer)
             self._placer.finish(lease, _REFUSED if refused else Outcome(answer.ending), self._clock())
             if refused:  # what we made of the request is at fault, and not the replica
                 return "failed"
@@ -309,6 +320,14 @@ class Continuations:
             return answer
         self._upstream.done(answer)
         return EngineFailed(answer)
+
+
+def _refused(answer: EngineAnswer) -> bool:
+    """Whether an engine calls the request itself at fault, by its status or in its first event."""
+    if answer.status >= 400:
+        return answer.status < 500
+    status = OPENAI.event_error(answer.head)
+    return status is not None and status < 500
 
 
 async def _heard(carrying: Carrying) -> BrokeMidway | None:

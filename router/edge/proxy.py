@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from router.core.dialects import Dialect, spoken_on
+from router.core.dialects import Dialect, errors, spoken_on
 from router.core.dialects.continuing import ContinuationPlan
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.core.observatory.explain import settled
 from router.core.observatory.places import places_of
 from router.edge.attempts import Attempts, Call, judge_of
 from router.edge.continuing import Carrying, Continuations
-from router.edge.relay import Relay
+from router.edge.relay import TOLD, Relay
 from router.http.client_connection import ClientLeft
 from router.http.failures import BrokeMidway, NobodysBreak, Stalled
 from router.http.request import ADDRESS_HEADERS, Refusal, Request
@@ -185,8 +185,10 @@ class Proxy:
         if answer.status >= 400:
             return Outcome(Ending.REFUSED_BY_ENGINE)
         if question.wanted.ask.stream and relay is not None:
-            if relay.ending is Ending.FAILED or dialect.event_error(answer.head) is not None:
-                return Outcome(Ending.FAILED)
+            if relay.ending in TOLD:
+                return Outcome(relay.ending)
+            if (status := dialect.event_error(answer.head)) is not None:  # of a stream that is not judged at its end
+                return Outcome(errors.ending_of(status, answer.head))
             usage = self._believed(dialect.stream_usage(relay.tail), call, relay.bytes)
             return Outcome(_OK, usage, relay.events if usage is not None else _used(call, relay))
         # An answer that was too long to be kept until it was whole was relayed, and has its usage at the end.

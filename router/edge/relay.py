@@ -29,6 +29,7 @@ from router.http.request import Stream
 
 # The tail of a stream: its last pieces, each at least a whole event unless that is very long, and bytes kept of each.
 TAIL_PIECES, TAIL_BYTES = 16, 8 << 10
+TOLD = (Ending.FAILED, Ending.REFUSED_BY_ENGINE)  # endings that the engine has told the client, by an error event
 NAME_BYTES = 512  # bytes before a cut event that are looked at, too: enough to tell the kind of the events there
 PARTIAL_BYTES_MAX = 64 << 10
 
@@ -125,8 +126,9 @@ class Relay:
         self._close()
 
     def broke(self, event: Callable[[Dialect, bytes], bytes]) -> bool:
-        """The body broke off. Returns True if all of the answer had come before that. Otherwise the client is told: by
-        an error event that `event` makes of the last events, or by a broken connection where events mean nothing."""
+        """The body broke off. Returns True if all of the answer had come before that, or the error by which the engine
+        refused it. Otherwise the client is told: by an error event that `event` makes of the last events, or by a
+        broken connection where events mean nothing."""
         self._partial.clear()
         tail, judge = self.tail, self._judge
         if judge is None:
@@ -141,10 +143,10 @@ class Relay:
             return False
         self.ending = self._ended(judge, tail)
         whole = self.ending is Ending.OK and (not judge.says_done or _DONE.search(tail) is not None)
-        if not whole and self.ending is not Ending.FAILED:
+        if not whole and self.ending not in TOLD:
             self._client.write(self._framed(event(judge, tail)))
         self._close()
-        return whole
+        return whole or self.ending is Ending.REFUSED_BY_ENGINE
 
     def _close(self) -> None:
         if self._partial:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from router.core.dialects import Dialect
+from router.core.dialects import Dialect, errors
 from router.core.dialects.usage_filter import UsageFilter
 from router.core.facts.placements import Ending, Outcome, Usage
 from router.placer import LEFT
@@ -97,14 +97,17 @@ class AnswerWatch:
             return Outcome(Ending.OK, usage, tokens_in(self.tail) if usage is None and self._question.metered else 0)
         if not self.judged:
             return Outcome(Ending.OK)
-        if self._broken(dialect):
-            return Outcome(Ending.FAILED)
+        ending = self._ending(dialect)
+        if ending is not Ending.OK:
+            return Outcome(ending)
         usage = self._believed(dialect.stream_usage(self.tail), context_tokens)
         return Outcome(Ending.OK, usage, self.events if usage is not None else self._used())
 
-    def _broken(self, dialect: Dialect) -> bool:
-        """Whether a stream that ended did not say that it was whole, or said that it failed."""
-        return dialect.ended(self.tail) is not Ending.OK or dialect.event_error(self.head) is not None
+    def _ending(self, dialect: Dialect) -> Ending:
+        """How a stream ended: FAILED also if it did not say that it was whole."""
+        if (status := dialect.event_error(self.head)) is not None:
+            return errors.ending_of(status, self.head)
+        return dialect.ended(self.tail) or Ending.FAILED
 
     def _used(self) -> int:
         return tokens_of(self) if self._question.metered else self.events

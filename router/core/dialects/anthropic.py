@@ -17,7 +17,7 @@ import re
 import msgspec
 from msgspec import Raw
 
-from router.core.dialects import sse
+from router.core.dialects import errors, sse
 from router.core.dialects.base import UsageUnasked
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
@@ -47,11 +47,6 @@ class _Event(msgspec.Struct):
     error: Raw = ABSENT
 
 
-class _Error(msgspec.Struct):
-    type: str = ""
-    code: Raw = ABSENT
-
-
 _STOPPED = re.compile(rb'"stop_reason"\s*:\s*"')
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -67,7 +62,6 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-_STATUSES = {kind: status for status, kind in reversed(_ERROR_TYPES.items())}
 _EARLY = frozenset((b"message_start", b"ping"))
 
 
@@ -137,9 +131,7 @@ class Anthropic(UsageUnasked):
             return None
         if not bodies.given(event.error):
             return 500 if event.type == "error" else None
-        error = bodies.as_type(_Error, event.error) or _Error()
-        code = bodies.as_type(int, error.code)
-        return code if code and 400 <= code < 600 else _STATUSES.get(error.type, 500)
+        return errors.status_of_raw(event.error)
 
     def aborted(self, head: bytes) -> bool:
         """vLLM has no stop_reason for what it gave up, and leaves the field out of a whole answer."""
@@ -153,13 +145,15 @@ class Anthropic(UsageUnasked):
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: `message_stop` behind a reason to stop. FAILED: an error."""
+        """Whole: `message_stop` behind a reason to stop."""
         stopped = _STOPPED.search(tail) is not None
         for data in sse.payloads_backwards(tail):
             event = bodies.decoded(_decode_event, data)
             if event is None:
                 continue
-            if event.type == "error" or bodies.given(event.error):
+            if bodies.given(event.error):
+                return errors.ending_of(errors.status_of_raw(event.error), data)
+            if event.type == "error":
                 return Ending.FAILED
             if event.type == "message_stop" and stopped:
                 return Ending.OK

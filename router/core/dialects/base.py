@@ -43,8 +43,8 @@ class Dialect(Protocol):
         """Whether a piece of a stream can only come after prefill: from then on its first token is known."""
 
     def ended(self, tail: bytes) -> Ending | None:
-        """How the stream with these last events ended: OK, or FAILED if the engine reports an error. None: the stream
-        is not whole."""
+        """How the stream with these last events ended: OK; REFUSED_BY_ENGINE or FAILED if the engine reports an error,
+        of a status below 500 or not. None: the stream is not whole."""
 
     def with_usage(self, body: bytes, options: dict[str, Any] | None = None) -> bytes:
         """The same request, asking for usage at the end of its stream; spliced, not re-serialised. `options` are those

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.core.dialects import sse
+from router.core.dialects import errors, sse
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts import agents, bodies
@@ -50,11 +50,12 @@ class _Choices(msgspec.Struct):
 
 
 class _Error(msgspec.Struct):
+    """An error: nested, or flat as SGLang has it outside streams (`object`)."""
+
     error: Raw = ABSENT
-
-
-class _ErrorCode(msgspec.Struct):
-    code: int | str | None = None
+    object: Raw = ABSENT
+    type: Raw = ABSENT
+    code: Raw = ABSENT
 
 
 # Within strings quotes are escaped, so these find fields, of events whose beginning is cut off too; their end is not.
@@ -69,7 +70,6 @@ _decode_choices = msgspec.json.Decoder(_Choices).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
-_decode_error_code = msgspec.json.Decoder(_ErrorCode).decode
 
 
 class OpenAI:
@@ -122,17 +122,16 @@ class OpenAI:
         return None
 
     def event_error(self, chunk: bytes) -> int | None:
-        """vLLM reports an engine failure as `data: {"error": {..., "code": 500}}` on status 200."""
+        """`data: {"error": {..., "code": 500}}` on status 200."""
         if not chunk.startswith(b"data:") or b'"error"' not in chunk[:4096]:
             return None
         event = bodies.decoded(_decode_error, sse.first_payload(chunk))
-        if event is None or not bodies.given(event.error):
+        if event is None:
             return None
-        try:
-            code = _decode_error_code(event.error).code
-        except UNREADABLE:
-            return 500  # status of an error that is no object
-        return code if isinstance(code, int) and 400 <= code < 600 else 500
+        if bodies.given(event.error):
+            return errors.status_of_raw(event.error)
+        is_flat = bytes(event.object) == b'"error"'
+        return errors.status_of(errors.ErrorFields(event.type, event.code)) if is_flat else None
 
     def aborted(self, head: bytes) -> bool:
         """vLLM, told to stop, ends what runs with status 200 and this reason."""
@@ -143,14 +142,13 @@ class OpenAI:
         return True
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: at least one choice has a reason to finish, and so has every choice that the tail shows. FAILED: an
-        error."""
+        """Whole: at least one choice has a reason to finish, and so has every choice that the tail shows."""
         if (_FINISHED.search(tail) or _BEHIND.search(tail)) and not _goes_on(tail):
             return Ending.OK
         if b'"error"' in tail:
             for data in sse.payloads_backwards(tail):
-                if self.event_error(b"data: " + data) is not None:
-                    return Ending.FAILED
+                if (status := self.event_error(b"data: " + data)) is not None:
+                    return errors.ending_of(status, data)
         return None
 
     def with_usage(self, body: bytes, options: dict[str, Any] | None = None) -> bytes:

@@ -14,8 +14,9 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
-from router.core.dialects import sse
+from router.core.dialects import errors, sse
 from router.core.dialects.base import UsageUnasked
 from router.core.dialects.openai import OpenAI
 from router.core.facts.placements import Ending, Usage
@@ -40,11 +41,14 @@ class _Usage(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     usage: _Usage | None = None
+    error: Raw = ABSENT
 
 
 class _Event(msgspec.Struct):
     type: str = ""
     response: _Answer | None = None
+    code: Raw = ABSENT
+    error: Raw = ABSENT
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
@@ -107,23 +111,25 @@ class Responses(UsageUnasked, OpenAI):
         event = bodies.decoded(_decode_event, sse.first_payload(chunk))
         if event is None:
             return None
-        return 500 if event.type in _FAILED else super().event_error(b"data: " + sse.first_payload(chunk))
+        if event.type in _FAILED:
+            return _status(event)
+        return super().event_error(b"data: " + sse.first_payload(chunk))
 
     def begun(self, chunk: bytes) -> bool:
         """True for any event but those that say only that the request has arrived."""
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: the last event, known by its name, since it holds the whole answer. FAILED: an error."""
-        if found := _NAMED_LAST.findall(tail):
-            return Ending.FAILED if found[-1] == b"failed" else Ending.OK
+        """Whole: the last event, known by its name, since it holds the whole answer."""
+        if (found := _NAMED_LAST.findall(tail)) and found[-1] != b"failed":
+            return Ending.OK
         for data in sse.payloads_backwards(tail):
-            if self.event_error(b"data: " + data) is not None:
-                return Ending.FAILED
+            if (status := self.event_error(b"data: " + data)) is not None:
+                return errors.ending_of(status, data)
             event = bodies.decoded(_decode_event, data)
             if event is not None and event.type in _LAST:
                 return Ending.OK
-        return None
+        return Ending.FAILED if found else None
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
         """OpenAI's event `error` with the next sequence number, and the object `error`, by which OpenAI's clients know
@@ -133,6 +139,14 @@ class Responses(UsageUnasked, OpenAI):
         event: dict[str, Any] = {"type": "error", "code": code, "message": message, "param": None}
         event |= {"sequence_number": int(numbers[-1]) + 1 if numbers else 0, "error": error}
         return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def _status(event: _Event) -> int:
+    """The status of an event `error`, whose fields may be in an object, or of `response.failed`."""
+    for error in (event.error, event.response.error if event.response is not None else ABSENT):
+        if bodies.given(error):
+            return errors.status_of_raw(error)
+    return errors.status_of(errors.ErrorFields(code=event.code))
 
 
 def _counts(usage: _Usage | None) -> Usage | None:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 from xxhash import xxh3_128_digest
 
-from router.core.dialects import sse
+from router.core.dialects import errors, sse
 from router.core.dialects.base import UsageUnasked
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, Prompt, TemplateInput
@@ -74,10 +74,7 @@ class _Answer(msgspec.Struct):
     index: Raw = ABSENT
     error: Raw = ABSENT
     object: str = ""
-    code: Raw = ABSENT
-
-
-class _Code(msgspec.Struct):
+    type: Raw = ABSENT
     code: Raw = ABSENT
 
 
@@ -168,9 +165,9 @@ class SGLang(UsageUnasked):
         if event is None:
             return None
         if bodies.given(event.error):
-            return _status((bodies.as_type(_Code, event.error) or _Code()).code)
+            return errors.status_of_raw(event.error)
         if event.object == "error":
-            return _status(event.code)
+            return errors.status_of(errors.ErrorFields(event.type, event.code))
         finish = _finish(event)
         code = finish.status_code if finish.type == "abort" else None
         return code if code is not None and 400 <= code < 600 else None
@@ -189,11 +186,14 @@ class SGLang(UsageUnasked):
         return True
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: at least one answer has a reason to finish. FAILED: an error."""
-        if _FINISHED.search(tail):
+        """Whole: at least one answer has a reason to finish, other than an error's status."""
+        finished = _FINISHED.search(tail) is not None
+        if finished and _ABORT not in tail:
             return Ending.OK
-        failed = any(self.event_error(b"data: " + data) is not None for data in sse.payloads_backwards(tail))
-        return Ending.FAILED if failed else None
+        for data in sse.payloads_backwards(tail):
+            if (status := self.event_error(b"data: " + data)) is not None:
+                return errors.ending_of(status, data)
+        return Ending.OK if finished else None
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
         """SGLang's flat error, with our code instead of the status said again."""
@@ -216,11 +216,6 @@ def with_rank(body: bytes, rank: int) -> bytes:
     # A body with no field at all has no prompt either; the engine refuses it as it stands.
     comma = b"" if body[:end].rstrip().endswith(b"{") else b","
     return body[:end] + comma + b'"routed_dp_rank":%d' % rank + body[end:]
-
-
-def _status(raw: Raw) -> int:
-    code = bodies.as_type(int, raw)
-    return code if code is not None and 400 <= code < 600 else 500
 
 
 def _finish(answer: _Answer) -> _Finish:

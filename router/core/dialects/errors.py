@@ -1,0 +1,144 @@
+"""Statuses of errors that engines report inside an answer of status 200, and the errors that only mean "full".
+
+An error object has a number (`code`), words (`type`, or `code` where that is no number), or neither. The number
+decides; without one the words do, in the spellings of vLLM, SGLang, OpenAI and Anthropic; an error that says nothing
+counts as 500. Below 500 the request itself is at fault, and neither a retry nor a breaker would help.
+"""
+
+from __future__ import annotations
+
+import re
+from http import HTTPStatus
+
+import msgspec
+from msgspec import Raw
+
+from router.core.facts.placements import Ending
+from router.core.prompts import bodies
+from router.core.prompts.bodies import ABSENT
+
+WORD_CHARS_MAX = 128  # a longer word is no type of an error
+
+
+class ErrorFields(msgspec.Struct):
+    """What any API's error object says of itself."""
+
+    type: Raw = ABSENT
+    code: Raw = ABSENT
+
+
+_NO_LETTER = re.compile("[^a-z0-9]+")
+# The words of each status, without case, punctuation, "error" and "exception" ("BAD_REQUEST", "BadRequestError").
+_WORDS = {_NO_LETTER.sub("", status.phrase.lower()): status.value for status in HTTPStatus if status >= 400}
+_WORDS |= {_NO_LETTER.sub("", status.name.lower()): status.value for status in HTTPStatus if status >= 400}
+_WORDS |= {
+    "server": 500,
+    "internal": 500,
+    "api": 500,
+    "overloaded": 503,
+    "timeout": 504,
+    "authentication": 401,
+    "permission": 403,
+    "permissiondenied": 403,
+    "billing": 403,
+    "ratelimit": 429,
+    "ratelimitexceeded": 429,
+    "insufficientquota": 429,
+    "requesttoolarge": 413,
+    "requesttimeout": 408,
+    "value": 400,
+    "type": 400,
+}
+# Parts of words, the first that is found: `context_length_exceeded`, `VLLMValidationError`, `model_not_found`.
+_PARTS = (
+    ("notfound", 404),
+    ("invalid", 400),
+    ("badrequest", 400),
+    ("validation", 400),
+    ("unprocessable", 422),
+    ("unsupported", 400),
+    ("contextlength", 400),
+    ("contextwindow", 400),
+    ("toolong", 400),
+    ("toolarge", 413),
+    ("contentfilter", 400),
+    ("contentpolicy", 400),
+    ("image", 400),
+    ("ratelimit", 429),
+    ("toomany", 429),
+    ("quota", 429),
+    ("unauthorized", 401),
+    ("forbidden", 403),
+    ("overloaded", 503),
+    ("unavailable", 503),
+    ("timeout", 504),
+)
+# Engines whose queue is full say so in these words: SGLang 0.5.23 (managers/scheduler.py; its Messages API hides the
+# words behind the type), and vLLM 0.32 while it changes its number of ranks (serve/elastic_ep/middleware.py).
+_FULL = re.compile(
+    rb"request queue is full|aborted by a higher priority request|request (?:waiting|running) timeout reached"
+    rb'|currently scaling|"type"\s*:\s*"overloaded_error"',
+    re.IGNORECASE,
+)
+FULL_BYTES_MAX = 16 << 10  # a longer body is no such error
+_decode_flat = msgspec.json.Decoder(ErrorFields).decode
+
+
+def status_of(error: ErrorFields) -> int:
+    """The status that an error object stands for, 400 to 599."""
+    for raw in (error.code, error.type):
+        number = _number(raw)
+        if number is not None and 400 <= number < 600:
+            return number
+    return _of_words(error.type) or _of_words(error.code) or 500
+
+
+def status_of_raw(error: Raw) -> int:
+    """The same of an undecoded error, which may be no object."""
+    return status_of(bodies.decoded(_decode_flat, bytes(error)) or ErrorFields())
+
+
+def ending_of(status: int, event: bytes) -> Ending:
+    """How a stream ended that told an error of this status in this event."""
+    return Ending.FAILED if status >= 500 and not says_full(event) else Ending.REFUSED_BY_ENGINE
+
+
+def says_full(body: bytes) -> bool:
+    """True if an error, of whatever API, says that the engine is well and takes no more requests just now."""
+    return len(body) <= FULL_BYTES_MAX and _FULL.search(body) is not None
+
+
+def is_error(body: bytes) -> bool:
+    """True if the body is an error object of an engine: JSON with an `error`, or SGLang's flat form."""
+    if len(body) > FULL_BYTES_MAX:
+        return False
+    fields = bodies.decoded(_decode_any, body)
+    return fields is not None and (bodies.given(fields.error) or fields.object == "error")
+
+
+class _Any(msgspec.Struct):
+    error: Raw = ABSENT
+    object: str = ""
+
+
+_decode_any = msgspec.json.Decoder(_Any).decode
+
+
+def _number(raw: Raw) -> int | None:
+    number = bodies.as_type(int, raw)
+    if number is not None:
+        return number
+    text = bodies.as_type(str, raw)
+    return int(text) if text is not None and len(text) == 3 and text.isascii() and text.isdigit() else None
+
+
+def _of_words(raw: Raw) -> int:
+    """0: the words say nothing."""
+    text = bodies.as_type(str, raw)
+    if text is None or len(text) > WORD_CHARS_MAX:
+        return 0
+    word = _NO_LETTER.sub("", text.lower()).removesuffix("exception").removesuffix("error")
+    known = _WORDS.get(word)
+    if known is not None:
+        return known
+    return next((status for part, status in _PARTS if part in word), 0)
