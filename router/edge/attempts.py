@@ -4,7 +4,8 @@ has begun.
 What bounds the attempts of one request, and why:
 
 - `retries_max` more after the first that was sent: each may have cost GPU time.
-- One that reached nobody costs none, so it does not count; UNSENT_MAX of those, for a client waits.
+- One that reached nobody costs none, so it does not count, nor does one on a connection that was closed as idle;
+  UNSENT_MAX of those, for a client waits.
 - One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
 - The budget, over all requests: a dead fleet is not hammered.
 
@@ -70,19 +71,21 @@ OF_PAIRS = (BlocksFailed, BlocksStalled, BlocksTimedOut)  # failures that blame 
 class Tried:
     """What the attempts of one request came to."""
 
-    __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "splits", "unsent")
+    __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "splits", "stale", "unsent")
 
     def __init__(self) -> None:
         self.replicas: frozenset[str] = frozenset()  # replicas that were tried
         self._again: frozenset[str] = frozenset()  # tried replicas that may be asked once more
         self.sent = self.unsent = self.sheds = 0  # numbers of failed attempts; those that shed load also count as sent
         self.splits = 0  # number of failed attempts in two legs
+        self.stale = False  # a connection was stale, and others may be as old
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure) -> None:
         """Count one attempt that failed."""
         left = isinstance(failure, ReplicaLeft)
-        unsent = left or (isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out))
+        unsent = _is_free(failure) or (isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out))
+        self.stale |= isinstance(failure, Stale)
         self.unsent += unsent
         self.sent += not unsent
         self.sheds += isinstance(failure, EngineShed)
@@ -160,7 +163,7 @@ class Attempts:
         while True:
             record.receipt, record.error = lease.receipt, None
             try:
-                begun = await self._begun(question, lease)
+                begun = await self._begun(question, lease, fresh=question.stored or (tried is not None and tried.stale))
             except BaseException:
                 self._drop(lease, None, Ending.CLIENT_LEFT)
                 raise
@@ -193,11 +196,11 @@ class Attempts:
             following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client asked once
             lease = following
 
-    async def _begun(self, question: Question, lease: Placed) -> EngineAnswer | Failure:
+    async def _begun(self, question: Question, lease: Placed, *, fresh: bool) -> EngineAnswer | Failure:
         """The outcome of one attempt. A failure is returned, since there is more to wait for: native code must not
         await while it handles an exception (deploy/compiled.py)."""
         try:
-            return await self._attempt(question, lease)
+            return await self._attempt(question, lease, fresh=fresh)
         except Failure as failure:
             return failure
 
@@ -208,7 +211,7 @@ class Attempts:
 
     async def _following(self, question: Question, failure: Failure, tried: Tried) -> Placed | None:
         """A lease for one more attempt; None where none may be made, or no replica is left."""
-        retries = not isinstance(failure, ReplicaLeft)
+        retries = not _is_free(failure)
         if not self._may_retry(question, failure, tried) or (retries and not self._budget.covers(self._clock())):
             return None
         for excluded in tried.excluded:
@@ -227,7 +230,8 @@ class Attempts:
         """Raises Refusal when no replica is left to try."""
         return await placed(self._placer, question.wanted, excluded, self._clock)
 
-    async def _attempt(self, question: Question, lease: Placed) -> EngineAnswer:
+    async def _attempt(self, question: Question, lease: Placed, *, fresh: bool) -> EngineAnswer:
+        """`fresh`: on new connections. Raises a Failure."""
         self._usage.ask(question, lease.replica)
         request, streams, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
@@ -235,7 +239,9 @@ class Attempts:
         leg = lease.receipt.leg if question.wanted.may_split else None
         if leg is not None:
             within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
-            answer = await self._legs.call(question, lease, leg, lines, whole=whole, blocks_within_s=within_s)
+            answer = await self._legs.call(
+                question, lease, leg, lines, whole=whole, blocks_within_s=within_s, fresh=fresh
+            )
         else:
             replica, body, pull = lease.replica, question.body, lease.receipt.pull
             pull_within_s: float | None = None
@@ -245,7 +251,14 @@ class Attempts:
             if "#" in replica and (rank := Replica(replica).rank) is not None:
                 lines, body = for_rank(rank, request.path, lines, body)
             answer = await self._upstream.call(
-                replica, request.method, request.target, lines, body, whole=whole, pull_within_s=pull_within_s
+                replica,
+                request.method,
+                request.target,
+                lines,
+                body,
+                whole=whole,
+                pull_within_s=pull_within_s,
+                fresh=fresh,
             )
             if pull_within_s is not None and is_read(answer):
                 answer = answered(await at_work(answer, question.dialect.begun, self._upstream))
@@ -289,7 +302,7 @@ class Attempts:
     def _may_retry(self, question: Question, failure: Failure, tried: Tried) -> bool:
         if tried.unsent >= UNSENT_MAX:
             return False
-        if isinstance(failure, (ReplicaLeft, PullStalled)):
+        if _is_free(failure) or isinstance(failure, PullStalled):
             return True  # a request is sent with a pull once, so it stalls for one once
         if not self.limits.retries_max or tried.sent > self.limits.retries_max:
             return False
@@ -315,6 +328,11 @@ class Attempts:
             return Refusal(504, "timed_out", message, cause=cause)
         message = "The replica failed before it answered, and no other could; try again."
         return Refusal(502, "engine_failed", message, cause=cause)
+
+
+def _is_free(failure: Failure) -> bool:
+    """Whether another attempt behind this one is no retry: no engine has worked on it, as far as can be told."""
+    return isinstance(failure, (ReplicaLeft, Stale))
 
 
 def _may_split_again(leg: PrefillLeg, failure: Failure, tried: Tried) -> bool:

@@ -276,7 +276,7 @@ class Continuations:
     async def _elsewhere(
         self, question: Question, replica: str, path: str, body: bytes
     ) -> tuple[Placed, EngineAnswer] | str:
-        tried = frozenset((replica,))
+        tried, fresh = frozenset((replica,)), False
         for _ in range(UNSENT_MAX):
             try:
                 question.wanted.may_pull = question.wanted.may_split = False
@@ -284,7 +284,7 @@ class Continuations:
             except Refusal:
                 return "replica"
             try:
-                answer = await self._called(question, lease, path, body)
+                answer = await self._called(question, lease, path, body, fresh=fresh)
             except BaseException:
                 self._placer.finish(lease, LEFT, self._clock())
                 raise
@@ -297,18 +297,20 @@ class Continuations:
             self._placer.failed(lease.replica, answer.kind)
             if not isinstance(answer, ConnectFailed | Stale | EngineShed):
                 return "failed"  # some GPU time may be spent
-            tried |= {lease.replica}
+            tried, fresh = tried | {lease.replica}, fresh or isinstance(answer, Stale)
         return "replica"
 
-    async def _called(self, question: Question, lease: Placed, path: str, body: bytes) -> EngineAnswer | Failure:
-        """A stream that has begun well; a failure is returned."""
+    async def _called(
+        self, question: Question, lease: Placed, path: str, body: bytes, *, fresh: bool
+    ) -> EngineAnswer | Failure:
+        """A stream that has begun well; a failure is returned. `fresh`: on a new connection."""
         lines, trace, replica = question.lines, question.trace, lease.replica
         if trace is not None:
             lines = [*lines, trace.called(lease.receipt, self._clock())]
         if "#" in replica and (rank := Replica(replica).rank) is not None:
             lines, body = for_rank(rank, path, lines, body)
         try:
-            answer = await self._upstream.call(replica, "POST", path, lines, body, whole=False)
+            answer = await self._upstream.call(replica, "POST", path, lines, body, whole=False, fresh=fresh)
         except EngineFailed as failure:
             self._upstream.done(failure.answer)
             return failure

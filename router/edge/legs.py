@@ -100,11 +100,13 @@ class LegCaller:
         *,
         whole: bool,
         blocks_within_s: float | None = None,
+        fresh: bool = False,
     ) -> EngineAnswer:
         """Return when the decode leg's answer has begun; with `whole`, when it is whole. Where both legs run at once,
-        a stream has `blocks_within_s` from the end of the prefill leg; None: as long as any answer. Raises a Failure,
+        a stream has `blocks_within_s` from the end of the prefill leg; None: as long as any answer. `fresh`: both go
+        out on new connections. Raises a Failure,
         which is PrefillFailed where the prefilling replica is at fault."""
-        split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole)
+        split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole, fresh=fresh)
         if leg.handshake is Handshake.NIXL:
             return await self._in_turn(split)
         return await self._together(split, blocks_within_s)
@@ -319,7 +321,7 @@ class LegCaller:
         lines = [
             line for line in split.lines if line[:16].lower() != b"accept-encoding:"
         ]  # the router reads the answer
-        came = await self._called(leg.replica, question, lines, body, whole=True)
+        came = await self._called(leg.replica, question, lines, body, whole=True, fresh=split.fresh)
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return EngineFailed(came)
         return came
@@ -328,7 +330,9 @@ class LegCaller:
         self, split: SplitRequest, body: bytes, lines: Sequence[bytes], sent: Callable[[], None] | None = None
     ) -> EngineAnswer | Failure:
         """The decode leg's answer, which has begun, or why there is none."""
-        came = await self._called(split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent)
+        came = await self._called(
+            split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent, fresh=split.fresh
+        )
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return BlocksFailed(came)
         if isinstance(came, EngineAnswer) and came.streams:
@@ -338,7 +342,11 @@ class LegCaller:
     async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:
         """The answer of the decoding replica where it computes the prompt, too."""
         question = split.question
-        return answered(await self._called(split.lease.replica, question, lines, question.body, whole=split.whole))
+        return answered(
+            await self._called(
+                split.lease.replica, question, lines, question.body, whole=split.whole, fresh=split.fresh
+            )
+        )
 
     async def _called(
         self,
@@ -349,13 +357,14 @@ class LegCaller:
         *,
         whole: bool,
         sent: Callable[[], None] | None = None,
+        fresh: bool,
     ) -> EngineAnswer | Failure:
         request = question.request
         if "#" in replica and (rank := Replica(replica).rank) is not None:
             lines, body = for_rank(rank, request.path, lines, body)
         try:
             return await self._upstream.call(
-                replica, request.method, request.target, lines, body, whole=whole, sent=sent
+                replica, request.method, request.target, lines, body, whole=whole, sent=sent, fresh=fresh
             )
         except Failure as failure:
             return failure

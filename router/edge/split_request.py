@@ -24,10 +24,18 @@ AGAIN = "-alone"  # put behind a request's id where its engine has just been sen
 class SplitRequest:
     """One request in two legs."""
 
-    __slots__ = ("body_bytes", "concluded", "id", "lease", "leg", "lines", "question", "whole")
+    __slots__ = ("body_bytes", "concluded", "fresh", "id", "lease", "leg", "lines", "question", "whole")
 
     def __init__(
-        self, question: Question, lease: Placed, leg: PrefillLeg, lines: Sequence[bytes], id_: str, *, whole: bool
+        self,
+        question: Question,
+        lease: Placed,
+        leg: PrefillLeg,
+        lines: Sequence[bytes],
+        id_: str,
+        *,
+        whole: bool,
+        fresh: bool = False,
     ) -> None:
         self.question = question
         self.lease = lease
@@ -35,6 +43,7 @@ class SplitRequest:
         self.lines = lines
         self.id = id_
         self.whole = whole  # the decode leg is awaited to its end
+        self.fresh = fresh  # both legs go out on new connections
         self.body_bytes = len(question.body)
         self.concluded = False  # the placer was told of the prefill leg's end
 

@@ -4,7 +4,7 @@
     refused, no connection in time            connect      nothing       yes, and not counted    yes
     any other end of connecting, such as TLS  connect      nothing       yes                     yes
     its replica left while we connected       left         nothing       yes, which is no retry  no
-    used connection closed, no byte came      stale        maybe         yes                     no
+    used connection closed, no byte came      stale        maybe         yes, and not counted    no
     reset or end before the first event       broke_early  all of it     yes                     yes
     no stream of events, though promised      garbage      all of it     yes                     yes
     silent, and now refuses connections       lost         all of it     yes                     yes
@@ -28,6 +28,8 @@ is it when the other replica does not say again what was said (differs).
 
 What stores an answer (Responses) is only tried again where nothing was sent, or where the engine refused to begin. Any
 other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
+
+Behind a stale connection a request goes out on a new one, and what stores an answer always does.
 
 Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its
 body: `Upstream.call` returns then, and everything before is a failure that another replica may make good. Generation

@@ -156,10 +156,12 @@ class Upstream:
         whole: bool,
         pull_within_s: float | None = None,
         sent: Callable[[], None] | None = None,
+        fresh: bool = False,
     ) -> EngineAnswer:
         """Send a request, and return when its answer has begun; with `whole`, when the answer is whole or too long to
         be kept. One that pulls may be silent for `pull_within_s` before that. `sent` is called when there is a
-        connection, on which the request goes out at once. Raises a Failure.
+        connection, on which the request goes out at once. With `fresh` that is a new one, which cannot be stale.
+        Raises a Failure.
 
         `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
         a connection. `done` must be called with the answer.
@@ -176,7 +178,7 @@ class Upstream:
         answer.pull_within_s = pull_within_s
         self._answers.add(answer)
         try:
-            await self._send(pool, answer, head, body, sent)
+            await self._send(pool, answer, head, body, sent, fresh=fresh)
         except BaseException:
             self.done(answer)
             raise
@@ -191,11 +193,21 @@ class Upstream:
         return answer
 
     async def _send(
-        self, pool: EnginePool, answer: EngineAnswer, head: bytes, body: bytes, sent: Callable[[], None] | None
+        self,
+        pool: EnginePool,
+        answer: EngineAnswer,
+        head: bytes,
+        body: bytes,
+        sent: Callable[[], None] | None,
+        *,
+        fresh: bool,
     ) -> None:
         """Send on a free or a new connection, and return when the answer has begun. Raises a Failure."""
         sent_s = self._loop.time()
         used = pool.free(sent_s - self.limits.keepalive_s)
+        if used is not None and fresh:
+            used.abort()  # the new one takes its place, so that the pool does not grow
+            used = None
         connection = used or await self._connect(pool)
         if sent is not None:
             sent()

@@ -158,6 +158,38 @@ async def test_stale_connections(ends: str, monkeypatch: pytest.MonkeyPatch) -> 
         client.transport.close()
 
 
+@pytest.mark.parametrize("retries_max", [0, 1])
+@on_uvloop
+async def test_stale_connections_are_no_tries(retries_max: int) -> None:
+    """Every second request on a connection finds it closed, at both replicas: nobody sees it, though nothing may be
+    retried; and what would store an answer, or may be done once only, never meets such a connection."""
+
+    async def play(wire: Wire) -> None:
+        if wire.asked > 1:
+            wire.transport.close()
+            return
+        await wire.send(OK)
+
+    more = {"upstream__retries_max": retries_max, "routing__policy": "round_robin"}
+    async with (
+        RawEngine(play) as one,
+        RawEngine(play) as two,
+        running(one.url, two.url, **more) as app,
+        ClientSession() as client,
+    ):
+        for _ in range(6):
+            async with client.post(app.url + CHAT, json=BODY) as response:
+                assert response.status == 200
+        sent = len(one.seen) + len(two.seen)
+        assert sent > 6
+        asked = {"POST": "/v1/responses", "DELETE": "/v1/responses/resp_1", "GET": "/v1/responses/resp_1"}
+        for method, path in [*asked.items()] * 2:
+            async with client.request(method, app.url + path, json={"model": "m", "input": "x"}) as response:
+                assert response.status == 200
+        assert len(one.seen) + len(two.seen) == sent + 6
+        assert not any(member.breaker.failures for member in app.hub.router.members)
+
+
 async def test_a_connection_that_waited_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the watchdog did not come round to close it: engines close such connections just when a request comes."""
     async with RawEngine(lambda wire: wire.send(OK)) as engine:

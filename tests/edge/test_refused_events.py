@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
+from loadtest.common.answers import DONE, data_event, named_event
 from router.app import App
 from tests.support.fakes import (
-    DONE,
     FakeEngine,
     Reply,
-    data_event,
     events,
     generate_events,
     idle,
     message_events,
-    named_event,
     response_events,
     running,
     stream,

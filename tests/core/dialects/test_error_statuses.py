@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from router.core.dialects import ANTHROPIC, OPENAI, RESPONSES, SGLANG, Dialect, errors
 from router.core.facts.placements import Ending
@@ -18,7 +19,7 @@ TOO_LONG = "context_length_exceeded"
 
 def status_of(**fields: object) -> int:
     """Of an error object with these fields."""
-    return errors.status_of_raw(errors.Raw(json.dumps(fields).encode()))
+    return errors.status_of_raw(Raw(json.dumps(fields).encode()))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_number_decides_and_without_one_the_words(status: int, fields: dict[st
 @settings(deadline=None, max_examples=examples(50))
 def test_anything_is_some_status(raw: bytes, code: str, type_: str) -> None:
     """Whatever an engine sends, the status is one of an error."""
-    assert 400 <= errors.status_of_raw(errors.Raw(raw)) < 600
+    assert 400 <= errors.status_of_raw(Raw(raw)) < 600
     assert 400 <= status_of(code=code, type=type_) < 600
     assert errors.says_full(raw) in (True, False)
     assert errors.is_error(raw) in (True, False)
