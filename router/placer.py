@@ -116,9 +116,9 @@ class Placer(Protocol):
     def alive(self, replica: str) -> None:
         """A further piece of an answer of the replica came."""
 
-    def rest(self, replica: str, for_s: float) -> None:
+    def rest(self, replica: str, for_s: float, *, full: bool = False) -> None:
         """The replica asked to be sent nothing for so many seconds (429 or 503 with Retry-After), at most
-        REST_MAX_S."""
+        REST_MAX_S. With `full` its queue was full: one request at a time may try it where no other is left."""
 
     def pull_stalled(self, source: str) -> None:
         """A request that was to bring blocks from this replica got no answer in time: nothing is to be brought from

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from router.core.dialects import PATHS, Dialect, sse
+from router.core.dialects.base import Abort
 from router.core.dialects.pulls import with_pull
 from router.core.dialects.ranks import for_rank
 from router.core.facts.legs import Handshake, PrefillLeg
@@ -40,7 +41,7 @@ from router.edge.legs import LegCaller
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
 from router.edge.split_request import answered
-from router.http.engine_failed import BlocksFailed, EngineFailed
+from router.http.engine_failed import BlocksFailed, EngineFailed, NothingMade
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BlocksStalled,
@@ -57,7 +58,7 @@ from router.http.failures import (
     TimedOut,
 )
 from router.http.request import Refusal
-from router.http.upstream import Upstream
+from router.http.upstream import FULL_S, Upstream
 from router.placer import Placed, Placer
 from router.reading.answering import made_response, none_ready
 from router.reading.placing import UNSENT_MAX, placed
@@ -265,15 +266,34 @@ class Attempts:
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         try:
-            failed = streams and not answer.whole and not _begins_well(question, answer)
-            if failed or (answer.status == 200 and question.dialect.aborted(answer.head)):
-                raise EngineFailed(answer) if leg is None or leg.alone else BlocksFailed(answer)
+            status = _first_status(question, answer) if streams and not answer.whole else 200
         except NotStream:
             self._upstream.done(answer)
             raise
+        if status == 503 and await self._upstream.is_full(answer):
+            self._upstream.done(answer)
+            raise EngineShed(status, FULL_S, full=True)
+        abort = question.dialect.aborted(answer.head) if answer.status == 200 else None
+        if abort is not None and status < 500:
+            await self._judge_abort(lease, answer, abort)
+        elif status >= 500:
+            raise EngineFailed(answer) if leg is None or leg.alone else BlocksFailed(answer)
         if request.path == RESPONSES and question.stored and (made := made_response(answer.head)):
             self._placer.made_response(made, lease.replica, question.wanted.tenant)
         return answer
+
+    async def _judge_abort(self, lease: Placed, answer: EngineAnswer, abort: Abort) -> None:
+        """Return if the client is to get an answer that its engine gave up: part of a generation, of a replica that
+        stays. Raises EngineFailed, which blames no replica that is well."""
+        try:
+            failed = abort is Abort.FAILED or not await stays(self._placer, self._upstream, lease)
+        except BaseException:
+            self._upstream.done(answer)
+            raise
+        if failed:
+            raise EngineFailed(answer)
+        if abort is Abort.NOTHING:
+            raise NothingMade(answer)
 
     def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
         """Count a failed attempt; let a replica rest that asked for it; act on proof that one is dead."""
@@ -293,7 +313,7 @@ class Attempts:
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)
         if isinstance(cause, EngineShed):
-            self._placer.rest(replica, cause.retry_after_s)
+            self._placer.rest(replica, cause.retry_after_s, full=cause.full)
             tried.shed(self._clock() + cause.retry_after_s)
         if isinstance(cause, ConnectFailed) and cause.refused:
             self._upstream.lost(replica)
@@ -335,6 +355,11 @@ def _is_free(failure: Failure) -> bool:
     return isinstance(failure, (ReplicaLeft, Stale))
 
 
+async def stays(placer: Placer, upstream: Upstream, lease: Placed) -> bool:
+    """Whether a lease's replica is well at this moment and not about to leave, as far as anybody says."""
+    return placer.stands(lease) and await upstream.is_well(lease.replica)
+
+
 def _may_split_again(leg: PrefillLeg, failure: Failure, tried: Tried) -> bool:
     """Whether a request that failed in two legs is to be placed in two again."""
     if leg.handshake is Handshake.SGLANG:
@@ -370,11 +395,9 @@ def judge_of(question: Question, answer: EngineAnswer) -> Dialect | None:
     return None if encoded else question.dialect if fetched else PATHS.get(request.path)
 
 
-def _begins_well(question: Question, answer: EngineAnswer) -> bool:
-    """Whether a stream's first event is no error of the engine's. Raises NotStream for what is no event."""
+def _first_status(question: Question, answer: EngineAnswer) -> int:
+    """The status of a stream by its first event: 200 where that is no error. Raises NotStream for what is no event."""
     status = question.dialect.event_error(answer.head)
-    if status is not None and status >= 500:
-        return False
-    if judge_of(question, answer) is not None and not sse.begins_well(answer.head):
+    if (status or 0) < 500 and judge_of(question, answer) is not None and not sse.begins_well(answer.head):
         raise NotStream("its first event is none")
-    return True
+    return status or 200

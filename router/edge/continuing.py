@@ -33,7 +33,7 @@ from router.core.dialects.ranks import for_rank
 from router.core.dialects.sse import EventSplitter
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
-from router.edge.attempts import Call
+from router.edge.attempts import Call, stays
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
 from router.http.engine_failed import EngineFailed
@@ -49,7 +49,7 @@ from router.http.failures import (
     Unfinished,
 )
 from router.http.request import Refusal
-from router.http.upstream import Upstream
+from router.http.upstream import FULL_S, Upstream
 from router.placer import LEFT, Placed, Placer
 from router.reading.placing import UNSENT_MAX, placed
 from router.reading.question import Question
@@ -182,6 +182,9 @@ class Continuations:
             broke = await _heard(carrying)
             breaks = 0
             while broke is not None and not carrying.refused:
+                given_up = (carrying.resumed or carrying.carried).given_up
+                if given_up and await stays(self._placer, self._upstream, call.lease) and carrying.say_end(given_up):
+                    return None
                 breaks += not isinstance(broke, HandedOver)
                 if not await self._go_on(call, carrying, broke, record, again=breaks > 1):
                     break
@@ -295,6 +298,8 @@ class Continuations:
             if refused:  # what we made of the request is at fault, and not the replica
                 return "failed"
             self._placer.failed(lease.replica, answer.kind)
+            if isinstance(answer, EngineShed):
+                self._placer.rest(lease.replica, answer.retry_after_s, full=answer.full)
             if not isinstance(answer, ConnectFailed | Stale | EngineShed):
                 return "failed"  # some GPU time may be spent
             tried, fresh = tried | {lease.replica}, fresh or isinstance(answer, Stale)
@@ -318,10 +323,12 @@ class Continuations:
             return failure
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
-        if answer.status == 200 and answer.streams and OPENAI.event_error(answer.head) is None:
+        status = OPENAI.event_error(answer.head) if answer.status == 200 and answer.streams else answer.status
+        if status is None:
             return answer
+        full = status == 503 and await self._upstream.is_full(answer)
         self._upstream.done(answer)
-        return EngineFailed(answer)
+        return EngineShed(status, FULL_S, full=True) if full else EngineFailed(answer)
 
 
 def _refused(answer: EngineAnswer) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from router.core.dialects import errors, sse
 from router.http.exchange import EngineAnswer
 from router.http.failures import BrokeEarly, BrokeMidway, Failure
 from router.http.upstream import Upstream
@@ -20,6 +21,13 @@ def is_read(answer: EngineAnswer) -> bool:
     if not answer.streams or answer.status != 200:
         return False
     return not any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
+
+
+def says_full(answer: EngineAnswer) -> bool | None:
+    """Whether an error, as an answer or as the first event of a stream, says that the engine's queue is full. None: it
+    is an error of the engine's own, which may mean that."""
+    error = sse.first_payload(answer.head) if answer.streams else answer.head
+    return True if errors.says_full(error) else None if errors.is_error(error) else False
 
 
 async def at_work(answer: EngineAnswer, works: Callable[[bytes], bool], upstream: Upstream) -> EngineAnswer | Failure:

@@ -15,6 +15,7 @@ from typing import Self
 from router.core.facts.misses import Template
 from router.edge.attempts import Attempts, RetryLimits
 from router.edge.continuing import Continuations
+from router.edge.early import says_full
 from router.edge.legs import LegCaller
 from router.edge.proxy import Proxy
 from router.edge.retry_budget import RetryBudget
@@ -182,6 +183,7 @@ class Edge:
             _engine_limits(s),
             outbox=self._outbox,
             alive=self._placer.alive,
+            full=says_full,
             tls=tls.for_replicas(s.upstream),
         )
         self._stack.push_async_callback(self.upstream.close)

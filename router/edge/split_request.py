@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from router.core.dialects import sse
 from router.core.dialects.base import Dialect
+from router.core.dialects.errors import says_full
 from router.core.dialects.tenancy import CHAT
 from router.core.facts.legs import PrefillLeg
 from router.core.facts.replicas import Replica
 from router.edge.early import at_work, is_read
 from router.http.engine_failed import BlocksFailed
 from router.http.exchange import EngineAnswer
-from router.http.failures import Failure
-from router.http.upstream import Upstream
+from router.http.failures import EngineShed, Failure
+from router.http.upstream import FULL_S, Upstream
 from router.placer import Placed
 from router.reading.question import Question
 
@@ -62,8 +63,14 @@ async def with_blocks(answer: EngineAnswer, path: str, dialect: Dialect, upstrea
     came = await at_work(answer, lambda head: _works(path, dialect, head), upstream)
     if isinstance(came, Failure):
         return came
-    said = [dialect.event_error(b"data: " + data) for data in sse.payloads_backwards(answer.head) if data]
-    return BlocksFailed(answer) if any(status is not None and status >= 500 for status in said) else answer
+    for data in sse.payloads_backwards(answer.head):
+        status = dialect.event_error(b"data: " + data) or 0
+        if status == 503 and says_full(data):
+            upstream.done(answer)
+            return EngineShed(status, FULL_S, full=True)
+        if status >= 500:
+            return BlocksFailed(answer)
+    return answer
 
 
 def _works(path: str, dialect: Dialect, head: bytes) -> bool:

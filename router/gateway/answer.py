@@ -83,6 +83,8 @@ class AnswerWatch:
         of the model; `heads_told` says whether this gateway shows heads of answers at all."""
         if not self.status:
             return LEFT if heads_told else UNSEEN
+        if self.status == 503 and errors.says_full(self.tail):
+            return Outcome(Ending.REFUSED_BY_ENGINE)
         if self.status >= 500:
             return Outcome(Ending.UNREACHED if self.of_gateway else Ending.FAILED)
         if self.status >= 400:

@@ -28,6 +28,7 @@ from router.gateway.endpoints import endpoint_of
 from router.gateway.incoming import DUPLEX, NONE, STREAMED
 from router.gateway.parts import PickerParts
 from router.http.request import ADDRESS_HEADERS, OWN_HEADERS
+from router.http.upstream import FULL_S
 from router.placer import Placed, UnknownResponse
 from router.reading.answering import CLIENT_LEFT_STATUS, COMPUTED, may_not_hear, receipt_text
 from router.reading.question import Question
@@ -244,6 +245,8 @@ class Following:
         if lease is None:
             return
         self._learn(lease.replica, outcome)
+        if self._watch.status == 503 and outcome.ending is Ending.REFUSED_BY_ENGINE:
+            parts.placer.rest(lease.replica, FULL_S, full=True)
         miss = lease.receipt.miss
         if miss is not None and outcome.ending in COMPUTED:
             record.miss = settled(miss, outcome.usage)

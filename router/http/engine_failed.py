@@ -18,6 +18,12 @@ class EngineFailed(Failure):
         self.answer = answer
 
 
+class NothingMade(EngineFailed):
+    """The engine gave the request up before anything was generated, though it is well: an operator had it aborted."""
+
+    ending = Ending.REFUSED_BY_ENGINE
+
+
 class BlocksFailed(EngineFailed):
     """The decode leg of a request failed within its engine, as where blocks of the prompt could not be fetched: no
     engine says which of the two is at fault (vLLM 0.32, `_raise_if_error`: "Internal server error")."""

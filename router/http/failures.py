@@ -17,7 +17,8 @@
     any of these, of the prefill leg           prefill_... as above      as above, both legs     the prefilling one's
     502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
       of 500 and above as first event
-    429, or 503 with Retry-After              shed         all of it     one other replica       no
+    an answer that its engine gave up          engine       all of it     yes                     see engine_failed.py
+    429, or 503 with Retry-After; a full queue shed         all of it     one other replica       no
     no first byte in time                     timeout      all of it     only by setting         yes
     no file descriptor left to connect with   descriptors  nothing       no: it is ours          no
 
@@ -190,14 +191,15 @@ class NotStream(Failure):
 
 
 class EngineShed(Failure):
-    """The engine is well and takes no more requests for `retry_after_s` seconds."""
+    """The engine is well and takes no more requests for `retry_after_s` seconds. `full`: it did not say for how long;
+    its queue was full."""
 
     kind = "shed"
     ending = Ending.REFUSED_BY_ENGINE
 
-    def __init__(self, status: int, retry_after_s: float) -> None:
-        super().__init__(f"status {status}, for {retry_after_s:.0f} s")
-        self.status, self.retry_after_s = status, retry_after_s
+    def __init__(self, status: int, retry_after_s: float, *, full: bool = False) -> None:
+        super().__init__("its queue is full" if full else f"status {status}, for {retry_after_s:.0f} s")
+        self.status, self.retry_after_s, self.full = status, retry_after_s, full
 
 
 class Stalled(BrokeMidway):

@@ -19,7 +19,7 @@ from router.settings.tls import replica_context
 class EnginePool:
     """One engine's address and the free connections to it, the one used last on top."""
 
-    __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path")
+    __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path", "served_s")
 
     def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox = outbox
@@ -30,6 +30,7 @@ class EnginePool:
         self._port = parts.port or (443 if self._tls else 80)
         self._free: list[EngineConnection] = []
         self._forgotten = False
+        self.served_s = float("-inf")  # time at which it last gave an answer that is no error
         self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
         self.path = parts.path
 

@@ -22,6 +22,7 @@ from router.http.failures import (
     BrokeEarly,
     BrokeMidway,
     EngineShed,
+    Failure,
     NoDescriptor,
     PullStalled,
     ReplicaLost,
@@ -40,6 +41,9 @@ SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"Engine
 STATUS_RETRIED = (502, 503)
 STATUS_SHED = (429, 503)
 RETRY_AFTER_S = 1.0  # rest assumed for a 429 without Retry-After
+FULL_S = 1.0  # rest of an engine whose queue is full: a place may be free with its next answer
+RUNS_S = 60.0  # an engine that gave a good answer so lately does not refuse everything
+WELL_WAIT_S, WELL_S = 1.0, 1.0  # longest wait for `/health`, and time for which what it said counts
 # A used connection that breaks within this time was stale: its engine had closed it as idle. One that lasts longer was
 # open when the request came, so the engine broke while it worked.
 STALE_S = 1.0
@@ -67,19 +71,22 @@ class Upstream:
         *,
         outbox: Outbox | None = None,
         alive: Callable[[str], None] = lambda _: None,
+        full: Callable[[EngineAnswer], bool | None] = lambda _: False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`outbox` None: a new one. `tls` None: replicas' certificates are checked against the machine's authorities.
-        `alive(replica)` is called at most twice a second for each replica whose streams go on.
+        `alive(replica)` is called at most twice a second for each replica whose streams go on. `full` judges answers of
+        status 503: True for a full queue, None for an error that may mean that.
 
         `limits` may be replaced, for calls under way too, `tls` for connections to come, and `on_lost`, which is called
         with each replica that is lost."""
         self.limits = limits
         self.tls = tls
         self.on_lost: Callable[[str], None] = lambda _: None
-        self._alive = alive
+        self._alive, self._full = alive, full
         self._answers: set[EngineAnswer] = set()
         self._streaming: set[EngineAnswer] = set()  # answers that had begun and moved when the watchdog looked
+        self._checks: dict[str, tuple[float, asyncio.Task[bool]]] = {}  # begin and outcome of `is_well`, by replica
         self._pools: dict[str, EnginePool] = {}  # pool of each replica, by its id
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
@@ -88,6 +95,8 @@ class Upstream:
         """Close all connections."""
         for answer in list(self._answers):
             answer.close()
+        for _, check in self._checks.values():
+            check.cancel()
         for pool in self._pools.values():
             pool.close_idle(float("inf"))
         await asyncio.sleep(0)  # transports close in the next turn of the loop
@@ -97,6 +106,7 @@ class Upstream:
         pool = self._pools.pop(replica, None)
         if pool is not None:
             pool.forget()
+        self._checks.pop(replica, None)
 
     async def watch(self) -> None:
         """The watchdog: runs until cancelled."""
@@ -166,6 +176,71 @@ class Upstream:
         `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
         a connection. `done` must be called with the answer.
         """
+        answer = await self._called(replica, method, target, lines, body, whole, pull_within_s, sent, fresh)
+        after_s = _retry_after_s(answer) if answer.status in STATUS_SHED else None
+        if after_s is not None:
+            self.done(answer)
+            raise EngineShed(answer.status, after_s)
+        if answer.status == 503 and await self.is_full(answer):
+            self.done(answer)
+            raise EngineShed(answer.status, FULL_S, full=True)
+        if answer.status in STATUS_RETRIED or (
+            answer.status == 500 and any(mark in answer.head for mark in SHUTTING_DOWN)
+        ):
+            raise EngineFailed(answer)
+        if answer.status < 400 and (pool := self._pools.get(replica)) is not None:
+            pool.served_s = self._loop.time()
+        return answer
+
+    async def is_full(self, answer: EngineAnswer) -> bool:
+        """Whether an answer of status 503, or a stream whose first event is that, says only that the engine takes no
+        more requests just now: by its words, or since the engine is well and serves others."""
+        full, pool = self._full(answer), self._pools.get(answer.replica)
+        if full is not None:
+            return full
+        if pool is None or self._loop.time() - pool.served_s > RUNS_S:
+            return False
+        try:
+            return await self.is_well(answer.replica)
+        except BaseException:
+            self.done(answer)
+            raise
+
+    async def is_well(self, replica: str) -> bool:
+        """False if the replica, at this moment, takes no connection or says on `/health` that it is not well. Silence
+        says nothing: SGLang's `/health` waits for its scheduler."""
+        now_s = self._loop.time()
+        begun_s, check = self._checks.get(replica, (float("-inf"), None))
+        if check is None or now_s - begun_s > WELL_S:
+            check = self._loop.create_task(self._check(replica))
+            self._checks[replica] = now_s, check
+        return await asyncio.shield(check)
+
+    async def _check(self, replica: str) -> bool:
+        answer: EngineAnswer | None = None
+        try:
+            async with asyncio.timeout(WELL_WAIT_S):
+                answer = await self._called(replica, "GET", "/health", (), b"", True, None, None, True)
+        except TimeoutError:
+            return True
+        except Failure:
+            return False
+        self.done(answer)
+        return answer.status < 500
+
+    async def _called(
+        self,
+        replica: str,
+        method: str,
+        target: str,
+        lines: Sequence[bytes],
+        body: bytes,
+        whole: bool,
+        pull_within_s: float | None,
+        sent: Callable[[], None] | None,
+        fresh: bool,
+    ) -> EngineAnswer:
+        """An answer that has begun, whatever it is. Raises a Failure."""
         pool = self._pools.get(replica)
         if pool is None:
             pool = EnginePool(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
@@ -182,14 +257,6 @@ class Upstream:
         except BaseException:
             self.done(answer)
             raise
-        after_s = _retry_after_s(answer) if answer.status in STATUS_SHED else None
-        if after_s is not None:
-            self.done(answer)
-            raise EngineShed(answer.status, after_s)
-        if answer.status in STATUS_RETRIED or (
-            answer.status == 500 and any(mark in answer.head for mark in SHUTTING_DOWN)
-        ):
-            raise EngineFailed(answer)
         return answer
 
     async def _send(
@@ -241,7 +308,7 @@ class Upstream:
 
 def _retry_after_s(answer: EngineAnswer) -> float | None:
     """Seconds for which an engine that sheds load wants no requests, from seconds or a date in Retry-After (RFC 9110
-    section 10.2.3). None for a 503 without a valid Retry-After: that engine fails."""
+    section 10.2.3). None for a 503 without a valid Retry-After: that engine is full, or fails."""
     said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
     after_s: float | None = RETRY_AFTER_S if answer.status == 429 else None
     if said.isdigit():

@@ -145,10 +145,10 @@ class LocalPlacer:
         """Take a further piece of an answer as a sign of life of its replica."""
         self._router.alive(replica, self._clock())
 
-    def rest(self, replica: str, for_s: float) -> None:
-        """Send a replica nothing for so long, REST_MAX_S at most: it asked for that."""
+    def rest(self, replica: str, for_s: float, *, full: bool = False) -> None:
+        """Send a replica nothing for so long, REST_MAX_S at most: it asked for that, or its queue was `full`."""
         if for_s > 0:
-            self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S))
+            self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S), full=full)
 
     def pull_stalled(self, source: str) -> None:
         """Have nothing pulled from a replica for a while."""

@@ -207,7 +207,7 @@ class WorkerLink(asyncio.Protocol):
             messages.SourceStalled: lambda said: self._placer.pull_stalled(said.source),
             messages.PairBroke: lambda said: self._placer.pair_broke(said.prefill, said.decode),
             messages.Alive: lambda said: self._placer.alive(said.replica),
-            messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s),
+            messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s, full=said.full),
             messages.FigureCounts: self._counts,
             messages.PageWanted: self._page,
             messages.TemplatesSeen: self._templates,

@@ -241,9 +241,9 @@ class RemotePlacer:
         """A further piece of an answer of the replica came."""
         self._link.say(messages.Alive(replica))
 
-    def rest(self, replica: str, for_s: float) -> None:
+    def rest(self, replica: str, for_s: float, *, full: bool = False) -> None:
         """The replica asked to be sent nothing for so long. The hub keeps to that; the ring does not."""
-        self._link.say(messages.Rest(replica, for_s))
+        self._link.say(messages.Rest(replica, for_s, full))
 
     def pull_stalled(self, source: str) -> None:
         """A request that was to bring blocks from this replica got no answer in time."""

@@ -143,6 +143,7 @@ async def test_a_message_given_up_is_made_good_elsewhere(
 
     async def gives_up_once(fake: FakeEngine, request: web.Request) -> web.StreamResponse:
         failed.append(fake)
+        fake.healthy = len(failed) > 1  # it is about to leave
         return web.json_response(half if len(failed) == 1 else MESSAGE)
 
     for fake in (engine, other):

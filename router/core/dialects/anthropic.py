@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import errors, sse
-from router.core.dialects.base import UsageUnasked
+from router.core.dialects.base import Abort, UsageUnasked, abort_of
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts import agents, bodies
@@ -47,6 +47,7 @@ class _Event(msgspec.Struct):
     error: Raw = ABSENT
 
 
+_REASON = re.compile(rb'"stop_reason"\s*:\s*[^\sn]')  # one that is not null
 _STOPPED = re.compile(rb'"stop_reason"\s*:\s*"')
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -133,12 +134,12 @@ class Anthropic(UsageUnasked):
             return 500 if event.type == "error" else None
         return errors.status_of_raw(event.error)
 
-    def aborted(self, head: bytes) -> bool:
+    def aborted(self, head: bytes) -> Abort | None:
         """vLLM has no stop_reason for what it gave up, and leaves the field out of a whole answer."""
-        if not head.startswith(b"{") or b'"stop_reason"' in head:
-            return False
+        if not head.startswith(b"{") or _REASON.search(head):
+            return None
         event = bodies.decoded(_decode_event, head)
-        return event is not None and event.type == "message"
+        return abort_of(head) if event is not None and event.type == "message" else None
 
     def begun(self, chunk: bytes) -> bool:
         """`message_start` and pings may come before prefill is done."""

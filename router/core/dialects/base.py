@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from enum import Enum
 from typing import Any, Protocol
 
 from router.core.facts.placements import Ending, Usage
@@ -36,8 +38,8 @@ class Dialect(Protocol):
     def event_error(self, chunk: bytes) -> int | None:
         """Status of the error that a stream's first event carries; None for a healthy event."""
 
-    def aborted(self, head: bytes) -> bool:
-        """Whether an answer, or the first piece of a stream, says that the engine gave the request up."""
+    def aborted(self, head: bytes) -> Abort | None:
+        """What an answer, or the first piece of a stream, came to that the engine gave up; None: it did not."""
 
     def begun(self, chunk: bytes) -> bool:
         """Whether a piece of a stream can only come after prefill: from then on its first token is known."""
@@ -64,6 +66,26 @@ class Dialect(Protocol):
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
         """The last event of a stream that is not whole, sent behind these events: an error that official clients
         raise."""
+
+
+class Abort(Enum):
+    """What came of a generation that its engine ended before its time, as an operator may ask for, or its shutdown."""
+
+    PARTIAL = "partial"  # something was generated
+    NOTHING = "nothing"
+    FAILED = "failed"  # the engine says that it failed, by a status of 500 and above
+
+
+# Text, calls or ids of a generation, none of them empty; within a string of JSON the quotes have backslashes.
+_GENERATED = re.compile(
+    rb'"(?:text|content|reasoning|reasoning_content|thinking|arguments)"\s*:\s*"[^"]'
+    rb'|"(?:output_ids|token_ids|tool_calls)"\s*:\s*\[\s*[^\s\]]'
+)
+
+
+def abort_of(head: bytes) -> Abort:
+    """What came of a generation, by its answer or the first piece of its stream."""
+    return Abort.PARTIAL if _GENERATED.search(head) else Abort.NOTHING
 
 
 class UsageUnasked:

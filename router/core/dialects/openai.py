@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects import errors, sse
+from router.core.dialects.base import Abort, abort_of
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts import agents, bodies
@@ -65,6 +66,7 @@ _BEHIND = re.compile(
     rb'(?:"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{)[^\r\n]*[\r\n]'
 )
 _USAGE_GIVEN = re.compile(rb'"usage"\s*:\s*\{')  # not null, which some engines send in every event
+_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # matches if a choice besides the first is there
 _decode_choices = msgspec.json.Decoder(_Choices).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
@@ -133,9 +135,10 @@ class OpenAI:
         is_flat = bytes(event.object) == b'"error"'
         return errors.status_of(errors.ErrorFields(event.type, event.code)) if is_flat else None
 
-    def aborted(self, head: bytes) -> bool:
-        """vLLM, told to stop, ends what runs with status 200 and this reason."""
-        return b'"finish_reason":"abort"' in head
+    def aborted(self, head: bytes) -> Abort | None:
+        """vLLM, told to stop, ends what runs with status 200 and this reason, as both engines end what an operator
+        aborts."""
+        return abort_of(head) if b'"abort"' in head and _ABORTED.search(head) else None
 
     def begun(self, chunk: bytes) -> bool:
         """Chunks come only after prefill: vLLM's first one, with the role, is made with the first token."""

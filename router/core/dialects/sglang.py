@@ -20,7 +20,7 @@ from msgspec import Raw
 from xxhash import xxh3_128_digest
 
 from router.core.dialects import errors, sse
-from router.core.dialects.base import UsageUnasked
+from router.core.dialects.base import Abort, UsageUnasked, abort_of
 from router.core.facts.placements import Ending, Usage
 from router.core.facts.requests import Ask, Prompt, TemplateInput
 from router.core.prompts import bodies
@@ -172,14 +172,18 @@ class SGLang(UsageUnasked):
         code = finish.status_code if finish.type == "abort" else None
         return code if code is not None and 400 <= code < 600 else None
 
-    def aborted(self, head: bytes) -> bool:
-        """Ended with reason `abort`, unless for the request's own fault (schedule_batch.py, FINISH_ABORT)."""
+    def aborted(self, head: bytes) -> Abort | None:
+        """Ended with reason `abort`, unless for the request's own fault (schedule_batch.py, FINISH_ABORT). An abort
+        without a status is one that was asked for."""
         if _ABORT not in head:
-            return False
+            return None
         data = sse.first_payload(head) if head.startswith(b"data:") else head
         answers = bodies.decoded(_decode_answers, data)
         ends = [_finish(answer) for answer in (answers if isinstance(answers, list) else [answers] if answers else [])]
-        return any(end.type == "abort" and not 400 <= (end.status_code or 0) < 500 for end in ends)
+        statuses = [end.status_code or 0 for end in ends if end.type == "abort"]
+        if any(status >= 500 for status in statuses):
+            return Abort.FAILED
+        return abort_of(head) if any(status < 400 for status in statuses) else None
 
     def begun(self, chunk: bytes) -> bool:
         """The first event carries the first token."""

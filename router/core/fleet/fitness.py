@@ -3,6 +3,8 @@
 Usually everybody, which costs one look. A member is guarded, and looked at more closely, while
 
 - it rests because it asked to (429 or 503 with Retry-After): it gets nothing before that time, not even a trial;
+- it rests because its queue was full, and said nothing of when to come again: it gets nothing either, but where nobody
+  else is left one request at a time, so that the first free place is found at once;
 - its breaker is open: it gets nothing, or one trial at a time;
 - it starts slowly: it came back with an empty cache and an empty queue, and would draw everything at once. At age a
   it may hold 1 + a / slow_start_s x (mean open leases of its peers + SLOW_START_LEASES).
@@ -67,13 +69,15 @@ class Fitness:
         guarded = self._fleet.guarded
         if not members or not guarded:
             return members
-        awake, trusted, free = list[Member](), list[Member](), list[Member]()
+        awake, trusted, free, full = list[Member](), list[Member](), list[Member](), list[Member]()
         open_leases: tuple[int, int] | None = None
         for m in members:
             if m.id not in guarded:
                 free.append(m)
                 continue
             if m.rest_until_s > now_s:
+                if m.full and m.full_trial not in m.leases and m.breaker.allows(now_s):
+                    full.append(m)
                 continue
             awake.append(m)
             if m.breaker.backoff_s and not m.breaker.allows(now_s):
@@ -86,6 +90,8 @@ class Fitness:
             free.append(m)
         if free:
             return free
+        if not trusted and full:
+            return full
         if not awake:
             after_s = min(m.rest_until_s for m in members) - now_s
             raise Shed("overloaded", "Every replica that could answer asked to be left alone for now.", after_s)
@@ -150,15 +156,18 @@ class Fitness:
 
     # -- what requests say ---------------------------------------------------------------------------------------
 
-    def rest(self, member: Member, until_s: float) -> None:
-        """Send a member nothing before then: it asked for that."""
-        member.rest_until_s = max(member.rest_until_s, until_s)
+    def rest(self, member: Member, until_s: float, *, full: bool = False) -> None:
+        """Send a member nothing before then: it asked for that, or its queue was `full`."""
+        if until_s >= member.rest_until_s:
+            member.rest_until_s, member.full = until_s, full
         self._guard(member)
 
     def opened(self, member: Member, lease: Lease) -> None:
         """A lease was placed: on a member with an open breaker it is the trial, if there is none yet."""
         if not (member.ready or member.warming_up):
             self.panics += 1
+        if member.full and member.rest_until_s > lease.placed_s:
+            member.full_trial = lease.id
         if member.breaker.backoff_s and member.breaker.trial is None:
             member.breaker.trial = lease.id
 

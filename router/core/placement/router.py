@@ -173,11 +173,12 @@ class Router:
         """Placements so far on replicas that may not be fit, for want of others."""
         return self.fitness.panics
 
-    def rest(self, id_: str, until_s: float) -> None:
-        """A replica asked to be left alone until then: nothing is placed there before. That is no failure."""
+    def rest(self, id_: str, until_s: float, *, full: bool = False) -> None:
+        """A replica asked to be left alone until then: nothing is placed there before. That is no failure. With `full`
+        its queue was full: where no other is left, one request at a time may find out whether it still is."""
         member = self.fleet.members.get(id_)
         if member is not None:
-            self.fitness.rest(member, until_s)
+            self.fitness.rest(member, until_s, full=full)
 
     def prove_peer(self, id_: str, address: str) -> None:
         """A replica sends its peers what its CPU memory holds where they ask at this address (`host:port`), and asks

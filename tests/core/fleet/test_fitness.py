@@ -82,6 +82,29 @@ def test_rests_are_kept() -> None:
     assert not router.fleet.guarded
 
 
+def test_a_full_queue_is_tried_by_one_at_a_time() -> None:
+    """A replica that rests since its queue was full gets nothing while there are others, and then one request at a
+    time; one that asked for its rest still gets none."""
+    router = router_of(IDS)
+    router.rest(IDS[0], 10.0, full=True)
+    assert {place(router, 1.0).replica for _ in range(10)} == set(IDS[1:])
+    router.rest(IDS[1], 10.0, full=True)
+    router.rest(IDS[2], 5.0)
+    trials = [place(router, 2.0), place(router, 2.0, exclude=frozenset({IDS[2]}))]
+    assert {trial.replica for trial in trials} == set(IDS[:2])
+    with pytest.raises(Shed) as shed:
+        place(router, 2.0)
+    assert shed.value.retry_after_s == 3.0
+    router.finish(trials[0], Outcome(Ending.REFUSED_BY_ENGINE), 2.0)
+    assert place(router, 2.0).replica == trials[0].replica
+    router.rest(IDS[0], 12.0)
+    router.rest(IDS[1], 12.0)
+    router.finish(trials[1], Outcome(Ending.OK), 2.0)
+    with pytest.raises(Shed):
+        place(router, 2.0)
+    assert not any(member.breaker.failures for member in router.fleet.members.values())
+
+
 def test_rests_outlast_panic() -> None:
     """With all others failing, one that asked to be left alone is left alone."""
     router = router_of(IDS)

@@ -13,7 +13,8 @@ replica finds it: what may begin one is held back, or where it is sent, the poin
 (`ContinuationPlan.open_chars`).
 
 An error event, an answer that the engine gives up, or a `[DONE]` before a reason to finish is kept from the client: the
-stream counts as broken there.
+stream counts as broken there. The client gets the end of an answer that was given up if its replica stays, since an
+operator had it aborted then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from router.core.prompts.bodies import ABSENT
 
 SAID_TOKENS_MAX = 1 << 20  # tokens that are remembered of an answer; 4 MB
 PROMPT_BYTES_MAX = 16 << 20  # bytes of a prompt's ids as JSON: two million tokens
-ABORT = "abort"  # the reason with which vLLM, told to stop, ends what runs
+ABORT = "abort"  # the reason with which vLLM, told to stop, ends what runs, and with which engines end what is aborted
+GIVEN_UP_BYTES_MAX = 64 << 10  # bytes kept of the end of an answer that was given up
 BEHIND_CHARS_MAX = 64 << 10  # characters said behind the last point
 
 _IDS, _PROMPT_IDS = b'"token_ids":[', b'"prompt_token_ids":['
@@ -92,6 +94,7 @@ class CarriedStream:
     def __init__(self, plan: ContinuationPlan) -> None:
         self.plan = plan
         self.broken = False  # the engine said that it failed, or that it had ended before it had
+        self.given_up = b""  # where the engine gave the answer up: the events by which it did, and those behind them
         self.prompt_tokens = 0
         self.said_tokens = 0  # tokens that the next replica is given, once `next_body` was called
         self.said_chars = 0
@@ -112,6 +115,8 @@ class CarriedStream:
     def take(self, event: bytes) -> bytes:
         """What the client gets of an event, its blank line included; b"" for one that it does not get."""
         if self.broken:
+            if self.given_up and len(self.given_up) < GIVEN_UP_BYTES_MAX:
+                self.given_up += event
             return b""
         data = sse.payload(event)
         if data == b"[DONE]":
@@ -123,7 +128,9 @@ class CarriedStream:
         if chunk is None:
             self._why_not = "answer"
             return event
-        if bodies.given(chunk.error) or any(choice.finish_reason == ABORT for choice in chunk.choices):
+        if any(choice.finish_reason == ABORT for choice in chunk.choices):
+            self.given_up = self._without_ids(event)
+        if bodies.given(chunk.error) or self.given_up:
             self.broken = True
             return b""
         if not self._names:

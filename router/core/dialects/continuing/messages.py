@@ -97,6 +97,7 @@ class CarriedMessages:
     def __init__(self, plan: ContinuationPlan, body: Callable[[], bytes]) -> None:
         self.plan = plan
         self.broken = False  # the engine said that it failed, or that it had ended before it had
+        self.given_up = b""  # always: an answer that was given up cannot be told from one that broke
         self.usage: dict[str, Any] = {}  # usage that the first event told
         self.said_tokens = 0  # pieces of text: the tokens are not told
         self.blocks = 0  # blocks that have begun
@@ -199,7 +200,7 @@ class ResumedMessages:
         self._before = carried.said_tokens
         self._finish: tuple[str, object] | None = None
         self._told = False
-        self.broken = False
+        self.broken, self.given_up = False, b""
 
     def take(self, event: bytes) -> bytes:
         """What the client gets of an event; b"" for one that it does not get. Raises StreamDiffers."""

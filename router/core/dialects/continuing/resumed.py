@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from router.core.dialects import sse
-from router.core.dialects.continuing.carried import ABORT, CarriedStream, StreamDiffers, data_event
+from router.core.dialects.continuing.carried import ABORT, GIVEN_UP_BYTES_MAX, CarriedStream, StreamDiffers, data_event
 from router.core.dialects.tenancy import CHAT
 from router.core.prompts.bodies import UNREADABLE
 
@@ -31,10 +31,13 @@ class ResumedStream:
         self._begun = False
         self._tokens = carried.said_tokens
         self.broken = False  # the engine said that it failed, or that it had ended before it had
+        self.given_up = b""  # as CarriedStream has it
 
     def take(self, event: bytes) -> bytes:
         """What the client gets of an event; b"" for one that it does not get. Raises StreamDiffers."""
         if self.broken:
+            if self.given_up and len(self.given_up) < GIVEN_UP_BYTES_MAX:
+                self.given_up += self._behind_abort(event)
             return b""
         data = sse.payload(event)
         if data == b"[DONE]":
@@ -45,12 +48,21 @@ class ResumedStream:
             return event
         try:
             chunk = _decode(data)
-            if "error" in chunk or any(choice.get("finish_reason") == ABORT for choice in chunk["choices"]):
+            if "error" not in chunk and any(choice.get("finish_reason") == ABORT for choice in chunk["choices"]):
+                self.given_up = self._rewritten(chunk)
+            if "error" in chunk or self.given_up:
                 self.broken = True
                 return b""
             return self._rewritten(chunk)
         except (*UNREADABLE, TypeError, KeyError, AttributeError) as error:
             raise StreamDiffers("an event that is none") from error
+
+    def _behind_abort(self, event: bytes) -> bytes:
+        data = sse.payload(event)
+        try:
+            return self._rewritten(_decode(data)) if data.startswith(b"{") else event
+        except (*UNREADABLE, TypeError, KeyError, AttributeError, StreamDiffers):
+            return b""
 
     def _rewritten(self, chunk: dict[str, Any]) -> bytes:
         said = [made for each in chunk["choices"] if (made := self._choice(each)) is not None]
