@@ -80,6 +80,16 @@ class Placer(Protocol):
     def engines(self, model: str) -> Iterable[str]:
         """Kinds of engines that serve the model."""
 
+    def parent(self, model: str) -> str:
+        """The base model of a LoRA adapter; "" for any other name."""
+
+    async def look(self, model: str) -> None:
+        """Read from the replicas again what they serve: one may serve this model by now. At most one look a second for
+        all requests; it returns in a few seconds at most."""
+
+    def lacks(self, replica: str, model: str) -> None:
+        """The replica answered that it does not serve this model, which its list has."""
+
     def context_tokens(self, model: str | None) -> int:
         """The longest context that any replica has for the model."""
 

@@ -35,9 +35,17 @@ def _of_clients() -> Part:
         answers = {"200": shown, **of_clients(*ANY, 401, *statuses)}
         return {"get": _operation("own pages", summary, KEYS, answers, parameters)}
 
+    def ready(*methods: str) -> Part:
+        shown = {"200": answer("At least one replica is ready.", TEXT), "503": answer("None is.", TEXT)}
+        what = "As `/readyz`, under a name that engines have"
+        return {each: _operation("own pages", what, NOBODY, shown | of_clients(*ANY), None) for each in methods}
+
     model = asked("model", "Its name, which may have slashes.", text(), within="path")
     id_ = asked("request_id", "Its `x-warmroute-request-id`.", text(), within="path")
     return {
+        "/health": ready("get"),
+        "/ping": ready("get", "post"),
+        "/version": got("The router's version", answer("Its version.", in_json("Version"))),
         "/v1/models": got("What ready replicas serve", answer("The union of their models.", in_json("Models"))),
         "/v1/models/{model}": got("One model", answer("The model.", in_json("Model")), 404, parameters=[model]),
         "/v1/warmroute/requests/{request_id}": got(

@@ -90,7 +90,12 @@ def _models() -> Part:
         "max_model_len": maybe(whole("Tokens of a prompt and its answer together.")),
     }
     return {
-        "Model": record("A model that at least one ready replica serves.", model),
+        "Model": record(
+            "A model that at least one ready replica serves: its engine's own row, with all fields that this has.",
+            model,
+            optional=[name for name in model if name != "id"],
+        ),
+        "Version": record("The router's version.", {"version": text("Such as `1.2.3`.")}),
         "Models": record("All of them.", {"object": one_of("list"), "data": rows(ref("Model"))}),
         "EngineBody": {
             "type": "object",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from router.admin.calls import TEXT, AdminAnswer, AdminCall, AdminRoute, got, json_answer
 from router.admin.history.history import RouterHistory
@@ -36,11 +38,13 @@ class Pages:
         engine_version: Callable[[str], str] = lambda _: "",
         sharing: Callable[[], dict[str, Any] | None] = lambda: None,
         state: Callable[[], dict[str, Any] | None] = lambda: None,
+        look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Given a replica's id, `streams` returns the state of its event stream or None, `window` how many requests it
         may have open, `added` whether it was added at run time, `warming` whether its cache is being filled.
         `engine_version` which version its engine has told. `discoveries` gives how fresh each source's list is, and
-        `sharing` whether other routers are heard, `state` what is known from before, each None where there is none."""
+        `sharing` whether other routers are heard, `state` what is known from before, each None where there is none.
+        `look` reads again what replicas serve."""
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -51,7 +55,7 @@ class Pages:
         self._warming = warming
         self._discoveries = discoveries
         self._engine_version = engine_version
-        self._sharing, self._state = sharing, state
+        self._sharing, self._state, self._look = sharing, state, look
         self.decisions = history.recent
         self._past = HistoryPages(history)
 
@@ -79,12 +83,15 @@ class Pages:
         if path == MODELS:
             return json_page({"object": "list", "data": list(self._models().values())})
         if path.startswith(MODELS + "/"):
-            return self._model(path.removeprefix(MODELS + "/"))
+            return await self._model(path.removeprefix(MODELS + "/"))
         if path.startswith(REQUESTS) and owner is not None:
             return await self._past.own(path, owner)
         return None
 
-    def _model(self, name: str) -> Page:
+    async def _model(self, name: str) -> Page:
+        """The row of one model. A name that no replica is known to serve is looked for first."""
+        if name and self._look is not None and name not in self._router.model_names():
+            await self._look()
         row = self._models().get(name)
         return no_model_page(name) if row is None else json_page(row)
 
@@ -116,13 +123,24 @@ class Pages:
             }
         )
 
-    def _models(self) -> dict[str, dict[str, Any]]:
-        rows: dict[str, dict[str, Any]] = {}
+    def _models(self) -> dict[str, Any]:
+        """A row for each model, as the first engine that serves it writes its own."""
+        rows: dict[str, Any] = {}
         for member in self._router.ready():
             for model in member.models.values():
-                row = {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owned_by}
+                if model.name in rows:
+                    continue
+                if model.row:
+                    rows[model.name] = msgspec.Raw(model.row)
+                    continue
+                row: dict[str, Any] = {
+                    "id": model.name,
+                    "object": "model",
+                    "created": model.created,
+                    "owned_by": model.owned_by,
+                }
                 row |= {"root": model.root, "parent": model.parent, "max_model_len": model.max_model_len_tokens}
-                rows.setdefault(model.name, row)
+                rows[model.name] = row
         return rows
 
     def _replica(self, member: Member, now_s: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ What bounds the attempts of one request, and why:
 - `retries_max` more after the first that was sent: each may have cost GPU time.
 - One that reached nobody costs none, so it does not count, nor does one on a connection that was closed as idle;
   UNSENT_MAX of those, for a client waits.
+- One alternative to a replica that does not serve the model, though its list says so: nothing was computed.
 - One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
 - The budget, over all requests: a dead fleet is not hammered.
 
@@ -31,17 +32,19 @@ from msgspec import Struct
 
 from router.core.dialects import PATHS, Dialect, sse
 from router.core.dialects.base import Abort
+from router.core.dialects.missing import missing_model
 from router.core.dialects.pulls import with_pull
 from router.core.dialects.ranks import for_rank
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
+from router.core.placement.wanted import Wanted
 from router.edge.early import at_work, is_read
 from router.edge.legs import LegCaller
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
 from router.edge.split_request import answered
-from router.http.engine_failed import BlocksFailed, EngineFailed, NothingMade
+from router.http.engine_failed import BlocksFailed, EngineFailed, LacksModel, NothingMade
 from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BlocksStalled,
@@ -66,18 +69,21 @@ from router.reading.question import RESPONSES, STORED, Question
 from router.reading.usage import UsageAsking
 from router.telemetry.record import RequestRecord
 
+REFUSED = (400, 404)  # statuses with which engines refuse a model that they do not serve
+ERROR_EVENT = b'data: {"error"'
 OF_PAIRS = (BlocksFailed, BlocksStalled, BlocksTimedOut)  # failures that blame neither of two replicas
 
 
 class Tried:
     """What the attempts of one request came to."""
 
-    __slots__ = ("_again", "replicas", "sent", "shed_until_s", "sheds", "splits", "stale", "unsent")
+    __slots__ = ("_again", "lacks", "replicas", "sent", "shed_until_s", "sheds", "splits", "stale", "unsent")
 
     def __init__(self) -> None:
         self.replicas: frozenset[str] = frozenset()  # replicas that were tried
         self._again: frozenset[str] = frozenset()  # tried replicas that may be asked once more
         self.sent = self.unsent = self.sheds = 0  # numbers of failed attempts; those that shed load also count as sent
+        self.lacks = 0  # number of replicas that do not serve the model
         self.splits = 0  # number of failed attempts in two legs
         self.stale = False  # a connection was stale, and others may be as old
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
@@ -85,8 +91,11 @@ class Tried:
     def note(self, replica: str, failure: Failure) -> None:
         """Count one attempt that failed."""
         left = isinstance(failure, ReplicaLeft)
-        unsent = _is_free(failure) or (isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out))
+        lacks = isinstance(failure, LacksModel)
+        self.lacks += lacks
         self.stale |= isinstance(failure, Stale)
+        refused = isinstance(failure, ConnectFailed) and (failure.refused or failure.timed_out)
+        unsent = lacks or refused or _is_free(failure)
         self.unsent += unsent
         self.sent += not unsent
         self.sheds += isinstance(failure, EngineShed)
@@ -212,7 +221,7 @@ class Attempts:
 
     async def _following(self, question: Question, failure: Failure, tried: Tried) -> Placed | None:
         """A lease for one more attempt; None where none may be made, or no replica is left."""
-        retries = not _is_free(failure)
+        retries = not _is_free(failure) and not isinstance(failure, LacksModel)
         if not self._may_retry(question, failure, tried) or (retries and not self._budget.covers(self._clock())):
             return None
         for excluded in tried.excluded:
@@ -265,6 +274,10 @@ class Attempts:
                 answer = answered(await at_work(answer, question.dialect.begun, self._upstream))
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
+        if answer.status in REFUSED or answer.head.startswith(ERROR_EVENT):
+            lacking = missing_model(answer.status, answer.head, names_of(question.wanted)) if leg is None else ""
+            if lacking:
+                raise LacksModel(answer, lacking)
         try:
             status = _first_status(question, answer) if streams and not answer.whole else 200
         except NotStream:
@@ -312,6 +325,8 @@ class Attempts:
                 tried.replicas |= {leg.replica}
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
             self._placer.pull_stalled(lease.receipt.pull.source)
+        if isinstance(cause, LacksModel):
+            self._placer.lacks(replica, cause.model)
         if isinstance(cause, EngineShed):
             self._placer.rest(replica, cause.retry_after_s, full=cause.full)
             tried.shed(self._clock() + cause.retry_after_s)
@@ -324,6 +339,8 @@ class Attempts:
             return False
         if _is_free(failure) or isinstance(failure, PullStalled):
             return True  # a request is sent with a pull once, so it stalls for one once
+        if isinstance(failure, LacksModel):
+            return tried.lacks == 1
         if not self.limits.retries_max or tried.sent > self.limits.retries_max:
             return False
         if tried.sheds > isinstance(failure, EngineShed):
@@ -375,6 +392,12 @@ def _fault(lease: Placed, failure: Failure) -> tuple[str, Failure]:
     if isinstance(failure, PrefillFailed):
         return failure.replica, failure.cause
     return lease.replica, failure
+
+
+def names_of(wanted: Wanted) -> list[str]:
+    """Names by which an engine may say that it does not serve what a request wants."""
+    named = wanted.ask.model or ""
+    return [wanted.model or "", named, wanted.ask.adapter, named.rpartition(":")[2]]
 
 
 def _status_of(failure: Failure) -> int:

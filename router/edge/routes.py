@@ -11,12 +11,12 @@ from router.edge.proxy import Proxy
 from router.http.body_budget import no_room
 from router.http.cors import Cors, asks_permission
 from router.http.request import Refusal, Request, date_line
-from router.placer import MODELS, REQUESTS, Page, Placer
+from router.placer import MODELS, REQUESTS, Page, Placer, json_page
 from router.reading.answering import filtered, owner_of, refuse, request_id
 from router.reading.callers import METRICS, Callers
 from router.reading.charge import Met, charge
 from router.reading.paths import is_for_engines
-from router.settings.keys import ANYBODY, Caller
+from router.settings.keys import ANYBODY, PING, READY_ALIASES, READY_PAGE, Caller
 from router.settings.schema import Settings
 from router.telemetry.record import RequestRecord
 
@@ -26,6 +26,8 @@ _ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
 _LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
 
 
+_VERSION = json_page({"version": __version__})
+
 _WELCOME = Page(
     200,
     "text/plain; charset=utf-8",
@@ -33,7 +35,8 @@ _WELCOME = Page(
 
   /v1/models    what the replicas serve
   /healthz      whether this process lives
-  /readyz       whether a replica is ready
+  /readyz       whether a replica is ready; also /health and /ping, as engines have them
+  /version      of this router
   /metrics      for Prometheus, unless switched off here
 
 The dashboard and the runbook are on the admin port (8001 by default): /dashboard, /runbook.
@@ -114,7 +117,8 @@ class Routes:
 
     async def _answer(self, request: Request, caller: Caller) -> None:
         """Answer with one of our own pages, or with a 404."""
-        page = await self._page(request, caller) if request.method in ("GET", "HEAD") else None
+        shown = request.method in ("GET", "HEAD") or (request.method == "POST" and request.path == PING)
+        page = await self._page(request, caller) if shown else None
         if page is None:
             message = f"There is no {request.method} {request.path[:200]} here."
             self.refuse(request, Refusal(404, "unknown_path", message), caller)
@@ -122,12 +126,14 @@ class Routes:
         request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
 
     async def _page(self, request: Request, caller: Caller) -> Page | None:
-        path = request.path
+        path = READY_PAGE if request.path in READY_ALIASES else request.path
+        if path == "/version":
+            return _VERSION
         if path == "/healthz":
             return _ALIVE  # liveness is this process's own: the hub may not answer
         if path == "/":
             return _WELCOME
-        if path == "/readyz" and self.leaving:
+        if path == READY_PAGE and self.leaving:
             return _LEAVING
         if path == METRICS:
             return await self._placer.page(path, None, _accept(request)) if self._metrics_here else None

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count, takewhile
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -29,15 +29,19 @@ from router.core.facts.replicas import Load, Replica, ServedModel
 from router.core.fleet.engine_metrics import parse_load
 from router.core.placement.router import Router
 from router.engines import fetch
+from router.loop import guarded
 from router.settings.descriptors import none_left, shortage
 from router.settings.schema import ProbeSettings
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-MODELS_MAX = 1_024  # models that are read of a page
+ROW_BYTES_MAX, ROWS_BYTES_MAX = 4 << 10, 1 << 20  # bytes of a model's row, and of a page's rows, that are kept
+LOOK_S, LOOK_WAIT_S = 1.0, 2.0  # least time between two looks at all replicas' models; longest wait for one
+LOOKERS_MAX, LOOKS_AT_ONCE = 256, 16  # requests that may wait for a look; replicas that are asked at once
 SOON_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
 PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
+PARSE_MODELS_BYTES_MAX = 64 << 10  # likewise a page of models
 
 
 class _Model(msgspec.Struct):
@@ -50,7 +54,14 @@ class _Model(msgspec.Struct):
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model] = []
+    data: list[msgspec.Raw] = []
+
+
+class _Page(NamedTuple):
+    """What one page of models says."""
+
+    models: list[ServedModel]
+    left_out: int  # models beyond those that are read
 
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
@@ -86,13 +97,22 @@ class Prober:
         self._interval_s = settings.interval_s
         self._models_rounds = max(1, round(settings.models_interval_s / settings.interval_s))
         self._page_bytes_max = settings.page_bytes_max
+        self._models_max = settings.models_max
         self._kv_tokens_max = kv_tokens_max
         self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
         self._soon: dict[str, int] = {}  # rounds left at four times the pace, by replica
         self._wakes: dict[str, asyncio.Event] = {}
+        self._stale: set[str] = set()  # replicas whose models are read in the next round, whatever is due
+        self._reread_s: dict[str, float] = {}  # time at which a replica's models were last found to be wrong
+        self.left_out: dict[str, int] = {}  # models of a replica's page beyond `models_max`
+        self._looking: asyncio.Task[None] | None = None  # the look at all replicas' models, or the last one
+        self._looked_s = float("-inf")
+        self._lookers = 0
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._looking is not None:
+            self._looking.cancel()
         await self._session.close()
 
     async def watch(self, replica: str) -> None:
@@ -100,7 +120,8 @@ class Prober:
         rounds, wake = 0, self._wakes.setdefault(replica, asyncio.Event())
         while True:
             try:
-                await self.probe(replica, models=self._unknown(replica) or rounds % self._models_rounds == 0)
+                due = rounds % self._models_rounds == 0 or replica in self._stale
+                await self.probe(replica, models=due or self._unknown(replica))
             except Exception:  # a bug in reading a page must not end the loop
                 log.exception(
                     "bug: probe failed inside the router", extra={"event": "bug", "fields": {"replica": replica}}
@@ -125,6 +146,50 @@ class Prober:
         """Forget a replica that left."""
         self._soon.pop(replica, None)
         self._wakes.pop(replica, None)
+        self._stale.discard(replica)
+        self._reread_s.pop(replica, None)
+        self.left_out.pop(replica, None)
+
+    def reread(self, replica: str) -> None:
+        """Read the replica's models soon, at most once a second: its list was wrong."""
+        first, now_s = self._first(replica), time.monotonic()
+        if now_s - self._reread_s.get(first, float("-inf")) >= LOOK_S and first in self._wakes:
+            self._reread_s[first] = now_s
+            self._stale.add(first)
+            self._wakes[first].set()
+
+    async def look(self) -> None:
+        """Read the models of all replicas that answer: one look at a time, LOOK_S after the last one at the earliest.
+        Returns after LOOK_WAIT_S at most, and at once where too many wait already."""
+        if self._lookers >= LOOKERS_MAX:
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(guarded(self._look()))
+        self._lookers += 1
+        try:
+            await asyncio.wait([self._looking], timeout=LOOK_WAIT_S)
+        finally:
+            self._lookers -= 1
+
+    async def _look(self) -> None:
+        await asyncio.sleep(self._looked_s + LOOK_S - time.monotonic())
+        self._looked_s = time.monotonic()
+        turns = asyncio.Semaphore(LOOKS_AT_ONCE)
+
+        async def look(replica: str) -> None:
+            async with turns:
+                with suppress(ProbeFailed):
+                    self._serves(replica, await self._models(Replica(replica).url))
+
+        firsts = [member.id for member in self._router.ready() if not member.replica.rank]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_WAIT_S):
+                await asyncio.gather(*map(look, firsts))
+
+    def _first(self, replica: str) -> str:
+        """The replica whose loop asks for this one: the first rank of its server."""
+        there = Replica(replica)
+        return replica if there.rank is None else there.of_rank(0).id
 
     async def probe(self, replica: str, *, models: bool) -> None:
         """One round: for all ranks of the server if this is its first rank, otherwise for none."""
@@ -138,17 +203,22 @@ class Prober:
             if failure.unasked:
                 return
             for rank in self._ranks(replica):
+                self._stale.add(replica)  # it may come back as another engine
                 silent = not failure.refused and not failure.status
                 self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
             return
         page = await self._metrics(server)
+        if served is not None:
+            self._stale.discard(replica)
+            self._serves(replica, served)
         for rank in self._ranks(replica):
-            if served is not None:
-                self._router.observe_models(rank, served)
             self._router.observe_load(rank, await self._load(rank, page), time.monotonic())
             member = self._router.member(rank)
             has_models = bool(member and member.models)
-            self._heard(rank, ok=has_models, proof=False, why="healthy" if has_models else "serves no model")
+            why = "serves no model" if not has_models else "healthy"
+            if has_models and (left_out := self.left_out.get(rank)):
+                why = f"healthy; {left_out} of its models are left out (probe.models_max)"
+            self._heard(rank, ok=has_models, proof=False, why=why)
 
     def _ranks(self, replica: str) -> list[str]:
         """Ids of all members behind the replica's URL: the server itself, or its ranks, which come and go together."""
@@ -178,15 +248,31 @@ class Prober:
                 self._soon[replica] = SOON_ROUNDS
             self._on_lost(replica)
 
-    async def _models(self, server: str) -> list[ServedModel]:
+    def _serves(self, replica: str, page: _Page) -> None:
+        """Take what a server serves, for each of its ranks."""
+        for rank in self._ranks(replica):
+            self._router.observe_models(rank, page.models)
+            if page.left_out != self.left_out.get(rank, 0):
+                self.left_out[rank] = page.left_out
+                fields = {"replica": rank, "left_out": page.left_out, "models_max": self._models_max}
+                what = (
+                    "replica lists more models than are read" if page.left_out else "all models of a replica are read"
+                )
+                level = logging.WARNING if page.left_out else logging.INFO
+                log.log(level, what, extra={"event": "models_left_out", "fields": fields})
+
+    async def _models(self, server: str) -> _Page:
         page = await self._get(f"{server}/v1/models")
         try:
-            models = msgspec.json.decode(page, type=_Models).data
+            if len(page) <= PARSE_MODELS_BYTES_MAX:
+                read = _page_of(page, self._models_max)
+            else:
+                read = await asyncio.get_running_loop().run_in_executor(None, _page_of, page, self._models_max)
         except _UNREADABLE as error:
             raise ProbeFailed(f"/v1/models: {error}") from error
-        if not models:
+        if not read.models:
             raise ProbeFailed("/v1/models: serves no model")
-        return [_served(model) for model in models[:MODELS_MAX]]
+        return read
 
     async def _metrics(self, server: str) -> str | None:
         """The metrics page; "" where it is switched off, None where it is late or broken."""
@@ -230,9 +316,21 @@ class Prober:
         return page
 
 
-def _served(model: _Model) -> ServedModel:
+def _page_of(page: bytes, models_max: int) -> _Page:
+    """The models of a page, and their rows unless those are too long. Raises one of _UNREADABLE."""
+    rows = msgspec.json.decode(page, type=_Models).data
+    models, kept_bytes = list[ServedModel](), 0
+    for row in rows[:models_max]:
+        kept_bytes += len(row)
+        keeps = len(row) <= ROW_BYTES_MAX and kept_bytes <= ROWS_BYTES_MAX
+        models.append(_served(msgspec.json.decode(row, type=_Model), bytes(row) if keeps else b""))
+    return _Page(models, max(0, len(rows) - models_max))
+
+
+def _served(model: _Model, row: bytes = b"") -> ServedModel:
     """A model as the Router knows it. Only its id must be readable."""
     return ServedModel(
+        row=row,
         name=model.id,
         root=_read(str, model.root),
         parent=_read(str, model.parent),

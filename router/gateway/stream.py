@@ -39,7 +39,7 @@ from router.gateway.head import HEADERS_MAX, changes, request_of
 from router.gateway.incoming import BUFFERED, DUPLEX, NONE, GatewayClient, check_length, read_body
 from router.gateway.parts import PickerParts
 from router.http.client_connection import ClientLeft
-from router.http.request import Refusal, Request, date_line
+from router.http.request import Refusal, Request, date_line, is_websocket, no_websockets
 from router.placer import LEFT, MODELS, REQUESTS, Placed
 from router.reading import answering
 from router.reading.answering import CLIENT_LEFT_STATUS, DRAINED, filtered, owner_of, refuse, request_id
@@ -196,6 +196,8 @@ class PickerStream:
 
     async def _page(self, request: Request, client: GatewayClient, caller: Caller) -> None:
         """Answer with one of our own pages that clients know. Raises Refusal where there is none."""
+        if is_websocket(request):
+            raise no_websockets()
         path, placer = request.path, self._parts.placer
         page = None
         if request.method in ("GET", "HEAD") and path.startswith((MODELS, REQUESTS)):
@@ -223,7 +225,7 @@ class PickerStream:
                 request.bring([body], len(body))
             question = await reader.understand(request, record.id, caller, relayed=relayed)
         else:
-            question = reader.unread(request, record.id, caller, model or None)
+            question = await reader.unread(request, record.id, caller, model or None)
         answering.note(question, record)
         if self._trace is not None:
             question.trace, self._trace.parsed_s = self._trace, parts.clock()

@@ -24,6 +24,17 @@ class NothingMade(EngineFailed):
     ending = Ending.REFUSED_BY_ENGINE
 
 
+class LacksModel(EngineFailed):
+    """The engine does not serve the model that the request names, and has computed nothing. `model` is the name."""
+
+    kind = "model"
+    ending = Ending.REFUSED_BY_ENGINE
+
+    def __init__(self, answer: EngineAnswer, model: str) -> None:
+        super().__init__(answer)
+        self.model = model
+
+
 class BlocksFailed(EngineFailed):
     """The decode leg of a request failed within its engine, as where blocks of the prompt could not be fetched: no
     engine says which of the two is at fault (vLLM 0.32, `_raise_if_error`: "Internal server error")."""

@@ -19,6 +19,7 @@
       of 500 and above as first event
     an answer that its engine gave up          engine       all of it     yes                     see engine_failed.py
     429, or 503 with Retry-After; a full queue shed         all of it     one other replica       no
+    it does not serve the model that it lists model        nothing       one other replica       no
     no first byte in time                     timeout      all of it     only by setting         yes
     no file descriptor left to connect with   descriptors  nothing       no: it is ours          no
 

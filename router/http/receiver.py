@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from router.http.request import Connection, Refusal, Request
+from router.http.request import Connection, Refusal, Request, is_websocket, no_websockets
 
 HEAD_BYTES_MAX = 64 << 10  # limit of a head's names, values and target together, and of those of trailers
 # Limit of what comes of a head, or behind a body, before its end, white space included: the parser keeps such a line.
@@ -181,6 +181,8 @@ class Receiver:
         request = self._reading
         if request.method == "CONNECT":
             raise Refusal(405, "method_not_allowed", "There is no tunnel here.")
+        if request.method == "GET" and is_websocket(request):
+            raise no_websockets()
         self._parser = httptools.HttpRequestParser(self)
         lines = [
             b"%b: %b\r\n" % (name, value if low != b"connection" else _without_upgrade(value))
@@ -294,7 +296,10 @@ def _locate(request: Request) -> None:
     target = request.target
     if not target.startswith("/"):
         target = request.target = _origin_form(target)
-    path = target.partition("?")[0]
+    path, mark, query = target.partition("?")
+    if path.endswith("/") and len(path) > 1:  # engines would redirect, and show their address
+        path = path[:-1]
+        request.target = path + mark + query
     request.path = unquote(path) if "%" in path else path
 
 

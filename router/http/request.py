@@ -177,6 +177,17 @@ class Request(BodyShare):
         self.client.cut()
 
 
+def is_websocket(request: Request) -> bool:
+    """Whether a request wants to go on as a WebSocket (RFC 6455 section 4.1)."""
+    return b"websocket" in request.fields.get(b"upgrade", b"").lower()
+
+
+def no_websockets() -> Refusal:
+    """The refusal of such a request."""
+    message = "WebSockets are not passed on by this router; connect to an engine directly for its realtime API."
+    return Refusal(501, "websocket_unsupported", message)
+
+
 def date_line() -> bytes:
     """The Date header (RFC 9110 section 6.6.1) of our own answers."""
     return b"date: %b\r\n" % formatdate(usegmt=True).encode()

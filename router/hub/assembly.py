@@ -199,6 +199,7 @@ def pages_of(hub: HubParts) -> Pages:
         discoveries=lambda: msgspec.to_builtins(hub.discoveries.statuses()),
         sharing=lambda: hub.link.status() if hub.link is not None else None,
         state=lambda: hub.state.status() if hub.state is not None else None,
+        look=lambda: hub.prober.look(),
     )
 
 
@@ -239,6 +240,8 @@ def placer_of(hub: HubParts) -> LocalPlacer:
         made=lambda *made: hub.link.link.made(*made) if hub.link is not None else None,
         told_within_s=lambda: hub.link.told_within_s() if hub.link is not None else 0.0,
         pull_rest_s=s.pulls.rest_s,
+        look=lambda: hub.prober.look(),
+        reread=lambda replica: hub.prober.reread(replica),
     )
 
 

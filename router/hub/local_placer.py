@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from router.core.admission.queue import Ticket
@@ -17,6 +18,8 @@ from router.hub.admitter import Admitter
 from router.hub.owners import ResponseOwners
 from router.placer import LEFT, Page, RequestOwner, TokenView
 from router.telemetry.record import RequestRecord
+
+log = logging.getLogger(__name__)
 
 STANDING_S = 0.25  # for which the words on how many replicas are ready are kept
 LISTEN_S = 0.001  # interval of the looks whether an awaited event has come
@@ -43,10 +46,13 @@ class LocalPlacer:
         made: Callable[[str, str, str], None] = lambda *_: None,
         told_within_s: Callable[[], float] = lambda: 0.0,
         pull_rest_s: float = 60.0,
+        look: Callable[[], Awaitable[None]] | None = None,
+        reread: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`limits` None: nobody waits for a place. `shed(code, priority, model)` hears of each request turned away,
         `made(response_id, replica, tenant)` of each stored response. `told_within_s` gives how long other routers'
-        words on stored responses may take to come; 0 where there is none to be heard."""
+        words on stored responses may take to come; 0 where there is none to be heard. `look` reads again what all
+        replicas serve, and `reread` what one does."""
         self._router = router
         self.owners = ResponseOwners(response_ids_max, private=private_responses)
         self.admission = Admitter(
@@ -58,6 +64,8 @@ class LocalPlacer:
         self.resolve = router.models.resolve
         self.engines = router.models.engines
         self.context_tokens = router.models.context_tokens
+        self.parent = router.models.parent
+        self._look, self._reread = look, reread
         self.known_as = router.models.names.known_as
         self.first_token = self.admission.first_token
         self.ask = self.admission.ask
@@ -73,6 +81,18 @@ class LocalPlacer:
     def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Awaitable[Page | None]:
         """One of the router's own pages; None if there is none."""
         return self._page(path, owner, accept)
+
+    async def look(self, model: str) -> None:
+        """Read again what the replicas serve, unless that was done just now."""
+        if self._look is not None:
+            await self._look()
+
+    def lacks(self, replica: str, model: str) -> None:
+        """The replica does not serve this model, whatever its list said."""
+        if self._router.lacks_model(replica, model):
+            fields = {"replica": replica, "model": model}
+            log.warning("replica no longer serves a model of its list", extra={"event": "model_lost", "fields": fields})
+        self._reread(replica)
 
     def follows(self) -> bool:
         """Whether any replica's events are followed, so that prompts are wanted as token ids."""

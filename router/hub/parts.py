@@ -13,6 +13,7 @@ from router.core.placement.router import Router
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.discovery.together import Together
 from router.engines.kv_events.subscriber import Subscriber
+from router.engines.probe import Prober
 from router.hub.admitter import Admitter
 from router.hub.local_placer import LocalPlacer
 from router.hub.roster import ReplicaRoster
@@ -49,6 +50,7 @@ class HubParts(Protocol):
     warmer: Warmer
     events: Subscriber | None
     roster: ReplicaRoster
+    prober: Prober
     prompts: Prompts | None
     placer: LocalPlacer
     link: RouterLink | None

@@ -21,7 +21,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, tenancy
-from router.core.dialects.forms import form_model
+from router.core.dialects.forms import any_form_model, form_model
 from router.core.dialects.repairs import PATHS as REPAIRED_PATHS
 from router.core.dialects.repairs import Repairs
 from router.core.facts.requests import Ask
@@ -42,7 +42,8 @@ REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
 # A long body is read on the event loop if so little of it is new, and it is no longer than that: half a millisecond.
 HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 
-_MULTIPART_MODEL = re.compile(rb'name="model"\r\n\r\n([^\r\n]{1,256})\r\n')
+# A path of vLLM's for SageMaker, on which this header counts more than the body's model.
+INVOCATIONS, ADAPTER = "/invocations", b"x-amzn-sagemaker-adapter-identifier"
 
 _JSON = re.compile(rb"[ \t\r\n]*[\[{]")  # the beginning of an object or an array
 
@@ -55,6 +56,7 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     dialect: Dialect | None  # None for a path whose prompts the index does not read
     tenant: Tenant | None
     model_required: bool  # the request is for one model, named or the only one
+    model_certain: bool  # nobody may read another model in a form: its tenant may not use all
     repairs_wanted: tuple[str, ...]
     append_only: str
     keep: bool  # the decoded body must be kept: the template's input is made of it
@@ -162,7 +164,7 @@ def _parse(request: Request, how: Reading) -> Parsed:
         ask.salt = salt(ask.salt)
     how.rest(request.body_bytes)
     chain = None
-    if ask.model is not None and ask.prompt is not None and ask.prompt.fewer_tools is None:
+    if ask.model is not None and not ask.adapter and ask.prompt is not None and ask.prompt.fewer_tools is None:
         chain = chain_of(ask, how.placer.known_as(ask.model))
     how.rest(request.body_bytes)
     return Parsed(ask, chain)
@@ -201,7 +203,7 @@ def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
     """The body as its tenant may send it: where it names an id of its request, it gets this one. Raises Refusal for an
     adapter that the tenant may not use."""
     path, body = request.path, request.body
-    if path in PATHS or not request.fields.get(b"content-type", b"").startswith(b"multipart/"):
+    if path in PATHS or not request.fields.get(b"content-type", b"").lower().startswith(b"multipart/"):
         found = tenancy.named(body)
         if tenant.models is not None and not all(map(tenant.allows, tenancy.adapters(found))):
             raise not_allowed()
@@ -215,7 +217,7 @@ def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
 def untransferred(request: Request) -> bytes:
     """The body without what it says of transfers between engines."""
     path, body = request.path, request.body
-    if path in PATHS or not request.fields.get(b"content-type", b"").startswith(b"multipart/"):
+    if path in PATHS or not request.fields.get(b"content-type", b"").lower().startswith(b"multipart/"):
         return tenancy.without_transfers(body)
     return body
 
@@ -257,14 +259,14 @@ def _unread(request: Request, how: Reading, code: str) -> Ask | None:
 def _parse_other(request: Request, how: Reading) -> Ask:
     """The model, and what keeps a request with a replica, for a path whose prompts are not read. Raises BadBody."""
     content_type = request.fields.get(b"content-type", b"")
-    if content_type.startswith(b"multipart/"):
-        if how.model_required:
-            return Ask(form_model(content_type, request.body))
-        found = _MULTIPART_MODEL.search(request.body)
-        return Ask(found[1].decode(errors="replace") if found else None)
+    if content_type.lower().startswith(b"multipart/"):
+        read = form_model if how.model_certain else any_form_model
+        return Ask(read(content_type, request.body))
     if not request.body:
         return Ask(None)
     _check_shape(request.body, how)
     ask = OPENAI.parse(request.path, request.body, keep=False)
     ask.prompt = None
+    if request.path == INVOCATIONS and (adapter := request.header(ADAPTER)):
+        ask.model = adapter
     return ask

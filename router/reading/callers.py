@@ -1,8 +1,9 @@
 """Whose request it is, decided before its body is looked at.
 
-Where the router has a keys file, every path needs a key but `/healthz` and `/readyz`, which load balancers ask, and
-`/metrics`, which needs the admin's token. A key comes as `Authorization: Bearer` (OpenAI's clients) or `x-api-key`
-(Anthropic's). Two that differ are nobody's: some other program before us may have looked at only one of them.
+Where the router has a keys file, every path needs a key but `/healthz`, `/readyz` and its aliases, which load balancers
+ask, and `/metrics`, which needs the admin's token. A key comes as `Authorization: Bearer` (OpenAI's clients) or
+`x-api-key` (Anthropic's). Two of ours that differ are nobody's: some other program before us may have looked at only
+one of them. A key of another service beside one of ours says nothing.
 
 A body that does not come with its head is not read before its key is known; whom the key belongs to is then remembered
 until the body is there, unless the keys are replaced meanwhile.
@@ -16,7 +17,7 @@ from router.core.facts.requests import Priority
 from router.http.request import Refusal, Request
 from router.reading.charge import Met
 from router.reading.forwarding import CREDENTIALS, PRIORITY, TENANT
-from router.settings.keys import ANYBODY, OPEN, Caller, Keys, is_admin, priority_of, sane_name
+from router.settings.keys import ANYBODY, OPEN, PREFIX, Caller, Keys, Tenant, is_admin, priority_of, sane_name
 
 METRICS = "/metrics"
 
@@ -45,11 +46,22 @@ class Callers:
             if TENANT in fields or PRIORITY in fields:
                 return _hinted(request)
             return ANYBODY
-        tenant = self.keys.find(_key(request))
-        if tenant is None:
-            raise Refusal(401, "invalid_api_key", "The API key is missing, or none that is known here.")
+        tenant = self._tenant(self.keys, request)
         wished = _wished(request) if PRIORITY in fields else tenant.priority
         return Caller(tenant.name, max(tenant.priority, wished), tenant)  # the higher number is the lower priority
+
+    def _tenant(self, keys: Keys, request: Request) -> Tenant:
+        """Whose key a request shows. Raises Refusal."""
+        shown = {key for low, _, value in request.lines if low in CREDENTIALS and (key := _shown(low, value))}
+        if len(shown) > 1:  # a key of another service may come along, such as that of a client's own account
+            shown = {key for key in shown if key.startswith(PREFIX.encode()) or keys.find(key) is not None}
+        if len(shown) > 1:
+            message = "The request shows API keys that differ, in Authorization and x-api-key; send one."
+            raise Refusal(401, "invalid_api_key", message)
+        tenant = keys.find(shown.pop()) if shown else None
+        if tenant is None:
+            raise Refusal(401, "invalid_api_key", "The API key is missing, or none that is known here.")
+        return tenant
 
     def meet(self, request: Request) -> Caller:
         """`who`, remembered for the same request."""
@@ -59,13 +71,8 @@ class Callers:
         return caller
 
 
-def _key(request: Request) -> bytes:
-    """The one key that a request shows; b"" for none, for several that differ, and for other schemes than Bearer."""
-    shown = {_shown(low, value) for low, _, value in request.lines if low in CREDENTIALS}
-    return shown.pop() if len(shown) == 1 else b""
-
-
 def _shown(low: bytes, value: bytes) -> bytes:
+    """The key of a header; b"" for other schemes than Bearer."""
     if low == b"x-api-key":
         return value.strip()
     scheme, _, key = value.partition(b" ")

@@ -158,5 +158,6 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         continue_streams=settings.upstream.continue_streams,
         continue_models=continued_models(settings.upstream.continue_models),
         splits=bool(settings.split.handshake),
+        unknown_models=settings.api.unknown_models,
         continues=settings.split.handshake != "sglang",
     )

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
 
@@ -53,6 +53,7 @@ from router.reading.continuing import Planned, planned, wished
 from router.reading.deadlines import ttft_ms_of
 from router.reading.forwarding import Forwarding, asks_usage
 from router.reading.kinship import Kinship
+from router.reading.naming import Meant, Unlisted, may_name, may_use, meant_by
 from router.reading.observer import Observer
 from router.reading.question import STORED, Question
 from router.reading.turns import ReadingTurns
@@ -60,7 +61,11 @@ from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
 from router.tokens.request_tokens import Tokens
 
 # Paths whose requests need no prefill.
-FREE_PATHS = ("/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens")
+FREE_PATHS = (
+    "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens",
+    "/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/cohere/v2/chat/render",
+    "/v1/chat/completions/derender", "/v1/completions/derender", "/parse_function_call", "/separate_reasoning",
+)  # fmt: skip
 BYTES_PER_TOKEN = 4  # assumed of a body whose prompt is unknown
 # Bounds of memory for each of the two threads that read bodies: beginnings of bodies; tools and what they became.
 SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
@@ -86,6 +91,7 @@ class ReadingRules:
     continue_streams: str = "asked"
     continue_models: Mapping[str, str] = field(default_factory=dict)
     splits: bool = False
+    unknown_models: str = "refuse"
     continues: bool = True  # False: engines take no streams in one leg, and what was said has no second one
 
 
@@ -94,7 +100,7 @@ class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
 
     ask: Ask
     chain: Chain | None
-    model: str | None
+    meant: Meant | None  # None for a request that may go to any replica
     sighting: Sighting | None
     warning: str
     body: bytes
@@ -131,6 +137,7 @@ class Reader:
         sizes = (SEEN_BYTES_MAX, SEEN_BYTES_MAX + messages_bytes_max)
         self._seen, self._seen_aside = (Seen(bytes_max=size, seed=secrets.randbits(64)) for size in sizes)
         self._aside_lock = Lock()
+        self._unlisted = Unlisted(time.monotonic)
         self._repairs, self._repairs_aside = (Repairs(bytes_max=REPAIRED_BYTES_MAX) for _ in range(2))
         self.configure(rules)
 
@@ -172,18 +179,18 @@ class Reader:
         repairs: tuple[str, ...] = ()
         try:
             parsed = await how.run(parse, request, how)
-            model = self._model(parsed.ask, how)
+            meant = await self._meant(parsed.ask, how)
             if how.repairs_wanted and how.dialect is not None and may_need_repair(request.path, parsed.ask):
                 repairs = await how.run(repair, request, how)
             if repairs:
                 parsed = await how.run(parse, request, how)
-                model = self._model(parsed.ask, how)
         except BadBody as error:
             raise Refusal(400, error.code, str(error)) from error
         ask, chain = parsed.ask, parsed.chain
-        if chain is None and ask.prompt is not None and model is not None:
-            work = hashed_with_fewer_tools if self._leaves_out(ask.prompt, model) else chain_of
-            chain = await how.run(work, ask, self._placer.known_as(model))
+        model = meant.model if meant is not None else None
+        if meant is not None and ask.prompt is not None and (chain is None or meant.adapter):
+            work = hashed_with_fewer_tools if self._leaves_out(ask.prompt, meant.model) else chain_of
+            chain = await how.run(work, ask, meant.identity)
         seen = self._look(request, ask, chain, how)
         sighting = await self._settled(seen, request, ask, chain, how) if isinstance(seen, Suspect) else seen
         ids = agents.ids_of(request.fields, ask.names)
@@ -207,15 +214,18 @@ class Reader:
             elif mode != OFF:
                 engines, room = frozenset(self._placer.engines(model)), self._placer.context_tokens(model)
                 plan = await how.run(planned, request.path, body, ask, engines, room, mode)
-        return _Read(ask, chain, model, sighting, warning, body, repairs, ids, plan)
+        return _Read(ask, chain, meant, sighting, warning, body, repairs, ids, plan)
 
     async def _asked(
         self, request: Request, id_: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
     ) -> Question:
         """The question that was read of a body, with its prompt's tokens where they are wanted."""
-        ask, model, body, tokens = read.ask, read.model, read.body, None
+        ask, meant, body, tokens = read.ask, read.meant, read.body, None
+        model = meant.model if meant is not None else None
         if self._tokens is not None and how.dialect is not None and model and self._placer.follows():
             view = self._placer.token_view(model)
+            if view is not None and meant is not None and meant.adapter != view.adapter and meant.adapter:
+                view = replace(view, adapter=meant.adapter)
             if view is not None:
                 tokens = await self._tokens.of(how.dialect, request.path, body, ask, model, view)
         ask.decoded, ask.metadata, ask.names = None, b"", None  # free memory: the question lives as long as its answer
@@ -232,7 +242,7 @@ class Reader:
             question.body = how.mark + question.body
         return question
 
-    def unread(self, request: Request, request_id: str, caller: Caller, model: str | None) -> Question:
+    async def unread(self, request: Request, request_id: str, caller: Caller, model: str | None) -> Question:
         """The question of a request whose body does not come by here, for this model, or for the only one there is.
         Raises Refusal."""
         tenant = caller.tenant
@@ -241,12 +251,13 @@ class Reader:
             raise Refusal(400, "body_needed", f"{what}; set its request_body_mode to BUFFERED.")
         how = self._reading(request, caller)
         ask = Ask(model)
-        found = self._model(ask, how)
+        found = await self._meant(ask, how)
         charged = charge(self._placer, request, caller)
         ids = agents.ids_of(request.fields, None)
         hint = self._kinship.hint(request, ids, ask, caller) or request_id  # requests without a session are spread
         wanted = _wanted(request, b"", ask, None, caller, hint)
-        wanted.model, wanted.charged, wanted.kin = found, charged, self._kinship.kin(ids, caller)
+        wanted.model = found.model if found is not None else None
+        wanted.charged, wanted.kin = charged, self._kinship.kin(ids, caller)
         id_ = request_id if tenant is None else answering.engine_id(request, request_id)
         question = self._question(request, id_, b"", how, wanted)
         question.whose = self._kinship.whose(request, ids, ask, caller)
@@ -263,7 +274,8 @@ class Reader:
         reading = Reading(  # arguments by position, which is faster (core/placement/router.py)
             dialect,
             tenant,
-            dialect is not None or _must_name_model(request.path, tenant),
+            not request.path.startswith(STORED),
+            tenant is not None and tenant.models is not None,
             self._repairs_wanted if tenant is None else tenant.repairs,
             self._rules.append_only if tenant is None else tenant.append_only,
             dialect is not None and self._tokens is not None and self._placer.follows(),
@@ -281,30 +293,37 @@ class Reader:
             reading.ttft_ms, reading.due_s = ttft_ms, time.monotonic() + ttft_ms / 1e3
         return reading
 
-    def _model(self, ask: Ask, how: Reading) -> str | None:
-        """The model meant; None where the path needs none and the body names none. Raises Refusal."""
+    async def _meant(self, ask: Ask, how: Reading) -> Meant | None:
+        """What the request's names mean; None where the path needs no model. A name that no replica is known to serve
+        is looked for at the replicas, which may serve it by now. Raises Refusal."""
         tenant = how.tenant
         if ask.model is None and not how.model_required:
             return None
-        if tenant is not None and ask.model is not None and not tenant.allows(ask.model):
+        if tenant is not None and not may_name(tenant, ask):
             raise not_allowed()
-        try:
-            model = self._placer.resolve(ask.model)
-        except NoReplica as error:
+        found = self._found(ask)
+        unlisted = found.adapter if isinstance(found, Meant) and not found.listed else ""
+        if (isinstance(found, UnknownModel) and ask.model) or (unlisted and self._unlisted.is_due(unlisted)):
+            await self._placer.look(unlisted or ask.model or "")
+            found = self._found(ask)
+        if isinstance(found, NoReplica):
             refusal = none_ready(self._placer.standing())
             if ask.model and self._placer.engines(ask.model):  # other names are the client's, and must not be counted
                 refusal.model = ask.model
-            raise refusal from error
-        except UnknownModel as unknown:
-            shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
-            known = ", ".join(shown[:20]) or "none"
-            what = f"The model '{ask.model}' does not exist" if ask.model else "The request names no model"
-            raise Refusal(
-                404 if ask.model else 400, "model_not_found", f"{what}; served are: {known}.", "model"
-            ) from unknown
-        if tenant is not None and not tenant.allows(model):
+            raise refusal from found
+        if isinstance(found, UnknownModel):
+            raise _unknown(ask, found, tenant) from found
+        if tenant is not None and not may_use(tenant, ask, found):
             raise not_allowed()
-        return model
+        return found
+
+    def _found(self, ask: Ask) -> Meant | NoReplica | UnknownModel:
+        """What the names mean, or why they mean nothing: native code must not await while it handles an exception
+        (deploy/compiled.py)."""
+        try:
+            return meant_by(self._placer, ask, self._rules.unknown_models)
+        except (NoReplica, UnknownModel) as error:
+            return error
 
     def _leaves_out(self, prompt: Prompt, model: str) -> bool:
         """Whether the model's engines leave out the tools that this prompt may not call."""
@@ -415,6 +434,9 @@ def _warning(sighting: Sighting | None, how: Reading) -> str:
     return f"{HISTORY_CHANGED} {answering.change_header(changed)}"
 
 
-def _must_name_model(path: str, tenant: Tenant | None) -> bool:
-    """Whether a request on a path without a dialect must be for one model: its tenant may not use all of them."""
-    return tenant is not None and tenant.models is not None and not path.startswith(STORED)
+def _unknown(ask: Ask, unknown: UnknownModel, tenant: Tenant | None) -> Refusal:
+    """The refusal of a request for a model that nobody serves, or for none where there are several."""
+    shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
+    known = ", ".join(shown[:20]) or "none"
+    what = f"The model '{ask.model}' does not exist" if ask.model else "The request names no model"
+    return Refusal(404 if ask.model else 400, "model_not_found", f"{what}; served are: {known}.", "model")

@@ -34,7 +34,9 @@ from router.settings.files import NotYaml, yaml_of
 from router.settings.hints import nearest, refused
 from router.settings.schema import Settings, SettingsError
 
-OPEN = ("/healthz", "/readyz")
+READY_PAGE, PING = "/readyz", "/ping"
+READY_ALIASES = ("/health", PING)  # paths of engines' for the same, asked by load balancers and benchmarks
+OPEN = ("/healthz", READY_PAGE, *READY_ALIASES)  # paths that need no key
 
 
 PREFIX = "wr-"

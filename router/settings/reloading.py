@@ -50,7 +50,7 @@ LIVE = frozenset(
         "split.linger_s",
         "limits.body_bytes_max", "limits.bodies_bytes_max", "limits.bodies_wait_s", "limits.held_answer_bytes_max",
         "limits.json_parts_max", "limits.reading_bytes_max", "limits.reading_wait_s",
-        "api.passthrough", "api.ask_usage", "api.receipts",
+        "api.passthrough", "api.unknown_models", "api.ask_usage", "api.receipts",
         "log.level", "log.requests",
         "observatory.repairs", "observatory.append_only",
         "prewarm.prefixes_file", "prewarm.templates", "prewarm.tokens_max", "prewarm.hold_ready", "prewarm.timeout_s",

@@ -300,7 +300,10 @@ class ProbeSettings:
     timeout_s: Seconds = 5.0
     """Seconds a probe may take. A busy engine answers late and is not dead: long, and two failures in a row."""
     models_interval_s: Seconds = 10.0
-    """Seconds between two looks at `/v1/models`. Adapters are loaded at run time."""
+    """Seconds between two looks at `/v1/models`. Adapters are loaded at run time, so it is also read when a replica
+    comes back, and when a model is asked for that no replica lists."""
+    models_max: Positive = 4_096
+    """Models that are read of a replica's `/v1/models`. Those beyond it are not known here; a warning says how many."""
     api_key: str = ""
     """Bearer token sent with probes, for engines started with `--api-key`; clients' own keys are passed on."""
     page_bytes_max: Positive = 8 << 20
@@ -647,12 +650,35 @@ class ApiSettings:
         "/classify",
         "/v1/classify",
         "/pooling",
+        "/encode",
+        "/v2/embed",
+        "/generative_scoring",
+        "/v1/decisions",
+        "/v1/systemone",
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
         "/v1/messages/count_tokens",
+        "/v1/chat/completions/batch",
+        "/v1/chat/completions/render",
+        "/v1/chat/completions/derender",
+        "/v1/completions/render",
+        "/v1/completions/derender",
+        "/v1/messages/render",
+        "/inference/v1/generate",
+        "/invocations",
+        "/cohere/v2/chat",
+        "/cohere/v2/chat/render",
+        "/api/chat",
+        "/api/generate",
+        "/parse_function_call",
+        "/separate_reasoning",
     )
-    """Further paths, passed to the least costly replica. Everything else is 404: engines have paths that flush
+    """Further paths, passed to the least costly replica: what vLLM 0.32 and SGLang 0.5.23 have for clients. Everything
+    else is 404: engines have paths that flush
     caches, load adapters or put them to sleep, and those are not for clients."""
+    unknown_models: Literal["refuse", "pass"] = "refuse"
+    """Treatment of a model's name that no replica lists, after all were asked again. `pass`: it goes on to the engine
+    as it is, where one base model is served: vLLM's resolvers load an adapter only when it is asked for."""
     ask_usage: bool | Literal["auto"] = "auto"
     """Ask engines for usage at the end of streams whose clients did not, and take it out again, once a stream of the
     replica has shown that usage does not come unasked. `auto`: where all engines of the model are vLLM or SGLang, which

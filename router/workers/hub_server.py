@@ -168,6 +168,7 @@ class HubServer:
             list(ready.items()), unready, default, tokens, self._ids, engines, names, standing, contexts
         )
         said.hub = self._number
+        said.parents = {model: row.parent for model in engines for row in rows[model] if row.parent}
         said.prefills = tuple(member.id for member in router.usable() if member.replica.role is Role.PREFILL)
         said.halves = tuple(member.id for member in router.usable() if not router.takes_whole(member))
         return messages.frame([said])
@@ -205,6 +206,7 @@ class WorkerLink(asyncio.Protocol):
             messages.ResponseMade: lambda said: self._placer.made_response(said.response_id, said.replica, said.tenant),
             messages.AttemptFailed: lambda said: self._placer.failed(said.replica, said.kind),
             messages.SourceStalled: lambda said: self._placer.pull_stalled(said.source),
+            messages.ModelLacked: lambda said: self._placer.lacks(said.replica, said.model),
             messages.PairBroke: lambda said: self._placer.pair_broke(said.prefill, said.decode),
             messages.Alive: lambda said: self._placer.alive(said.replica),
             messages.Rest: lambda said: self._placer.rest(said.replica, said.for_s, full=said.full),

@@ -232,6 +232,13 @@ class PairBroke(Struct, tag=24, array_like=True, gc=False):
     decode: Name
 
 
+class ModelLacked(Struct, tag=25, array_like=True, gc=False):
+    """The replica answered that it does not serve a model of its list."""
+
+    replica: Name
+    model: Name
+
+
 FromWorker = (
     Hello
     | WantLease
@@ -252,6 +259,7 @@ FromWorker = (
     | SourceStalled
     | Prefilled
     | PairBroke
+    | ModelLacked
 )
 
 
@@ -303,6 +311,7 @@ class ReplicaView(Struct, tag=2, array_like=True):
     hub: int = 0  # a number that another hub does not have
     prefills: tuple[str, ...] = ()  # ready replicas that take whole requests only where no other one does
     halves: tuple[str, ...] = ()  # ready replicas that take no whole requests
+    parents: dict[str, str] = {}  # LoRA adapter -> its base model
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):

@@ -20,7 +20,7 @@ from router.core.facts.placements import Outcome, Receipt, Shed
 from router.core.facts.requests import Priority
 from router.core.placement.wanted import Wanted
 from router.hub.owners import ResponseOwners
-from router.placer import LEFT, Edges, NoEdges, Page, RequestOwner, TokenView
+from router.placer import LEFT, MODELS, Edges, NoEdges, Page, RequestOwner, TokenView
 from router.settings.schema import Settings
 from router.telemetry.process_counts import HUB_LOST, LEVELS
 from router.telemetry.record import RequestRecord
@@ -33,6 +33,8 @@ from router.workers.template_news import TemplateNews
 from router.workers.view import LastView
 
 TICK_S = 0.05
+VIEW_WAIT_S = 0.5  # longest wait for the view of a hub that found a model
+PATH_CHARS_MAX = MODEL_CHARS_MAX = 1_024  # longest path of a page of the hub's; longest name of a model
 PAGE_S = 5.0  # longest wait for a page of the hub's, such as the metrics of a large fleet
 TOLD_AT_ONCE = 1_000  # stored responses that a hub which came anew is told of in one tick: a millisecond's work
 REPORTS_MAX = 65_536  # ends of requests that are kept until the hub is back
@@ -130,6 +132,23 @@ class RemotePlacer:
     def context_tokens(self, model: str | None) -> int:
         """The longest context that any replica has for the model, by the hub's last view."""
         return self._view.context_tokens(model)
+
+    def parent(self, model: str) -> str:
+        """The base model of a LoRA adapter, by the hub's last view; "" for any other name."""
+        return self._view.parent(model)
+
+    async def look(self, model: str) -> None:
+        """Have the hub read again what replicas serve, as it does for the page of a model that it does not know. If it
+        finds the model, the view that says so comes at once."""
+        page = await self.page(f"{MODELS}/{model}")
+        until_s = self._clock() + VIEW_WAIT_S
+        found = page is not None and page.status == 200
+        while found and not self._view.serves(model) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
+            await asyncio.sleep(TICK_S)
+
+    def lacks(self, replica: str, model: str) -> None:
+        """The replica does not serve a model of its list."""
+        self._link.say(messages.ModelLacked(replica, model[:MODEL_CHARS_MAX]))
 
     def known_as(self, model: str) -> str:
         """The name that chains of the model begin with, by the hub's last view."""
@@ -291,6 +310,8 @@ class RemotePlacer:
         """One of the hub's pages. While there is no hub 503, but `/readyz` goes by its last view, as placing does."""
         if not self._link.up:
             return self._without_hub(path)
+        if len(path) > PATH_CHARS_MAX:
+            return None
         id_ = self._new_id()
         future: asyncio.Future[Page | None] = self._loop.create_future()
         self._paging[id_] = future

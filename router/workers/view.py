@@ -69,6 +69,14 @@ class LastView:
         """The longest context that any replica has for the model."""
         return self._view.contexts.get(model or "", CONTEXT_TOKENS)
 
+    def parent(self, model: str) -> str:
+        """The base model of a LoRA adapter; "" for any other name."""
+        return self._view.parents.get(model, "")
+
+    def serves(self, model: str) -> bool:
+        """Whether a replica serves the model, ready or not."""
+        return model in self._serving or model in self._view.unready
+
     def known_as(self, model: str) -> str:
         """The name that chains of the model begin with. Safe in any thread, since a view is never changed."""
         return self._view.names.get(model, model)

@@ -267,7 +267,7 @@ async def test_generate_is_foretold(client: ClientSession, app: App) -> None:
 
 async def test_generate_errors(client: ClientSession, app: App) -> None:
     """The router's own errors are flat, as SGLang's, with our code."""
-    async with client.post(app.url + GENERATE, json={"text": "hi", "lora_path": "nope"}) as response:
+    async with client.post(app.url + GENERATE, json={"text": "hi", "model": "nope"}) as response:
         assert response.status == 404
         error = await response.json()
     assert (error["object"], error["code"], error["param"]) == ("error", "model_not_found", "model")

@@ -42,6 +42,31 @@ async def test_paths_of_engines_own_are_refused(engine: FakeEngine) -> None:
         assert len(destinations(told)) == 1
 
 
+async def test_websockets_are_refused(engine: FakeEngine) -> None:
+    """By name, as on the edge."""
+    async with picking(engine) as app, asking(app) as it:
+        await it.head("/v1/realtime", method="GET", end=True, headers={"upgrade": "websocket"})
+        told = await it.hear()
+        assert told is not None
+        assert (error_of(told)[0], error_of(told)[1]["error"]["code"]) == (501, "websocket_unsupported")
+
+
+async def test_names_that_are_not_listed(engine: FakeEngine, other: FakeEngine) -> None:
+    """`base:adapter` and an adapter that was just loaded go where the adapter is; without a name two fleets are 400."""
+    rows = [{"id": "m", "owned_by": "sglang"}, {"id": "ad", "owned_by": "sglang", "parent": "m"}]
+    engine.rows, other.rows = rows[:1], rows
+    async with picking(engine, other, probe__models_interval_s=3600.0) as app:
+        for model in ("m:ad", "ad"):
+            async with asking(app) as it:
+                assert destinations(await it.pick(chat(model=model))) == [f"127.0.0.1:{other.port}"]
+        other.rows = [*rows, {"id": "new", "owned_by": "sglang", "parent": "m"}]
+        async with asking(app) as it:
+            assert destinations(await it.pick(chat(model="new"), path="/v1/chat/completions/"))
+    other.rows = [{"id": "n"}]
+    async with picking(engine, other) as app, asking(app) as it:
+        assert error_of(await it.pick(b'{"prompt": "x"}', path="/tokenize"))[0] == 400
+
+
 async def test_conformance_lets_clients_choose(engine: FakeEngine, other: FakeEngine) -> None:
     """The upstream suite's header names who may take a request, and is told who did; otherwise it means nothing."""
     wanted = f"127.0.0.1:{other.port}"

@@ -207,16 +207,23 @@ async def test_expect(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.inside
 @on_uvloop
 async def test_no_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wish for WebSocket is left aside (RFC 9110 section 7.8), and HEAD is answered without a body."""
-    socket_ = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    """A wish for WebSocket is refused, one for another protocol is left aside (RFC 9110 section 7.8), and HEAD is
+    answered without a body."""
+    asks = b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %b\r\n\r\n"
     heads = b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\nHEAD /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"
     async with RawEngine(play) as engine, proxied(engine, monkeypatch) as app:
         client = await connect(app.url)
-        client.ask(socket_ % b"/healthz" + socket_ % PATH.encode() + heads, "GET", "GET", "HEAD", "HEAD")
+        wished = asks % (b"/healthz", b"h2c") + asks % (PATH.encode(), b"TLS/1.0")
+        client.ask(wished + heads, "GET", "GET", "HEAD", "HEAD")
         await client.answer(3)
         assert client.error is None
         assert [each.status for each in client.answers] == [200, 404, 200, 404]
         assert int(client.answers[2].headers[b"content-length"]) > 0
+        client.transport.close()
+        client = await connect(app.url)
+        client.ask(asks % (b"/healthz", b"websocket"), "GET")
+        await client.answer()
+        assert client.answers[0].status == 501
         assert engine.seen == []
         client.transport.close()
 

@@ -71,6 +71,7 @@ class FakeEngine:
     at_work: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)  # what `held` replies wait for
     port: int = 0
+    rows: list[dict[str, Any]] | None = None  # of its page of models, in place of what `models` makes
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=1 << 30)
@@ -117,6 +118,8 @@ class FakeEngine:
         self.probes["models"] += 1
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.Response(status=401)
+        if self.rows is not None:
+            return web.json_response({"object": "list", "data": self.rows})
         return web.json_response(answers.models(*self.models, owned_by=self.owned_by))
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:

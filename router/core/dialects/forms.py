@@ -1,8 +1,11 @@
-"""The model that a multipart form names, where it must not be mistaken: its tenant may not use all.
+"""The model that a multipart form names.
 
 Forms are read in many ways: of a name given twice some take the first and some the last; a delimiter may stand behind a
-bare line feed; names may be escaped, unquoted or in pieces (RFC 7578, RFC 2231). So only a form is taken that nobody
-can read otherwise, which is how the usual clients write one.
+bare line feed; names may be escaped, unquoted or in pieces (RFC 7578, RFC 2231). Where the model must not be mistaken,
+since its tenant may not use all, only a form is taken that nobody can read otherwise (`form_model`), which is how the
+usual clients write one: curl, Python, Node, Go and browsers; .NET, which quotes no names; Java's clients, which say a
+type, a length and an encoding of each part. Elsewhere any form will do (`any_form_model`), and the last field counts,
+as it does for engines (starlette).
 """
 
 from __future__ import annotations
@@ -17,14 +20,22 @@ PARTS_MAX, HEAD_BYTES_MAX = 256, 8 << 10  # parts of a form; bytes of the head o
 _TYPE = re.compile(rb"multipart/form-data; ?boundary=(?:([\w.'+/=-]{1,70})|\"([\w.'+/=-]{1,70})\")", re.IGNORECASE)
 _LINE = re.compile(rb"([\w-]+):[ \t]*([^\r\n]*)")
 _DISPOSITION = re.compile(
-    rb'form-data; ?name="([\w.:\[\]-]*)"(?:; ?filename="[^"\\\r\n]*")?(?:; ?filename\*=[\w!#$&+.^`|~%\'-]+)?',
+    rb'form-data; ?name=(?:"([\w.:\[\]-]*)"|([\w.-]+))(?:; ?filename=(?:"[^"\\\r\n]*"|[\w.-]+))?'
+    rb"(?:; ?filename\*=[\w!#$&+.^`|~%'-]+)?",
     re.IGNORECASE,
 )
 _OF_NAMES = (b"content-disposition", b"content-type", b"content-length")  # others might say how a value is encoded
+_ENCODING, _AS_IT_IS = b"content-transfer-encoding", (b"7bit", b"8bit", b"binary")
+_BOUNDARY = re.compile(rb';\s*boundary\s*=\s*(?:"((?:[^"\\]|\\.){1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+_LINES = re.compile(rb"\r?\n(?![ \t])")
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_NAME = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))', re.IGNORECASE)
+MODEL_BYTES_MAX = 1_024  # longest value of a form that is taken for a model's name
 
 
 def form_model(content_type: bytes, body: bytes) -> str | None:
-    """The value of the one field `model`; None where there is none. Raises BadBody for what may be read otherwise."""
+    """The value of the one field `model`; None where there is none, or an empty one. Raises BadBody for what may be
+    read otherwise."""
     typed = _TYPE.fullmatch(content_type)
     if typed is None:
         raise _odd("its content-type has more than a boundary, or none")
@@ -47,7 +58,7 @@ def form_model(content_type: bytes, body: bytes) -> str | None:
     if len(models) > 1:
         raise _odd("it has more than one field 'model'")
     try:
-        return models[0].decode() if models else None
+        return (models[0].decode() or None) if models else None
     except UnicodeDecodeError as error:
         raise _odd("its field 'model' is not UTF-8") from error
 
@@ -60,11 +71,53 @@ def _is_model(head: bytes) -> bool:
     named = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and len(names) == len(lines) else None
     if named is None:
         raise _odd("it has a part whose name is not plain")
-    if named[1] != b"model":
+    if (named[1] or named[2]) != b"model":
         return False
-    if not all(name in _OF_NAMES for name in names):
+    if not all(_is_plain(line[1].lower(), line[2]) for line in lines if line):
         raise _odd("its field 'model' may be encoded")
     return True
+
+
+def _is_plain(name: bytes, value: bytes) -> bool:
+    """Whether a part's header leaves its value as it stands."""
+    return name in _OF_NAMES or (name == _ENCODING and value.strip().lower() in _AS_IT_IS)
+
+
+def any_form_model(content_type: bytes, body: bytes) -> str | None:
+    """The value of the last field `model`, however the form is written; None where there is none, or an empty one."""
+    typed = _BOUNDARY.search(content_type)
+    if typed is None:
+        return None
+    delimiter = b"--" + (re.sub(rb"\\(.)", rb"\1", typed[1]) if typed[1] is not None else typed[2])
+    found, at = b"", body.find(delimiter)
+    for _ in range(PARTS_MAX):
+        if at < 0:
+            break
+        start = at + len(delimiter)
+        end = _next(body, delimiter, start)
+        value = _model_in(body, start, len(body) if end < 0 else end)
+        found, at = found if value is None else value, end
+    return found.decode(errors="replace").strip() or None
+
+
+def _next(body: bytes, delimiter: bytes, start: int) -> int:
+    """Where the next delimiter begins, which stands at the beginning of a line; -1: nowhere."""
+    at = body.find(b"\n" + delimiter, start)
+    return at + 1 if at >= 0 else -1
+
+
+def _model_in(body: bytes, start: int, end: int) -> bytes | None:
+    """The value of a part if it is the field `model`."""
+    head_end = _HEAD_END.search(body, start, min(end, start + HEAD_BYTES_MAX))
+    if head_end is None or end - head_end.end() > MODEL_BYTES_MAX:
+        return None
+    for line in _LINES.split(body[start : head_end.start()]):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-disposition":
+            named = _NAME.search(value)
+            if named is not None and (named[1] if named[1] is not None else named[2]) == b"model":
+                return body[head_end.end() : end].rstrip(b"\r\n")
+    return None
 
 
 def _odd(why: str) -> BadBody:

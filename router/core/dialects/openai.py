@@ -89,12 +89,14 @@ class OpenAI:
         fields = decode_openai(body)
         model = bodies.model_of(fields.model)
         options = bodies.as_type(dict, fields.stream_options)
+        adapter, adapters = bodies.adapter_of(fields.lora_path)
         return Ask(
             model=model,
             prompt=prompt_of(path, fields),
             stream=bodies.as_type(bool, fields.stream) or False,
             salt=bodies.salt_of(fields.cache_salt)
-            + (bytes(fields.extra_key) if bodies.given(fields.extra_key) else b""),
+            + (bytes(fields.extra_key) if bodies.given(fields.extra_key) else b"")
+            + adapters,
             session=bodies.as_type(str, fields.prompt_cache_key),
             output_tokens_max=bodies.positive(fields.max_completion_tokens) or bodies.positive(fields.max_tokens),
             stored=bodies.as_type(bool, fields.store),
@@ -103,6 +105,7 @@ class OpenAI:
             metadata=bodies.metadata_of(fields.metadata),
             stream_options=options,
             names=agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
+            adapter=adapter,
             decoded=fields,
         )
 

@@ -102,18 +102,19 @@ class SGLang(UsageUnasked):
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
         """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
         fields = bodies.decode_body(_BODY, body)
-        model = bodies.model_of(fields.model)
+        adapter, adapters = bodies.adapter_of(fields.lora_path)
         sampling = bodies.as_type(_Sampling, fields.sampling_params) or _Sampling()
         return Ask(
-            model=bodies.as_type(str, fields.lora_path) or model,
+            model=bodies.model_of(fields.model),
             prompt=_prompt(fields),
             stream=bodies.as_type(bool, fields.stream) or False,
-            salt=_salt(fields),
+            salt=_salt(fields) + adapters,
             session=bodies.as_type(str, fields.session_id)
             or bodies.as_type(str, fields.conversation_id)
             or _held_by(fields),
             output_tokens_max=bodies.positive(sampling.max_new_tokens) or OUTPUT_TOKENS_DEFAULT,
             wants_usage=True,
+            adapter=adapter,
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:

@@ -50,6 +50,7 @@ _TRANSFERRED = (
 )
 _SHARED = (*_TRANSFERRED, "session_params")
 _ARGUMENTS = "vllm_xargs"  # vLLM puts what it has next to `kv_transfer_params`, under any name
+_SAMPLING, _EXTRA = "sampling_params", "extra_args"  # /inference/v1/generate of vLLM: the same, within these
 # `extra_key` is SGLang's second salt (it went into ours); a session of SGLang's continues what somebody said, and
 # transfer parameters name blocks to be fetched from elsewhere.
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
@@ -80,6 +81,7 @@ class Named(msgspec.Struct):
     disagg_prefill_dp_rank: Raw = ABSENT
     session_params: Raw = ABSENT
     vllm_xargs: Raw = ABSENT
+    sampling_params: Raw = ABSENT
 
 
 _decode_named = msgspec.json.Decoder(Named).decode
@@ -139,7 +141,22 @@ def _without(body: bytes, found: Named, names: Iterable[str], fields: list[str])
     fields += [f'"{name}":null' for name in names if given(getattr(found, name))]
     if given(found.vllm_xargs) and (arguments := _arguments(found.vllm_xargs)) is not None:
         fields.append(f'"{_ARGUMENTS}":{arguments}')
+    if given(found.sampling_params) and (sampling := _sampling(found.sampling_params)) is not None:
+        fields.append(f'"{_SAMPLING}":{sampling}')
     return spliced(body, ",".join(fields).encode()) if fields else body
+
+
+def _sampling(raw: Raw) -> str | None:
+    """vLLM's sampling parameters without transfers, as JSON; None where they have none, as a list (SGLang) has not."""
+    if bytes(raw).startswith(b"["):
+        return None
+    try:
+        told = _decode_arguments(raw)
+        if not given(extra := told.get(_EXTRA, ABSENT)) or (kept := _arguments(extra)) is None:
+            return None
+        return msgspec.json.encode(told | {_EXTRA: Raw(kept.encode())}).decode()
+    except UNREADABLE:
+        return "null"
 
 
 def _arguments(raw: Raw) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -88,6 +88,7 @@ class ServedModel:
     max_model_len_tokens: int | None = None
     created: int = 0
     owned_by: str = ""
+    row: bytes = field(default=b"", compare=False)  # as the engine wrote it, JSON; b"" for one that is too long
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class Ask(Struct, eq=False):
     step: str = ""  # an agent's step, as the request names it; "": none
     stream_options: dict[str, Any] | None = None  # the request's own; dropped once its body is what goes on
     names: dict[bytes, bytes] | None = None  # fields that say whose it is (prompts/agents.py); dropped once it is known
+    adapter: str = ""  # LoRA adapter that the body names besides its model, as SGLang takes it (`lora_path`)
     new_bytes: int = 0  # bytes of the body that no earlier body began with; 0: nothing of it was known
     decoded: object = None  # the dialect's decoded body, for its `template_input`
 

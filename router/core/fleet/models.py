@@ -70,8 +70,12 @@ class Models:
 
     def adapter(self, model: str) -> str:
         """The LoRA adapter that a model's name stands for; "" for a base model."""
+        return model if self.parent(model) else ""
+
+    def parent(self, model: str) -> str:
+        """The base model of a LoRA adapter; "" for any other name."""
         served = (member.models.get(model) for member in self._fleet.members.values())
-        return model if any(each is not None and each.parent for each in served) else ""
+        return next((each.parent for each in served if each is not None and each.parent), "")
 
     def engine(self, model: str) -> tuple[str, str, str]:
         """(base model, kind of engine, a ready replica that serves it)."""

@@ -81,6 +81,17 @@ class Observations:
             self.knowledge.tiered.serves(id_, " ".join(sorted(m.name for m in member.models.values() if not m.parent)))
             self.models.judge(member)
 
+    def lacks_model(self, id_: str, model: str) -> bool:
+        """A replica does not serve a model of its list, and no rank of its server does; returns whether that is news.
+        The next list that has it is believed again."""
+        news = False
+        for rank in self.fleet.same_server(id_):
+            served = self.fleet.members[rank].models
+            if model in served:
+                self.observe_models(rank, [row for row in served.values() if row.name != model])
+                news = True
+        return news
+
     def observe_load(self, id_: str, load: Load, now_s: float | None = None) -> None:
         """A probe's view. It sizes our estimate of the replica's cache: the engine's capacity, times our share of its
         work and that of routers that tell us theirs. With `now_s`, counters that moved are a sign of life."""

@@ -145,6 +145,7 @@ class Router:
         self._replace, self.forget, self.check = observations.replace, observations.forget, observations.check
         self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
         self.observe_load, self.alive = observations.observe_load, observations.alive
+        self.lacks_model = observations.lacks_model
         self.found_dead, self.told_dead = self.fitness.found_dead, self.fitness.told_dead
         places = Places(self.fleet, self.fitness, splits=splitting is not None)
         self.who_may_prefill, self.has_room = places.prefill, places.has_room

@@ -156,11 +156,20 @@ def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
 
 
 def model_of(raw: Raw) -> str | None:
-    """The model's name. Raises BadBody when it is there and no string."""
+    """The model's name; None where there is none, or an empty one, which engines take for their base model too. Raises
+    BadBody when it is there and no string."""
     model = as_type(str, raw)
     if model is None and given(raw):
         raise BadBody("invalid_model", "The field 'model' must be a string.")
-    return model
+    return model or None
+
+
+def adapter_of(raw: Raw) -> tuple[str, bytes]:
+    """(the LoRA adapter of `lora_path`, what keeps caches apart besides): a batch may have one for each prompt."""
+    if not given(raw):
+        return "", b""
+    adapter = as_type(str, raw)
+    return ("", b"\x1flora_path\x1f" + bytes(raw)) if adapter is None else (adapter, b"")
 
 
 def as_type(type_: type[_T], raw: Raw) -> _T | None:

@@ -68,7 +68,7 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
         return None
     most, salt = fields.max_tokens, fields.cache_salt
     return Ask(
-        fields.model,
+        fields.model or None,
         prompt,
         fields.stream or False,
         salt.encode(errors="surrogatepass") if salt else b"",

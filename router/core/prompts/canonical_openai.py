@@ -64,12 +64,14 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
     most = fields.max_completion_tokens
     if most is None or most <= 0:
         most = fields.max_tokens
+    adapter, adapters = bodies.adapter_of(fields.lora_path)
     return Ask(
-        fields.model,
+        fields.model or None,
         prompt,
         fields.stream or False,
         (salt.encode(errors="surrogatepass") if salt else b"")
-        + (bytes(fields.extra_key) if given(fields.extra_key) else b""),
+        + (bytes(fields.extra_key) if given(fields.extra_key) else b"")
+        + adapters,
         fields.prompt_cache_key,
         most if most is not None and most > 0 else None,
         stored,
@@ -79,6 +81,7 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
         "",
         options,
         agents.names_of(fields.nvext, fields.client_metadata, ABSENT, fields.session_id),
+        adapter,
     )
 
 

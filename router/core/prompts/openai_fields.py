@@ -47,6 +47,7 @@ class RestFields(msgspec.Struct):
     mm_processor_kwargs: Raw = ABSENT
     cache_salt: str | None = None
     extra_key: Raw = ABSENT
+    lora_path: Raw = ABSENT
     prompt_cache_key: str | None = None
     metadata: Raw = ABSENT
     nvext: Raw = ABSENT

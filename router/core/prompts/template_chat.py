@@ -50,6 +50,7 @@ class ChatBody(msgspec.Struct):
     add_special_tokens: Raw = ABSENT
     cache_salt: Raw = ABSENT
     extra_key: Raw = ABSENT
+    lora_path: Raw = ABSENT
     prompt_cache_key: Raw = ABSENT
     metadata: Raw = ABSENT
     nvext: Raw = ABSENT

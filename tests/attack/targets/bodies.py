@@ -58,7 +58,7 @@ def _edited(path: str, dialect: Dialect, data: bytes) -> None:
     assert told(dialect.parse(path, apart)) == before
     left = tenancy.named(apart)
     assert all(bytes(raw) == b'"resp_x"' for raw in (left.request_id, left.rid) if tenancy.given(raw))
-    shared = set(tenancy.Named.__struct_fields__) - {"lora_path", "request_id", "rid", "vllm_xargs"}
+    shared = set(tenancy.Named.__struct_fields__) - {"lora_path", "request_id", "rid", "sampling_params", "vllm_xargs"}
     assert not any(tenancy.given(getattr(left, name)) for name in shared), f"{path}: a transfer stayed"
     salted = dialect.parse(path, tenancy.with_salt(path, data, SALT))
     assert path not in tenancy.SALTED["vllm"] | tenancy.SALTED["sglang"] or SALT in salted.salt

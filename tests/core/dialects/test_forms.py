@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.dialects import BadBody
-from router.core.dialects.forms import form_model
+from router.core.dialects.forms import any_form_model, form_model
 
 TYPE = b"multipart/form-data; boundary=b"
 FILE = b'Content-Disposition: form-data; name="file"; filename="a b.wav"\r\nContent-Type: audio/wav\r\n\r\nRI\nFF'
@@ -34,7 +34,6 @@ def test_the_model_of_a_plain_form() -> None:
 INNER = b'Content-Disposition: form-data; name="x"\r\n\r\n' + PLAIN  # a field whose value looks like another
 ODD = {
     "twice": form(PLAIN, MODEL + b"n"),
-    "unquoted": form(PLAIN.replace(b'"', b"")),
     "escaped": form(PLAIN.replace(b"model", b"mod\\el")),
     "in pieces": form(PLAIN.replace(b'name="model"', b'name*0="mo"; name*1="del"')),
     "two names": form(PLAIN.replace(b'"model"', b'"x"; name="model"')),
@@ -103,4 +102,70 @@ def test_another_reader_finds_the_same(body: bytes) -> None:
         return
     read = BytesParser(policy=policy.HTTP).parsebytes(b"Content-Type: " + TYPE + b"\r\n\r\n" + body)
     found = [part for part in read.iter_parts() if part.get_param("name", header="content-disposition") == "model"]
-    assert [part.get_payload(decode=True) for part in found] == ([] if model is None else [model.encode()])
+    said = [part.get_payload(decode=True) for part in found]
+    assert said == [model.encode()] if model is not None else said in ([], [b""])
+    assert any_form_model(TYPE, body) == model
+
+
+def of(head: bytes, value: bytes = b"m") -> bytes:
+    """A part with this head."""
+    return head + b"\r\n\r\n" + value
+
+
+# As clients write them: a part's head, and the form's type.
+CLIENTS = {
+    "curl": (of(b'Content-Disposition: form-data; name="model"'), TYPE),
+    ".NET": (
+        of(b"Content-Type: text/plain; charset=utf-8\r\nContent-Disposition: form-data; name=model"),
+        b'multipart/form-data; boundary="b"',
+    ),
+    "OkHttp": (
+        of(
+            b'Content-Disposition: form-data; name="model"\r\nContent-Type: text/plain;charset=UTF-8\r\n'
+            b"Content-Length: 1"
+        ),
+        TYPE,
+    ),
+    "Apache": (
+        of(
+            b'Content-Disposition: form-data; name="model"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\n'
+            b"Content-Transfer-Encoding: 8bit"
+        ),
+        TYPE,
+    ),
+    "hyper": (of(b'content-disposition: form-data; name="model"'), TYPE),
+}
+NET_FILE = b"Content-Disposition: form-data; name=file; filename=a.wav; filename*=utf-8''a.wav\r\n\r\nRIFF"
+
+
+@pytest.mark.parametrize(("part", "type_"), CLIENTS.values(), ids=CLIENTS)
+def test_forms_as_clients_write_them(part: bytes, type_: bytes) -> None:
+    """The model is read, also where it must not be mistaken, in front of a file and behind one."""
+    for read in (form_model, any_form_model):
+        for file in (FILE, NET_FILE):
+            assert read(type_, form(part, file)) == read(type_, form(file, part)) == "m"
+        assert read(type_, form(INNER.replace(PLAIN, b'name="model"'), part)) == "m"
+        assert read(type_, form(part[:-1])) is None
+
+
+LENIENT = {
+    "bare line feeds": (TYPE, form(FILE, PLAIN).replace(b"\r\n", b"\n")),
+    "folded": (TYPE, form(PLAIN.replace(b"; name", b";\r\n name"))),
+    "another type": (b"multipart/form-data; charset=utf-8; Boundary=b", form(PLAIN)),
+    "something before": (TYPE, b"preamble\r\n" + form(PLAIN)),
+    "no end": (TYPE, form(PLAIN).replace(b"--b--\r\n", b"")),
+    "twice": (TYPE, form(MODEL + b"n", PLAIN)),
+    "an escaped boundary": (b'multipart/form-data; boundary="\\b"', form(PLAIN)),
+}
+
+
+@pytest.mark.parametrize(("type_", "body"), LENIENT.values(), ids=LENIENT)
+def test_forms_of_any_kind(type_: bytes, body: bytes) -> None:
+    """Where nothing hangs on it a form is read however it is written; of several fields the last one counts."""
+    assert any_form_model(type_, body) == "m"
+
+
+@given(st.lists(st.sampled_from((*PIECES, b"Content-Disposition:", b"--b\r\n", b"--b--", b"=", b";")), max_size=40))
+def test_no_form_is_too_odd(pieces: list[bytes]) -> None:
+    """Nothing is raised; a name is text."""
+    assert any_form_model(TYPE, b"".join(pieces)) != ""

@@ -104,12 +104,15 @@ def test_what_keeps_caches_apart(apart: dict[str, Any]) -> None:
     assert parse(text="x", cache_salt="", extra_key=None).salt == b""
 
 
-def test_an_adapter_is_the_model() -> None:
-    """SGLang lists adapters as models; one given for each of several prompts names none."""
-    assert parse(text="x", lora_path="ad1").model == "ad1"
-    assert parse(text="x", lora_path="ad1", model="m").model == "ad1"
-    assert parse(text="x", lora_path=None, model="m").model == "m"
-    assert parse(text=["x", "y"], lora_path=["ad1", None]).model is None
+def test_an_adapter_is_named_beside_the_model() -> None:
+    """SGLang takes an adapter besides a model; one for each of several prompts keeps caches apart."""
+    asked = [parse(text="x", lora_path="ad1"), parse(text="x", lora_path="ad1", model="m")]
+    assert [(ask.model, ask.adapter) for ask in asked] == [(None, "ad1"), ("m", "ad1")]
+    plain = parse(text="x", lora_path=None, model="m")
+    assert (plain.model, plain.adapter, plain.salt) == ("m", "", b"")
+    several = parse(text=["x", "y"], lora_path=["ad1", None])
+    assert (several.model, several.adapter) == (None, "")
+    assert several.salt != plain.salt
 
 
 def test_images_separate_prompts() -> None:
