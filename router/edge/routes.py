@@ -15,7 +15,7 @@ from router.placer import MODELS, REQUESTS, Page, Placer, json_page
 from router.reading.answering import filtered, owner_of, refuse, request_id
 from router.reading.callers import METRICS, Callers
 from router.reading.charge import Met, charge
-from router.reading.paths import is_for_engines
+from router.reading.paths import is_for_engines, without_slash
 from router.settings.keys import ANYBODY, PING, READY_ALIASES, READY_PAGE, Caller
 from router.settings.schema import Settings
 from router.telemetry.record import RequestRecord
@@ -66,6 +66,8 @@ class Routes:
         do."""
         if self.cors is not None and asks_permission(request):
             return self._permission(request, self.cors)
+        if request.path.endswith("/"):
+            without_slash(request)
         try:
             caller = self._callers.who(request)
         except Refusal as refusal:
@@ -81,6 +83,8 @@ class Routes:
         in the name of its tenant. Raises Refusal for a client without a key, and for a tenant that is over its rate."""
         if self.cors is not None and asks_permission(request):
             return False
+        if request.path.endswith("/"):
+            without_slash(request)
         caller = self._callers.meet(request)
         if caller.tenant is not None:
             request.holder = caller.tenant.name

@@ -30,8 +30,6 @@ def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request
         fields.setdefault(low, value)
         lines.append((low, low, value))
     path = request.target.partition("?")[0]
-    if path.endswith("/") and len(path) > 1:  # what the engine gets is the gateway's business
-        path = path[:-1]
     request.path = unquote(path) if "%" in path else path
     return request
 

@@ -296,10 +296,7 @@ def _locate(request: Request) -> None:
     target = request.target
     if not target.startswith("/"):
         target = request.target = _origin_form(target)
-    path, mark, query = target.partition("?")
-    if path.endswith("/") and len(path) > 1:  # engines would redirect, and show their address
-        path = path[:-1]
-        request.target = path + mark + query
+    path = target.partition("?")[0]
     request.path = unquote(path) if "%" in path else path
 
 

@@ -12,6 +12,13 @@ RESPONSE_ACTIONS = ("cancel", "input_items")
 METHODS = ("GET", "POST", "DELETE")  # methods on stored responses; no path takes any but these
 
 
+def without_slash(request: Request) -> None:
+    """Take one slash off the end of a path: engines would answer it with a redirect, which shows their address."""
+    path, mark, query = request.target.partition("?")
+    if path.endswith("/") and len(path) > 1:
+        request.target, request.path = path[:-1] + mark + query, request.path[:-1]
+
+
 def is_for_engines(request: Request, inference: AbstractSet[str]) -> bool:
     """Whether a request goes to an engine; `inference` are paths of prompts, and those that are passed on."""
     return (request.method == "POST" and request.path in inference) or about_response(request)
@@ -24,6 +31,6 @@ def about_response(request: Request) -> bool:
     id_, slash, action = request.path.removeprefix(STORED).partition("/")
     if not id_.strip(".") or request.method not in METHODS:
         return False  # an engine that resolves dots in paths would serve another path
-    if not slash:  # a trailing slash is no action: engines answer it with a redirect, which shows their address
+    if not slash:
         return request.method in RESPONSE_METHODS
     return action in RESPONSE_ACTIONS

@@ -73,6 +73,7 @@ FIXED = frozenset(
         "routing.policy", "routing.index_bytes_max", "routing.blocks_max_default", "routing.kv_tokens_max",
         "routing.memory_max",
         "probe.interval_s", "probe.timeout_s", "probe.models_interval_s", "probe.api_key", "probe.page_bytes_max",
+        "probe.models_max",
         "events.enabled", "events.endpoints", "events.bind", "events.topics", "events.poll_s",
         "events.replay_timeout_s", "events.suspend_s", "events.wait_s", "events.queue_bytes_max", "events.blocks_max",
         "events.index_bytes_max", "events.announce",

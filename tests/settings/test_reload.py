@@ -81,6 +81,7 @@ def wanted_of(keys: Iterable[str]) -> Iterator[tuple[str, Any]]:
         "api.passthrough": ["/only"],
         "listen.cors_origins": ["http://a"],
         "api.ask_usage": False,
+        "api.unknown_models": "pass",
     }
     given |= {"observatory.repairs": ["sort_tools"], "observatory.append_only": "warn"}
     for key in keys:

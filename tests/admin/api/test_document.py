@@ -18,7 +18,7 @@ from router.placer import MODELS, REQUESTS
 from router.reading.callers import METRICS
 from router.reading.paths import METHODS, RESPONSE_ACTIONS, about_response
 from router.reading.question import RESPONSES
-from router.settings.keys import OPEN
+from router.settings.keys import OPEN, PING
 from router.settings.schema import Settings
 from tests.house.test_docs_errors import called_with_code
 from tests.support.fakes import FakeEngine, running
@@ -97,7 +97,8 @@ async def test_it_has_the_admin_listeners_routes_and_no_others(engine: FakeEngin
 def test_it_has_the_main_listeners_routes_and_no_others() -> None:
     """Each method and path that the main listener serves is in the document, and nothing else is."""
     served = {("POST", path) for path in (*PATHS, *Settings().api.passthrough)}
-    served |= {("GET", path) for path in ("/", *OPEN, METRICS, MODELS, f"{MODELS}/{{model}}")}
+    served |= {("POST", PING)}
+    served |= {("GET", path) for path in ("/", "/version", *OPEN, METRICS, MODELS, f"{MODELS}/{{model}}")}
     served.add(("GET", f"{REQUESTS}{{request_id}}"))
     stored = {"": "", **{f"/{action}": "/{action}" for action in RESPONSE_ACTIONS}}
     for method, (action, said) in product((*METHODS, "PUT", "PATCH"), stored.items()):
