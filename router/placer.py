@@ -88,7 +88,7 @@ class Placer(Protocol):
         all requests; it returns in a few seconds at most."""
 
     def lacks(self, replica: str, model: str) -> None:
-        """The replica answered that it does not serve this model, which its list has."""
+        """The replica answered that it does not serve this model, which its list has. "": it may have been that."""
 
     def context_tokens(self, model: str | None) -> int:
         """The longest context that any replica has for the model."""

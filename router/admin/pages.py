@@ -128,10 +128,11 @@ class Pages:
         rows: dict[str, Any] = {}
         for member in self._router.ready():
             for model in member.models.values():
-                if model.name in rows:
+                if isinstance(rows.get(model.name), msgspec.Raw):
                     continue
                 if model.row:
                     rows[model.name] = msgspec.Raw(model.row)
+                if model.name in rows:
                     continue
                 row: dict[str, Any] = {
                     "id": model.name,

@@ -15,9 +15,11 @@ import logging
 import random
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count, takewhile
 from typing import NamedTuple, TypeVar
 
@@ -36,7 +38,8 @@ from router.settings.schema import ProbeSettings
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-ROW_BYTES_MAX, ROWS_BYTES_MAX = 4 << 10, 1 << 20  # bytes of a model's row, and of a page's rows, that are kept
+ROW_BYTES_MAX = 4 << 10  # bytes of a model's row that are kept
+ROWS_BYTES_MAX, ALL_ROWS_BYTES_MAX = 1 << 20, 64 << 20  # bytes of rows that are kept of a replica, and of all replicas
 LOOK_S, LOOK_WAIT_S = 1.0, 2.0  # least time between two looks at all replicas' models; longest wait for one
 LOOKERS_MAX, LOOKS_AT_ONCE = 256, 16  # requests that may wait for a look; replicas that are asked at once
 SOON_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
@@ -98,6 +101,7 @@ class Prober:
         self._models_rounds = max(1, round(settings.models_interval_s / settings.interval_s))
         self._page_bytes_max = settings.page_bytes_max
         self._models_max = settings.models_max
+        self._row_bytes: Counter[str] = Counter()  # bytes of rows that are kept, by server
         self._kv_tokens_max = kv_tokens_max
         self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
         self._soon: dict[str, int] = {}  # rounds left at four times the pace, by replica
@@ -149,6 +153,7 @@ class Prober:
         self._stale.discard(replica)
         self._reread_s.pop(replica, None)
         self.left_out.pop(replica, None)
+        self._row_bytes.pop(Replica(replica).url, None)
 
     def reread(self, replica: str) -> None:
         """Read the replica's models soon, at most once a second: its list was wrong."""
@@ -263,15 +268,19 @@ class Prober:
 
     async def _models(self, server: str) -> _Page:
         page = await self._get(f"{server}/v1/models")
+        del self._row_bytes[server]
+        left_bytes = min(ROWS_BYTES_MAX, ALL_ROWS_BYTES_MAX - self._row_bytes.total())
+        parse = partial(_page_of, page, self._models_max, left_bytes)
         try:
             if len(page) <= PARSE_MODELS_BYTES_MAX:
-                read = _page_of(page, self._models_max)
+                read = parse()
             else:
-                read = await asyncio.get_running_loop().run_in_executor(None, _page_of, page, self._models_max)
+                read = await asyncio.get_running_loop().run_in_executor(None, parse)
         except _UNREADABLE as error:
             raise ProbeFailed(f"/v1/models: {error}") from error
         if not read.models:
             raise ProbeFailed("/v1/models: serves no model")
+        self._row_bytes[server] = sum(len(model.row) for model in read.models)
         return read
 
     async def _metrics(self, server: str) -> str | None:
@@ -316,13 +325,13 @@ class Prober:
         return page
 
 
-def _page_of(page: bytes, models_max: int) -> _Page:
+def _page_of(page: bytes, models_max: int, rows_bytes_max: int) -> _Page:
     """The models of a page, and their rows unless those are too long. Raises one of _UNREADABLE."""
     rows = msgspec.json.decode(page, type=_Models).data
     models, kept_bytes = list[ServedModel](), 0
     for row in rows[:models_max]:
         kept_bytes += len(row)
-        keeps = len(row) <= ROW_BYTES_MAX and kept_bytes <= ROWS_BYTES_MAX
+        keeps = len(row) <= ROW_BYTES_MAX and kept_bytes <= rows_bytes_max
         models.append(_served(msgspec.json.decode(row, type=_Model), bytes(row) if keeps else b""))
     return _Page(models, max(0, len(rows) - models_max))
 

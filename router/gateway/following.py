@@ -146,6 +146,8 @@ class Following:
         after, status, leg = fields.get("retry-after", b""), self._watch.status, lease.receipt.leg
         if status in (429, 503) and after.isdigit():
             self._parts.placer.rest(lease.replica, float(after))
+        elif status == 404:  # the body, which would say what was not found, may not come by here
+            self._parts.placer.lacks(lease.replica, "")
         elif status >= 500 and leg is not None:  # no engine says which of the two is at fault
             self._parts.placer.pair_broke(leg.replica, lease.replica)
 

@@ -73,8 +73,8 @@ def meant_by(placer: Placer, ask: Ask, unknown_models: str = "") -> Meant:
 
 
 def may_name(tenant: Tenant, ask: Ask) -> bool:
-    """Whether a tenant may use what a request names, as far as its names say: `base:adapter` is for whoever may use the
-    adapter."""
+    """Whether a tenant may use what a request names, as far as its names say: `base:adapter` is for those that may
+    use the adapter."""
     named = ask.model
     if ask.adapter and not tenant.allows(ask.adapter):
         return False

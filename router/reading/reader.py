@@ -435,7 +435,7 @@ def _warning(sighting: Sighting | None, how: Reading) -> str:
 
 
 def _unknown(ask: Ask, unknown: UnknownModel, tenant: Tenant | None) -> Refusal:
-    """The refusal of a request for a model that nobody serves, or for none where there are several."""
+    """The refusal of a request for a model that no replica serves, or for none where several are served."""
     shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
     known = ", ".join(shown[:20]) or "none"
     what = f"The model '{ask.model}' does not exist" if ask.model else "The request names no model"

@@ -67,6 +67,18 @@ async def test_names_that_are_not_listed(engine: FakeEngine, other: FakeEngine) 
         assert error_of(await it.pick(b'{"prompt": "x"}', path="/tokenize"))[0] == 400
 
 
+async def test_a_model_that_was_not_found(engine: FakeEngine) -> None:
+    """A 404 has the replica's list read again: the answer's body, which would say why, may go past us."""
+    async with picking(engine, probe__interval_s=3600.0, probe__models_interval_s=3600.0) as app:
+        before = engine.probes["models"]
+        async with asking(app) as it:
+            await it.pick()
+            await it.answer(404, content_type="application/json")
+            await it.hear()
+            await it.finish()
+        await until(lambda: engine.probes["models"] > before)
+
+
 async def test_conformance_lets_clients_choose(engine: FakeEngine, other: FakeEngine) -> None:
     """The upstream suite's header names who may take a request, and is told who did; otherwise it means nothing."""
     wanted = f"127.0.0.1:{other.port}"
