@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -124,6 +124,11 @@ class Faces:
         """Tell the faces."""
         for face in self._faces:
             face.stuck(replica)
+
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """Tell the faces."""
+        for face in self._faces:
+            face.working(moving, uncounted)
 
     def left(self, replica: str) -> None:
         """Tell the faces."""

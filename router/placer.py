@@ -9,7 +9,7 @@ workers decide as one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -181,6 +181,10 @@ class Edges(Protocol):
     def stuck(self, replica: str) -> None:
         """The replica accepts requests and does not answer."""
 
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """Replicas that have shown work since the last call, a second or so ago; and the others of those whose engines
+        count nothing and are well. Streams that are silent there need not have broken."""
+
     def left(self, replica: str) -> None:
         """Discovery no longer names the replica, or no longer calls it ready."""
 
@@ -205,6 +209,9 @@ class NoEdges:
         """Nobody hears of it."""
 
     def stuck(self, replica: str) -> None:
+        """Nobody hears of it."""
+
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
         """Nobody hears of it."""
 
     def left(self, replica: str) -> None:

@@ -46,6 +46,7 @@ from router.http.failures import (
     Failure,
     HandedOver,
     Stale,
+    Stalled,
     Unfinished,
 )
 from router.http.request import Refusal
@@ -239,7 +240,9 @@ class Continuations:
             return False
         if call.question.trace is not None:
             call.question.trace.failed(cause, 0, self._clock())
-        self._placer.finish(call.lease, LEFT if planned else Outcome(Ending.FAILED), self._clock())
+        blames = not (planned or isinstance(broke, Stalled))  # silence alone blames nobody
+        outcome = LEFT if planned else Outcome(Ending.FAILED) if blames else _REFUSED
+        self._placer.finish(call.lease, outcome, self._clock())
         self._upstream.done(call.answer)
         found = await self._in_time(call.question, replica, carrying.carried.next_path, body, planned=planned)
         if isinstance(found, str):

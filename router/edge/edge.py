@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Self
@@ -137,6 +137,10 @@ class Edge:
     def stuck(self, replica: str) -> None:
         """The replica accepts connections and does not answer."""
         self.upstream.stuck(replica)
+
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """Streams that are silent at these replicas need not have broken."""
+        self.upstream.working(moving, uncounted)
 
     def left(self, replica: str) -> None:
         """Discovery no longer names the replica, or no longer calls it ready: its streams that can be continued are

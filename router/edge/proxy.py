@@ -57,6 +57,7 @@ from router.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
+SILENT = Outcome(Ending.REFUSED_BY_ENGINE)  # of a lease whose stream fell silent
 _OK = Ending.OK  # looking up an enum's member costs as much as a call
 
 
@@ -277,6 +278,8 @@ class Proxy:
         record.error = f"{broke.kind}: {broke}"
         if not isinstance(broke, NobodysBreak):
             self._placer.failed(call.lease.replica, broke.kind)
+        if isinstance(broke, Stalled):  # silence alone blames nobody
+            self._placer.finish(call.lease, SILENT, self._clock())
         call.outcome = Outcome(Ending.FAILED)
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
@@ -104,6 +104,9 @@ class Gateway:
 
     def stuck(self, replica: str) -> None:
         """The replica does not answer: what is there already is the gateway's."""
+
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """Silent streams are the gateway's."""
 
     def left(self, replica: str) -> None:
         """Discovery no longer names the replica: the gateway's own discovery says so, too."""

@@ -23,8 +23,9 @@
     no first byte in time                     timeout      all of it     only by setting         yes
     no file descriptor left to connect with   descriptors  nothing       no: it is ours          no
 
-An answer that breaks off after its beginning (broke_midway), falls silent (stalled) or ends without saying that it is
-whole (unfinished) cannot be tried again, and is the replica's fault. Where its client wants that, the stream is
+An answer that breaks off after its beginning (broke_midway) or ends without saying that it is whole (unfinished) cannot
+be tried again, and is the replica's fault. Nor can one that falls silent (stalled), which alone is nobody's fault: an
+engine may hide what it makes. Where its client wants that, the stream is
 continued on another replica (edge/continuing.py); it is also ended for that alone (drain), which is nobody's fault, nor
 is it when the other replica does not say again what was said (differs).
 

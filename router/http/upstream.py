@@ -47,6 +47,10 @@ WELL_WAIT_S, WELL_S = 1.0, 1.0  # longest wait for `/health`, and time for which
 # A used connection that breaks within this time was stale: its engine had closed it as idle. One that lasts longer was
 # open when the request came, so the engine broke while it worked.
 STALE_S = 1.0
+# A replica counts as at work for so long behind the last sign of it, and no longer than a stream may be silent, but for
+# the time in which the next sign may come. A stream that stays silent for longer than HIDDEN_S_MAX is cut all the same.
+WORK_S_MIN, WORK_S_MAX = 3.0, 30.0
+HIDDEN_S_MAX = 3_600.0
 LOST_SILENCE_S = 2.0  # an answer that has begun and is silent for longer will not go on, if nobody listens there
 
 
@@ -87,6 +91,8 @@ class Upstream:
         self._answers: set[EngineAnswer] = set()
         self._streaming: set[EngineAnswer] = set()  # answers that had begun and moved when the watchdog looked
         self._checks: dict[str, tuple[float, asyncio.Task[bool]]] = {}  # begin and outcome of `is_well`, by replica
+        self._worked: dict[str, float] = {}  # time of the last sign that a replica is at work, by its id
+        self._well: dict[str, float] = {}  # last time at which one that counts nothing was known to be well
         self._pools: dict[str, EnginePool] = {}  # pool of each replica, by its id
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
@@ -106,7 +112,8 @@ class Upstream:
         pool = self._pools.pop(replica, None)
         if pool is not None:
             pool.forget()
-        self._checks.pop(replica, None)
+        for known in (self._checks, self._worked, self._well):
+            known.pop(replica, None)
 
     async def watch(self) -> None:
         """The watchdog: runs until cancelled."""
@@ -129,10 +136,26 @@ class Upstream:
                 self._streaming.add(answer)
             if answer.pull_within_s is not None and not answer.begun and now_s - since_s > answer.pull_within_s:
                 answer.fail(PullStalled("no answer within the time of its pull"))
-            elif now_s - since_s > limit_s:
+            elif now_s - since_s > limit_s and not (at_work and self._works(answer.replica, since_s, now_s)):
                 answer.fail(Stalled("no byte in time") if answer.begun else TimedOut("no answer in time"))
         for replica in alive:
+            self._worked[replica] = now_s
             self._alive(replica)
+
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """The first of these replicas have shown work, the others count nothing and are well."""
+        now_s = self._loop.time()
+        self._worked.update(dict.fromkeys(moving, now_s))
+        self._well.update(dict.fromkeys(uncounted, now_s))
+
+    def _works(self, replica: str, since_s: float, now_s: float) -> bool:
+        """Whether a stream that is silent since then may yet go on, since its replica works: it may hide what it makes.
+        Where nothing is counted, the silence may last as long as that before a first byte."""
+        silent_s, never_s = now_s - since_s, float("-inf")
+        if now_s - self._worked.get(replica, never_s) <= min(max(WORK_S_MIN, self.limits.idle_timeout_s), WORK_S_MAX):
+            return silent_s <= HIDDEN_S_MAX
+        is_well = now_s - self._well.get(replica, never_s) <= WORK_S_MIN
+        return is_well and silent_s <= self.limits.first_byte_timeout_s
 
     def stuck(self, replica: str) -> None:
         """The replica accepts and does not answer: fail its silent calls, so that they are tried elsewhere. Where a

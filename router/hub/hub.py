@@ -183,8 +183,8 @@ class Hub:
 
     async def _check(self) -> None:
         """Look for stuck replicas, and at times compare what events and answers say with what engines
-        count, until cancelled."""
-        look = 0
+        count, and tell edges which replicas are at work, until cancelled."""
+        look, since_s = 0, time.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
             for found in self.router.look(time.monotonic()):
@@ -196,6 +196,10 @@ class Hub:
                 self.router.check(time.monotonic())
                 self.metrics.check()
                 self.roster.look_for_lost_events(time.monotonic())
+                moving, uncounted = self.router.at_work(since_s)
+                since_s = time.monotonic()
+                if moving or uncounted:
+                    self.edges.working(moving, uncounted)
 
     async def _admit(self) -> None:
         """Place requests that wait, where something else than the end of an answer made room, until cancelled."""

@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self, cast
 
 from router.core.admission.queue import Ticket
@@ -113,6 +113,12 @@ class HubServer:
         """The replica accepts and does not answer: workers retry elsewhere the requests that wait for it."""
         for link in self.links:
             link.say(messages.Stuck(replica))
+            link.flush()
+
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """Workers let streams be that are silent at these replicas."""
+        for link in self.links:
+            link.say(messages.Working([*moving], [*uncounted]))
             link.flush()
 
     def left(self, replica: str) -> None:

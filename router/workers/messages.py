@@ -339,6 +339,14 @@ class Stuck(Struct, tag=6, array_like=True, gc=False):
     replica: str
 
 
+class Working(Struct, tag=8, array_like=True):
+    """Replicas that have shown work since the last such message, and the others of those that count nothing and are
+    well."""
+
+    moving: list[str]
+    uncounted: list[str]
+
+
 class Queued(Struct, tag=7, array_like=True, gc=False):
     """The request is in the hub's queue: LeaseOpened or Unplaced comes, however late."""
 
@@ -351,7 +359,7 @@ class RatesLeft(Struct, tag=20, array_like=True):
     levels: dict[str, tuple[float | None, float | None]]
 
 
-FromHub = LeaseOpened | Unplaced | ReplicaView | Lost | Left | PageAnswer | Stuck | Queued | RatesLeft
+FromHub = LeaseOpened | Unplaced | ReplicaView | Lost | Left | PageAnswer | Stuck | Working | Queued | RatesLeft
 
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(WorkerFrame)

@@ -90,6 +90,7 @@ class RemotePlacer:
             messages.Lost: self._lost,
             messages.Left: self._left,
             messages.Stuck: lambda said: self._edges.stuck(said.replica),
+            messages.Working: lambda said: self._edges.working(said.moving, said.uncounted),
             messages.PageAnswer: self._page,
             messages.RatesLeft: lambda said: self._rates.left(said.levels),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,11 @@ class StubEdge:
     def stuck(self, replica: str) -> None:
         """Remember it."""
         self.heard.append(("stuck", replica))
+
+    def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
+        """Remember them."""
+        self.heard += [("moving", replica) for replica in moving]
+        self.heard += [("uncounted", replica) for replica in uncounted]
 
     def ready(self, replica: str) -> None:
         """Remember it."""

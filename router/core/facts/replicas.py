@@ -106,3 +106,4 @@ class Load:
     cache_hit_tokens_total: float | None = None
     prefix_caching: bool | None = None  # False: nothing is ever held
     started_s: float | None = None  # Unix time at which its process began, by the engine's clock
+    computed_tokens_total: float | None = None  # counted as they are computed, where others count answers that ended

@@ -34,6 +34,7 @@ _GAUGES = {
     "sglang:token_usage": "kv_usage",
     "sglang:prompt_tokens_total": "prompt_tokens_total",
     "sglang:generation_tokens_total": "generation_tokens_total",
+    "sglang:realtime_tokens_total": "computed_tokens_total",  # the other two are counted when an answer ends
     "sglang:cached_tokens_total": "cache_hit_tokens_total",
     "sglang:page_size": "block_tokens",
     "sglang:num_pages": "num_pages",
@@ -94,6 +95,7 @@ def parse_load(page: str, rank: int | None = None) -> Load:
         cache_hit_tokens_total=sums.get("cache_hit_tokens_total"),
         prefix_caching=prefix_caching,
         started_s=_started_s(page, is_ours),
+        computed_tokens_total=sums.get("computed_tokens_total"),
     )
 
 

@@ -504,11 +504,11 @@ class Member:
 
 def _moved(before: Load, after: Load) -> bool:
     return (
-        before.prompt_tokens_total is not None
-        and after.prompt_tokens_total is not None
-        and after.prompt_tokens_total > before.prompt_tokens_total
-    ) or (
-        before.generation_tokens_total is not None
-        and after.generation_tokens_total is not None
-        and after.generation_tokens_total > before.generation_tokens_total
+        _rose(before.prompt_tokens_total, after.prompt_tokens_total)
+        or _rose(before.generation_tokens_total, after.generation_tokens_total)
+        or _rose(before.computed_tokens_total, after.computed_tokens_total)
     )
+
+
+def _rose(before: float | None, after: float | None) -> bool:
+    return before is not None and after is not None and after > before

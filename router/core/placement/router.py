@@ -32,7 +32,7 @@ from router.core.facts.placements import (
 )
 from router.core.facts.replicas import Replica
 from router.core.facts.requests import Priority
-from router.core.fleet import stuck
+from router.core.fleet import stuck, working
 from router.core.fleet.breaker import State
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.lease import DECODE, Lease
@@ -241,6 +241,10 @@ class Router:
         """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
         requests are to be tried elsewhere, a slice of the fleet at a time, so that other work can be done between."""
         return stuck.look(self.fleet, self.fitness, now_s, self._stuck_after_s)
+
+    def at_work(self, since_s: float) -> tuple[list[str], list[str]]:
+        """Replicas at work since this time, and those that count nothing and are well (core/fleet/working.py)."""
+        return working.at_work(self.fleet, since_s)
 
     # -- placing -------------------------------------------------------------------------------------------------
 
