@@ -16,6 +16,7 @@ from aiohttp import ClientSession
 
 from loadtest.engine.command import Engines, EngineSettings, KvEventsSettings
 from loadtest.engine.step import Limits
+from loadtest.engine.zoo.member import DENSE, Member
 from router.app import App
 from router.core.facts.placements import Grade
 from tests.support import fakes
@@ -27,7 +28,9 @@ GRADE, PREDICTED, HOME = "x-warmroute-grade", "x-warmroute-predicted-cached-toke
 
 
 @asynccontextmanager
-async def replicas(count: int = 2, *, kv_tokens: int = 8_192, events: bool = True) -> AsyncIterator[Engines]:
+async def replicas(
+    count: int = 2, *, kv_tokens: int = 8_192, events: bool = True, member: Member = DENSE
+) -> AsyncIterator[Engines]:
     """Simulated replicas with room for a few prompts."""
     engines = Engines(
         EngineSettings(
@@ -35,6 +38,7 @@ async def replicas(count: int = 2, *, kv_tokens: int = 8_192, events: bool = Tru
             port=0,
             time_scale=500.0,
             kv_tokens=kv_tokens,
+            member=member,
             limits=Limits(block_tokens=BLOCK, context_tokens_max=4_096),
             kv_events=KvEventsSettings(0, 0) if events else None,
         )
@@ -43,7 +47,7 @@ async def replicas(count: int = 2, *, kv_tokens: int = 8_192, events: bool = Tru
     try:
         async with ClientSession() as client:
             for url in engines.urls:  # a stream begins with its first batch
-                body = {"model": "sim", "prompt": f"{url:>64}", "max_tokens": 2}
+                body = {"model": "sim", "prompt": f"{url:>128}", "max_tokens": 2}
                 async with client.post(url + COMPLETIONS, json=body) as response:
                     assert response.status == 200
         yield engines
@@ -82,7 +86,7 @@ async def ask(client: ClientSession, app: App, path: str, body: dict[str, Any]) 
     async with client.post(app.url + path, json={"model": "sim", "max_tokens": 8, **body}) as response:
         answer = await response.json()
         assert response.status == 200, answer
-        actual = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        actual = (answer["usage"]["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"]
         choice = answer["choices"][0]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         return response.headers[GRADE], int(response.headers[PREDICTED]), actual, response.headers[HOME], text
