@@ -332,6 +332,7 @@ def _page_of(page: bytes, models_max: int, rows_bytes_max: int) -> _Page:
     for row in rows[:models_max]:
         kept_bytes += len(row)
         keeps = len(row) <= ROW_BYTES_MAX and kept_bytes <= rows_bytes_max
+        keeps = keeps and _read(dict, row) is not None  # what is not needed of a row has not been read yet
         models.append(_served(msgspec.json.decode(row, type=_Model), bytes(row) if keeps else b""))
     return _Page(models, max(0, len(rows) - models_max))
 

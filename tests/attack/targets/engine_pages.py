@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any, Self, cast
@@ -10,12 +11,13 @@ from typing import Any, Self, cast
 import msgspec
 
 from router.core.fleet.engine_metrics import NUMBER_MAX, engines, parse_load
-from router.engines.probe import MODELS_MAX, ProbeFailed, Prober
+from router.engines.probe import ProbeFailed, Prober
 from router.engines.ranks import RANKS_MAX, VERSION_CHARS_MAX, Ranks
 from router.tokens.encoder import _tokens
 from tests.attack.target import Target
 
 PAGE_BYTES_MAX = 1 << 20
+MODELS_MAX = 64
 
 
 def metrics(data: bytes) -> None:
@@ -69,10 +71,12 @@ def models(data: bytes) -> None:
 async def _asked(data: bytes) -> None:
     prober = cast("Any", Prober.__new__(Prober))
     prober._session, prober._page_bytes_max = _Page(data), PAGE_BYTES_MAX
+    prober._models_max, prober._row_bytes = MODELS_MAX, Counter()
     with suppress(ProbeFailed):
         served = await prober._models("http://x")
-        assert 0 < len(served) <= MODELS_MAX
-        assert all(isinstance(model.name, str) and isinstance(model.created, int) for model in served)
+        assert 0 < len(served.models) <= MODELS_MAX
+        assert all(isinstance(model.name, str) and isinstance(model.created, int) for model in served.models)
+        assert all(isinstance(msgspec.json.decode(model.row), dict) for model in served.models if model.row)
     ranks = cast("Any", Ranks.__new__(Ranks))
     ranks._session, ranks._page_bytes_max = _Page(data), PAGE_BYTES_MAX
     ranks._counts, ranks._asked_s, ranks._versions = {}, {}, {}
