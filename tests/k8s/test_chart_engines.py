@@ -102,6 +102,25 @@ def test_scaling_is_that_of_the_snippet(stack: list[tools.Document]) -> None:
     assert "replicas" not in named(stack, "Deployment", "llama")["spec"]
 
 
+def test_scaling_from_zero_has_routers_that_are_ready_without_a_replica(stack: list[tools.Document]) -> None:
+    """`minReplicas: 0` is no default of 1; what starts the first replica are requests that routers refused, which
+    Kubernetes must let come. A setting that is given stays, and other models change nothing."""
+    none = MODELS[1] | {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
+    found = tools.template(*options(MODELS[0], none))
+    spec = named(found, "ScaledObject", "llama")["spec"]
+    assert spec["minReplicaCount"] == 0
+    demand = spec["triggers"][-1]["metadata"]
+    for model in ("llama", "none"):
+        assert f'increase(warmroute_requests_total{{status="503",model="{model}"}}[2m])' in demand["query"]
+    assert demand["activationThreshold"] == "0"
+    assert len(spec["triggers"]) == len(named(stack, "ScaledObject", "llama")["spec"]["triggers"]) + 1
+    given = tools.template(*options(none), "--set", "config.discovery.scale_from_zero=false")
+    ready = [
+        yaml.safe_load(tools.settings_text(each))["discovery"].get("scale_from_zero") for each in (found, given, stack)
+    ]
+    assert ready == [True, False, None]
+
+
 def test_discovery_finds_what_serves(stack: list[tools.Document]) -> None:
     """The router selects pods of Deployments and leaders; workers of a group have not the label."""
     settings = yaml.safe_load(tools.settings_text(stack))

@@ -21,6 +21,9 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- $admin := dig "admin" dict $tree -}}
 {{- $auth := dig "auth" dict $tree -}}
 {{- $upstream := dig "upstream" dict $tree -}}
+{{- if and (include "warmroute.scalesFromZero" .) (not (hasKey $tree.discovery "scale_from_zero")) -}}
+{{- $_ := set $tree.discovery "scale_from_zero" true -}}
+{{- end -}}
 {{- $pools := include "warmroute.pools" . | fromJsonArray -}}
 {{- if $pools -}}
 {{- $_ := set $tree.discovery "pools" $pools -}}
@@ -112,6 +115,13 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- if $section }}{{ $_ := set $tree $name $section }}{{ end -}}
 {{- end -}}
 {{- $tree | toJson -}}
+{{- end -}}
+
+{{/* Whether an engine of this release may have no replica, whose first one requests start: "yes", or nothing. */}}
+{{- define "warmroute.scalesFromZero" -}}
+{{- range .Values.engines.enabled | ternary .Values.engines.models list -}}
+{{- with .autoscaling }}{{ if and (hasKey . "minReplicas") (not (int .minReplicas)) }}yes{{ end }}{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Whether the router leaves its state in the pod's own volume: "yes", or nothing. */}}
