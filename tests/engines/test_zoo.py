@@ -7,10 +7,18 @@ import asyncio
 import pytest
 from aiohttp import ClientSession
 
+from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
+from loadtest.engine.command import Engines, EngineSettings
+from loadtest.engine.model import EngineModel
+from loadtest.engine.request import EngineRequest
+from loadtest.engine.step import Limits
 from loadtest.engine.zoo.members import MEMBERS
+from loadtest.engine.zoo.pages import page_of
 from router.core.cache.selfcheck import CHECKS
 from router.core.facts.placements import Grade
-from tests.engines.test_exact import COMPLETIONS, ask, caught_up, graded, replicas, routing
+from router.core.fleet.breaker import State
+from router.core.fleet.engine_metrics import parse_load
+from tests.engines.test_exact import BLOCK, COMPLETIONS, ask, caught_up, graded, replicas, routing
 
 EAGLE = "kind F9: the last block that is found is computed again, and the router counts it as found"
 KINDS = [
@@ -43,3 +51,80 @@ async def test_predictions(name: str, earned: int) -> None:
             hits += actual
             await caught_up(app, engines)
         assert hits > 0
+
+
+MISREAD = {
+    "vllm-hybrid": "kind F1: capacity is read as block size times blocks",
+    "vllm-dcp": "kind F1: capacity is read as block size times blocks",
+    "vllm-deferred": "kind F3: deferred requests are read as waiting for room",
+    "sglang-pp": "kind F2: samples that repeat a number are added up",
+    "sglang-tp": "kind F2: samples that repeat a number are added up",
+    "sglang-priority": "kind F2: a total and its parts are added up",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xfail(reason=MISREAD[name], strict=True)] if name in MISREAD else [])
+        for name in MEMBERS
+    ],
+)
+def test_load(name: str) -> None:
+    """The capacity, and what runs and waits for room, whichever kind of page says so."""
+    member, calibration = MEMBERS[name], CALIBRATIONS[CALIBRATION]
+    limits = member.limits(Limits(block_tokens=BLOCK, sequences_max=3))
+    model = EngineModel(calibration.times, 20 * 2 * BLOCK, limits)
+    for number in range(5):
+        model.submit(EngineRequest(number, BLOCK, 8, [], None))
+    step = model.begin()
+    assert step is not None
+    model.complete(step)
+    load = parse_load(page_of(model, "m", member, 0))
+    assert (load.running, load.waiting, load.kv_tokens_max) == (3, 2, 20 * 2 * BLOCK)
+
+
+@pytest.mark.xfail(reason="kind F8: a sleeping engine stays ready", strict=True)
+async def test_asleep() -> None:
+    """A replica that sleeps is not ready, and is once it is awake."""
+    chosen = EngineSettings(replicas=1, port=0, member=MEMBERS["vllm-asleep"])
+    async with Engines(chosen) as engines, routing(*engines.urls) as app:
+        (member,) = app.router.fleet.members.values()
+        assert not member.ready
+        async with ClientSession(engines.urls[0]) as session, session.post("/wake_up"):
+            pass
+        await app.hub.probe_now()
+        assert member.ready
+
+
+@pytest.mark.xfail(reason="kind F6: another process's page is taken for a restart", strict=True)
+async def test_processes() -> None:
+    """What is known of a cache outlasts probes that read the pages of several processes."""
+    several = MEMBERS["vllm-processes"]
+    async with replicas(1, events=False, member=several) as engines, routing(*engines.urls) as app:
+        async with ClientSession() as client:
+            for n in range(4):
+                _, predicted, actual, *_ = await ask(client, app, COMPLETIONS, {"prompt": "river " * 200})
+                assert (predicted > 0) == (actual > 0), n
+                await app.hub.probe_now()
+
+
+@pytest.mark.xfail(reason="kind E: a full queue is taken for a failure", strict=True)
+async def test_a_full_queue() -> None:
+    """Requests that a full queue refuses open no breaker, and their clients are told when to come again."""
+    async with replicas(1, events=False, member=MEMBERS["sglang-queue"]) as engines, routing(*engines.urls) as app:
+        engines.replicas[0].model._sequences_max = 0  # nobody is admitted
+        async with ClientSession() as client:
+            body = {"model": "sim", "prompt": "river", "max_tokens": 8}
+            waiting = [asyncio.create_task(client.post(engines.urls[0] + COMPLETIONS, json=body)) for _ in range(2)]
+            while engines.replicas[0].model.waiting_n < 2:
+                await asyncio.sleep(0.001)
+            for n in range(4):
+                async with client.post(app.url + COMPLETIONS, json=body | {"stream": n % 2 == 1}) as response:
+                    assert response.status in (429, 503) or (n % 2 == 1 and b"queue is full" in await response.read())
+                    assert response.status == 200 or "Retry-After" in response.headers
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        (member,) = app.router.fleet.members.values()
+        assert member.breaker.state(0.0) is not State.OPEN
