@@ -7,5 +7,6 @@ peers      what engines send each other from there
 legs       prompts prefilled for other engines to decode: arriving waits for them, pairs has them over HTTP
 calibration  how long steps take                        tokens         text, tokens and block keys
 replica    the model in real time                       http, metrics, kv_publisher  its outside
+shapes     answers of vLLM's APIs                       zoo            other engines to resemble
 command    the command line
 """

@@ -1,4 +1,5 @@
-"""The simulated replica's HTTP surface: vLLM 0.32's paths, bodies and errors, as far as a router meets them.
+"""The simulated replica's HTTP surface: vLLM 0.32's paths, bodies and errors, as far as a router meets them, or those
+of a member of the zoo.
 
 The shapes were compared with recorded answers of a real vLLM. As there, status and headers leave before the
 prefill starts, the role and the first text come with the first token, unknown fields are ignored, and a
