@@ -235,3 +235,24 @@ async def test_a_gateway_without_heads_of_answers(engine: FakeEngine) -> None:
             await it.finish()
         record = await ended(app, 3)
         assert (record.ending, record.status) == (Ending.CLIENT_LEFT, 499)
+
+
+TOO_LONG = b'data: {"error":{"message":"too long","type":"invalid_request_error","code":"context_length_exceeded"}}\n\n'
+FULL = b'{"object":"error","message":"The request queue is full.","type":"503","param":null,"code":503}'
+
+
+@pytest.mark.parametrize(("status", "pieces"), [(200, [events()[0], TOO_LONG]), (200, [TOO_LONG]), (503, [FULL])])
+async def test_what_blames_no_replica(engine: FakeEngine, status: int, pieces: list[bytes]) -> None:
+    """A request's own fault inside a stream, and a queue that is full, which lets its replica rest for a moment."""
+    async with picking(engine) as app:
+        async with asking(app, "buffered", "streamed") as it:
+            await it.pick(chat(stream=True))
+            await told(it, status)
+            for n, piece in enumerate(pieces):
+                await it.piece(piece, end=n == len(pieces) - 1)
+                await it.hear()
+            await it.finish()
+        assert (await ended(app)).ending == Ending.REFUSED_BY_ENGINE
+        (member,) = app.router.members
+        assert member.breaker.failures == 0
+        assert member.full is (status == 503)

@@ -7,6 +7,7 @@ import random
 import msgspec
 
 from router.core.dialects import PATHS, Dialect, sse
+from router.core.dialects.base import Abort
 from router.core.dialects.sse import EventSplitter
 from router.core.facts.placements import Ending, Usage
 from router.core.prompts.bodies import USAGE_TOKENS_MAX
@@ -35,10 +36,10 @@ def usage(data: bytes) -> None:
         _possible(dialect.stream_usage(data))
         assert dialect.event_error(data) in (None, *range(400, 600))
         assert dialect.event_error(b'data: {"error":' + data + b"\n\n") in (None, *range(400, 600))
-        assert dialect.aborted(data) in (True, False)
+        assert dialect.aborted(data) in (None, *Abort)
         assert dialect.begun(data) in (True, False)
         assert dialect.is_usage_event(data) in (True, False)
-        assert dialect.ended(data) in (None, Ending.OK, Ending.FAILED)
+        assert dialect.ended(data) in (None, Ending.OK, Ending.FAILED, Ending.REFUSED_BY_ENGINE)
         _error_event(dialect, data)
 
 
