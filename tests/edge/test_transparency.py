@@ -32,13 +32,7 @@ OTHER_KINDS = ("application/x-ndjson", "text/plain; charset=utf-8", "application
 ANSWER_DECIDES = "kind A: an answer whose request does not read as a stream is held until it is whole"
 
 TEXT = re.compile(rb'"(?:content|text|delta|reasoning_content|audio)":"([^"]+)"')
-USAGE_TAKEN_OUT = "kind F: usage that an engine reports without being asked is taken out"
-FORCED = ("vllm-usage", "sglang-usage")
-LIVE = [
-    pytest.param(name, marks=[pytest.mark.xfail(reason=USAGE_TAKEN_OUT, strict=True)] if name in FORCED else [])
-    for name in ZOO
-    if name not in ("vllm-asleep", "sglang-queue")  # one never answers, the other answers at once
-]
+LIVE = [name for name in ZOO if name not in ("vllm-asleep", "sglang-queue")]  # one never answers, one at once
 
 
 @dataclass(frozen=True)
