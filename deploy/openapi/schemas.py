@@ -7,6 +7,7 @@ from deploy.openapi.parts import Part, by_name, each, flag, maybe, number, one_o
 from router.admin.prewarm import REQUESTS_MAX, TEMPLATES_MAX, TOKENS_MAX
 from router.core.facts.legs import Handshake, PairState, Role
 from router.core.facts.misses import STAGES, Miss, TokenPlace
+from router.core.facts.replicas import CapacitySource, Sleep
 from router.core.fleet.breaker import State
 from router.core.placement.spill import SpillCause
 
@@ -270,6 +271,9 @@ def _replicas() -> Part:
         **each(maybe(number()), "running waiting kv_usage kv_tokens_max block_tokens prompt_tokens_total"),
         **each(maybe(number()), "generation_tokens_total cache_query_tokens_total cache_hit_tokens_total started_s"),
         "prefix_caching": maybe(flag()),
+        **each(maybe(whole()), "deferred kv_blocks"),
+        "kv_source": maybe(one_of(*CapacitySource)),
+        "sleep": maybe(one_of(*Sleep)),
     }
     blocks = "blocks_aside unknown_removals blocks_forgotten hash_conflicts blocks_of_other_size"
     stream = {
@@ -297,6 +301,7 @@ def _replicas() -> Part:
         "window": maybe(whole("Requests that it may have open.")),
         **each(number(), "pending_prefill_ms answer_tokens"),
         "load": ref("Load"),
+        "metrics_of_several": flag("Several processes answer its `/metrics` in turn."),
         "share": number("Part of its work that this router sent."),
         **each(by_name(number(), "What was learned."), "prefill decode_step"),
         "role": one_of(*Role),

@@ -167,6 +167,7 @@ class Pages:
             "unseen_answers": member.unseen_answers,
             "pending_prefill_ms": round(member.pending_ms(now_s), 1),
             "load": member.load,
+            "metrics_of_several": member.page_source.several,
             "share": round(member.share, 3),
             "prefill": model,
             "decode_step": member.step_model,

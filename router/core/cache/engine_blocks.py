@@ -161,6 +161,11 @@ class EngineBlocks:
         return sorted(bits, key=lambda tier: TIERS.index(tier[0])) if len(bits) > 1 else bits
 
     @property
+    def groups(self) -> int:
+        """Groups of layers of which blocks were named, on the GPU."""
+        return len(self._groups) + len(self._others)
+
+    @property
     def gpu_blocks(self) -> int:
         """Blocks of the KV pool that what is held takes: copies on the GPU, a second copy of one block and blocks
         without a key included, whatever tiers hold besides."""

@@ -123,6 +123,11 @@ class Knowledge:
         if self.bytes_used > self._bytes_max:
             self._shed()
 
+    def emptied(self, replica: str, now_s: float) -> None:
+        """The replica dropped all blocks, as another source than its stream shows."""
+        if self.engine_blocks(replica) is not None:
+            self.apply(replica, Cleared(), now_s)
+
     def told(self, replica: str, until_s: float) -> None:
         """Note that all that the replica did before this time was said, and applied."""
         self._of(replica).engine.tails.told(until_s)
@@ -244,6 +249,11 @@ class Knowledge:
         """What the replica's stream said so far; None where there is no stream."""
         known = self._known.get(replica)
         return known.engine if known and known.stream_grade is not Grade.ESTIMATED else None
+
+    def event_blocks(self, replica: str) -> tuple[int, int]:
+        """(tokens of a block, groups of layers that have blocks), by the replica's events; 0 while unknown."""
+        engine = self.engine_blocks(replica)
+        return (engine.block_tokens or 0, engine.groups) if engine is not None else (0, 0)
 
     def checks(self, replica: str) -> tuple[int, int]:
         """(answers that were predicted to the token, answers compared), of the last 200."""

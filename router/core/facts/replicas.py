@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -91,12 +92,29 @@ class ServedModel:
     row: bytes = field(default=b"", compare=False)  # as the engine wrote it, JSON; b"" for one that is too long
 
 
+class CapacitySource(StrEnum):
+    """Origin of a KV capacity."""
+
+    ENGINE = "engine"  # the engine's metrics state it in tokens
+    PRODUCT = "product"  # number of blocks times the block size of its metrics
+    EVENTS = "events"  # number of blocks times the block size of its KV events
+    CONFIG = "config"  # setting routing.kv_tokens_max
+
+
+class Sleep(StrEnum):
+    """Sleep state of an engine: asleep or paused, it accepts requests and does not answer them."""
+
+    AWAKE = "awake"
+    PAUSED = "paused"  # its cache is kept (vLLM's level 0)
+    ASLEEP = "asleep"  # its cache is gone (vLLM's levels 1 and 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine's `/metrics` says of itself; None where it does not say."""
+    """An engine's `/metrics`, as numbers; None if it does not state one."""
 
     running: int | None = None
-    waiting: int | None = None
+    waiting: int | None = None  # for room where `deferred` is known, else for anything
     kv_usage: float | None = None  # 0..1, blocks in use by live requests
     kv_tokens_max: int | None = None  # capacity of the KV pool
     block_tokens: int | None = None  # the engine's own block (page) size
@@ -107,3 +125,7 @@ class Load:
     prefix_caching: bool | None = None  # False: nothing is ever held
     started_s: float | None = None  # Unix time at which its process began, by the engine's clock
     computed_tokens_total: float | None = None  # counted as they are computed, where others count answers that ended
+    deferred: int | None = None  # requests that wait for something else than room: a grammar, an adapter, remote blocks
+    kv_source: CapacitySource | None = None  # origin of `kv_tokens_max`
+    kv_blocks: int | None = None  # blocks (pages) of the KV pool
+    sleep: Sleep | None = None

@@ -19,6 +19,7 @@ from router.core.fleet.kv_room import Live
 from router.core.fleet.lease import DECODE, PREFILL, Lease, PrefillBatch, Timed
 from router.core.fleet.loads import TierLinks, learn_load
 from router.core.fleet.others import Others
+from router.core.fleet.page_source import PageSource
 from router.core.fleet.prefill_queue import PrefillQueue
 from router.core.learned.prefill import LEARN_TOKENS_MIN, PrefillModel
 from router.core.learned.speed_factor import SpeedFactor
@@ -57,6 +58,7 @@ class Member:
     grade: Grade = Grade.ESTIMATED
     models: dict[str, ServedModel] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
+    page_source: PageSource = field(default_factory=PageSource)
     prefill_factor: SpeedFactor[PrefillModel] = field(default_factory=SpeedFactor)
     step_factor: SpeedFactor[StepModel] = field(default_factory=SpeedFactor)
     speeds: Speeds = field(default_factory=Speeds)  # speeds of all replicas that serve the same models
@@ -450,16 +452,19 @@ class Member:
         if load.running is None or load.waiting is None:
             self.others_max = None
         else:
-            self.others_max = max(0, load.running) + max(0, load.waiting) + UNCOUNTED_MAX
+            waiting = load.waiting + (load.deferred or 0)
+            self.others_max = max(0, load.running) + max(0, waiting) + UNCOUNTED_MAX
         self.in_flight_probed = self.open_leases
-        self.coming_probed = len(self.coming)
+        # Requests whose blocks are on their way are deferred ones, where the engine counts these apart.
+        self.coming_probed = len(self.coming) if load.deferred is None else 0
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)
         # Our own count moves while the engine's is under way, so only an excess over the most we had waiting is
         # somebody else's. The mean of several probes counts: between two of them nothing is heard of others. Engines
         # count as waiting, too, whose blocks are on their way (vLLM: WAITING_FOR_REMOTE_KVS).
-        known = self.queue.restart_peak() + self.others.restart_peak() + self.coming_peak
+        coming = self.coming_peak if load.deferred is None else 0
+        known = self.queue.restart_peak() + self.others.restart_peak() + coming
         self.coming_peak = len(self.coming)
         self._foreign.append(max(0, (load.waiting or 0) - known))
         self.foreign_waiting = sum(self._foreign) / len(self._foreign)
@@ -472,6 +477,11 @@ class Member:
         if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
             self.prefill_factor.fade(now_s)
             self.step_factor.fade(now_s)
+
+    def forget_counters(self) -> None:
+        """What the engine's counters showed was of several processes: neither our share nor a sign of life."""
+        self.counts = False
+        self.seen_prompt_tokens = 0.0
 
     def state(self, now_s: float) -> State:
         """What it is sent, as far as requests have a say in it."""

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable
 from router.core.cache.estimate import PrefixIndex
 from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade
-from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.replicas import Load, Replica, ServedModel, Sleep
+from router.core.fleet.engine_capacity import with_event_block
 from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
 from router.core.fleet.models import Models
+from router.core.fleet.page_source import PageChange, without_counters
 from router.core.prompts.blocks import BLOCK_BYTES
 
 BYTES_PER_TOKEN = 4.0  # assumed of a replica whose models are not known yet
@@ -36,6 +39,7 @@ class Observations:
         resync: Callable[[str], None],
         suspect: Callable[[str], None],
         cleared: Callable[[str], None],
+        several: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Parameters are those of Router; `blocks_max_default` is the size of a cache of which nothing is said."""
         self._index = index
@@ -43,6 +47,7 @@ class Observations:
         self._tell_graded = graded
         self._tell_cleared = cleared
         self._suspect = suspect
+        self._tell_several = several
         self.fleet = Fleet()
         self.knowledge = Knowledge(
             blocks_max=stored_blocks_max,
@@ -98,8 +103,9 @@ class Observations:
         member = self.fleet.members.get(id_)
         if member is None:
             return
-        if _restarted(member.load, load):
-            self.forget(id_)
+        if load is not member.load:  # a probe that brought nothing leaves the load as it is
+            load = self._compared(member, load, 0.0 if now_s is None else now_s)
+        load = with_event_block(load, *self.knowledge.event_blocks(id_))
         member.observe_load(load, now_s)
         if load.kv_tokens_max:
             learned = [self.models.tokens(name) for name in member.models]
@@ -109,10 +115,10 @@ class Observations:
 
     def forget(self, id_: str) -> None:
         """The replica's cache is gone, because it restarted; its event stream is to prove what it is."""
-        if id_ in self.fleet.members:
-            self._cleared(id_)
-            self._suspect(id_)
-            self.fleet.legs.restarted(id_)
+        member = self.fleet.members.get(id_)
+        if member is not None:
+            member.page_source.restarted()
+            self._lost(id_)
 
     def check(self, now_s: float) -> None:
         """Compare what events say with what engines count, and see how much of the fleet's work is ours; to be called
@@ -128,6 +134,28 @@ class Observations:
         if member is not None:
             member.alive(now_s)
 
+    def _compared(self, member: Member, load: Load, now_s: float) -> Load:
+        """Compare a page with the one before it, and return what of it counts."""
+        change, sleep = member.page_source.compare(load, now_s), load.sleep
+        if change is PageChange.RESTART:
+            self._lost(member.id)
+        elif change is PageChange.SEVERAL:
+            member.forget_counters()
+            self._tell_several(member.id)
+        if sleep is not member.load.sleep and Sleep.ASLEEP in (sleep, member.load.sleep):
+            self._emptied(member.id, now_s)
+        return without_counters(load) if member.page_source.several else load
+
+    def _lost(self, id_: str) -> None:
+        self._cleared(id_)
+        self._suspect(id_)
+        self.fleet.legs.restarted(id_)
+
+    def _emptied(self, id_: str, now_s: float) -> None:
+        """The cache of a process that goes on is empty: its event stream reports that with its next step only."""
+        self._cleared(id_)
+        self.knowledge.emptied(id_, now_s)
+
     def _cleared(self, id_: str) -> None:
         if self.fleet.clear(id_):
             self._index.clear(id_)
@@ -138,11 +166,3 @@ class Observations:
         if member is not None:
             member.grade = grade
             self._tell_graded(id_, grade, why)
-
-
-def _restarted(before: Load, after: Load) -> bool:
-    """Whether another process answers at this address: it began at another time, or its counters went back."""
-    if before.started_s is not None and after.started_s is not None and before.started_s != after.started_s:
-        return True
-    old, new = before.prompt_tokens_total, after.prompt_tokens_total
-    return old is not None and new is not None and new < old

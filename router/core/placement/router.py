@@ -92,15 +92,17 @@ class Router:
         stuck_after_s: float = 3.0,
         breaker_changed: Callable[[str, State, str], None] = lambda *_: None,
         cleared: Callable[[str], None] = lambda _: None,
+        several: Callable[[str], None] = lambda _: None,
         explainer: Explainer | None = None,
     ) -> None:
         """`graded(replica, grade, why)` hears each change of grade once; `resync(replica)` is asked to have a replica's
         events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process.
         `breaker_changed(replica, state, why)` hears when a replica's breaker opens or closes, `cleared(replica)` when
-        its cache is gone. With a `slow_start_s` of 0 no replica starts slowly. With an `explainer` receipts say why
-        tokens miss the cache. `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all;
-        `repeats`: engines may be asked to repeat events (cache/engine_blocks.py). With `tiers` what engines hold behind
-        their GPUs counts as cached; `load_guesses` say by tier what loading it takes, before that is learned."""
+        its cache is gone, `several(replica)` when its metrics prove to be of several processes. With a `slow_start_s`
+        of 0 no replica starts slowly. With an `explainer` receipts say why tokens miss the cache. `stored_blocks_max`
+        limits the events of one replica, `stored_bytes_max` those of all; `repeats`: engines may be asked to repeat
+        events (cache/engine_blocks.py). With `tiers` what engines hold behind their GPUs counts as cached;
+        `load_guesses` say by tier what loading it takes, before that is learned."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         # Ids of replicas that this router takes first of equals, since others take the rest (core/sharing/hearing.py).
@@ -120,6 +122,7 @@ class Router:
             resync=resync,
             suspect=suspect,
             cleared=cleared,
+            several=several,
         )
         self.fleet, self.knowledge, self.models = observations.fleet, observations.knowledge, observations.models
         self.fleet.means.load_guesses.update(load_guesses or {})

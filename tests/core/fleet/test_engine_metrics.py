@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.facts.replicas import Load
+from router.core.facts.replicas import CapacitySource, Load
 from router.core.fleet.engine_metrics import engines, parse_load
 
 # Lines as vLLM 0.32 prints them, look-alikes included.
@@ -12,7 +12,7 @@ VLLM = """\
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="tiny"} 8.0
 vllm:num_requests_waiting{engine="0",model_name="tiny"} 2.0
-vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 5.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 1.0
 vllm:kv_cache_usage_perc{engine="0",model_name="tiny"} 0.5647058823529412
 vllm:prefix_cache_queries_total{engine="0",model_name="tiny"} 26642.0
 vllm:prefix_cache_queries_created{engine="0",model_name="tiny"} 1.795250687284222e+09
@@ -42,7 +42,7 @@ def test_a_vllm_page() -> None:
     """All that placement asks of vLLM is read, and no line that only looks like one of them."""
     assert parse_load(VLLM) == Load(
         running=8,
-        waiting=2,
+        waiting=1,
         kv_usage=0.5647058823529412,
         kv_tokens_max=32 * 19_208,
         block_tokens=32,
@@ -52,6 +52,9 @@ def test_a_vllm_page() -> None:
         cache_hit_tokens_total=928,
         prefix_caching=True,
         started_s=1795250687.284222,
+        deferred=1,
+        kv_source=CapacitySource.PRODUCT,
+        kv_blocks=19_208,
     )
 
 
@@ -67,6 +70,8 @@ def test_an_sglang_page() -> None:
         generation_tokens_total=200,
         cache_query_tokens_total=1_000,
         cache_hit_tokens_total=300,
+        kv_source=CapacitySource.PRODUCT,
+        kv_blocks=100,
     )
 
 
@@ -96,7 +101,7 @@ def test_ranks_behind_one_page_are_added_up() -> None:
     """Two data-parallel engines: counts and capacity are summed, usage is the mean, the block size stays."""
     second = VLLM.replace('engine="0"', 'engine="1"').replace("0.5647058823529412", "0.0")
     load = parse_load(VLLM + second)
-    assert (load.running, load.waiting, load.prompt_tokens_total) == (16, 4, 53_284)
+    assert (load.running, load.waiting, load.prompt_tokens_total) == (16, 2, 53_284)
     assert (load.kv_tokens_max, load.block_tokens) == (2 * 32 * 19_208, 32)
     assert load.kv_usage == 0.5647058823529412 / 2
 
@@ -159,7 +164,14 @@ def test_one_rank_of_sglang() -> None:
         SGLANG.replace('pp_rank="0"', f'dp_rank="{rank}",pp_rank="0"').replace(" 3.0", f" {rank}.0") for rank in (0, 1)
     ]
     page = "".join(ranks) + 'sglang:max_total_num_tokens{dp_rank="1",model_name="tiny"} 900.0\n'
-    assert parse_load(page, 1) == Load(running=1, waiting=4, kv_usage=0.25, kv_tokens_max=900, block_tokens=16)
+    assert parse_load(page, 1) == Load(
+        running=1,
+        waiting=4,
+        kv_usage=0.25,
+        kv_tokens_max=900,
+        block_tokens=16,
+        kv_source=CapacitySource.ENGINE,
+    )
     assert parse_load(page, 2) == Load(block_tokens=16)
 
 
