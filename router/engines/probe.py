@@ -27,10 +27,11 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.core.facts.replicas import Load, Replica, ServedModel
+from router.core.facts.replicas import CapacitySource, Load, Replica, ServedModel, Sleep
 from router.core.fleet.engine_metrics import parse_load
 from router.core.placement.router import Router
 from router.engines import fetch
+from router.engines.metrics_page import MetricsPages
 from router.loop import guarded
 from router.settings.descriptors import none_left, shortage
 from router.settings.schema import ProbeSettings
@@ -67,6 +68,10 @@ class _Page(NamedTuple):
     left_out: int  # models beyond those that are read
 
 
+class _Sleeping(msgspec.Struct):
+    is_sleeping: bool
+
+
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -91,6 +96,7 @@ class Prober:
         *,
         on_ready: Callable[[str], None] = lambda _: None,
         settings: ProbeSettings,
+        pages: MetricsPages,
         kv_tokens_max: int,
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -104,6 +110,8 @@ class Prober:
         self._row_bytes: Counter[str] = Counter()  # bytes of rows that are kept, by server
         self._kv_tokens_max = kv_tokens_max
         self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
+        self._pages = pages
+        self._without_sleep: set[str] = set()  # servers without a page /is_sleeping
         self._soon: dict[str, int] = {}  # rounds left at four times the pace, by replica
         self._wakes: dict[str, asyncio.Event] = {}
         self._stale: set[str] = set()  # replicas whose models are read in the next round, whatever is due
@@ -154,6 +162,7 @@ class Prober:
         self._reread_s.pop(replica, None)
         self.left_out.pop(replica, None)
         self._row_bytes.pop(Replica(replica).url, None)
+        self._without_sleep.discard(Replica(replica).url)
 
     def reread(self, replica: str) -> None:
         """Read the replica's models soon, at most once a second: its list was wrong."""
@@ -212,18 +221,26 @@ class Prober:
                 silent = not failure.refused and not failure.status
                 self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
             return
-        page = await self._metrics(server)
+        page = await self._pages.read(server)
         if served is not None:
             self._stale.discard(replica)
             self._serves(replica, served)
         for rank in self._ranks(replica):
-            self._router.observe_load(rank, await self._load(rank, page), time.monotonic())
-            member = self._router.member(rank)
-            has_models = bool(member and member.models)
-            why = "serves no model" if not has_models else "healthy"
-            if has_models and (left_out := self.left_out.get(rank)):
-                why = f"healthy; {left_out} of its models are left out (probe.models_max)"
-            self._heard(rank, ok=has_models, proof=False, why=why)
+            load = await self._load(rank, page)
+            self._router.observe_load(rank, load, time.monotonic())
+            self._judge(rank, load.sleep)
+
+    def _judge(self, rank: str, sleep: Sleep | None) -> None:
+        """Tell the router how a member is that answers."""
+        member = self._router.member(rank)
+        if sleep in (Sleep.ASLEEP, Sleep.PAUSED):
+            self._heard(rank, ok=False, proof=False, why=sleep.value, sure=True)
+        elif member is None or not member.models:
+            self._heard(rank, ok=False, proof=False, why="serves no model")
+        else:
+            left_out = self.left_out.get(rank)
+            why = f"healthy; {left_out} of its models are left out (probe.models_max)" if left_out else "healthy"
+            self._heard(rank, ok=True, proof=False, why=why)
 
     def _ranks(self, replica: str) -> list[str]:
         """Ids of all members behind the replica's URL: the server itself, or its ranks, which come and go together."""
@@ -237,17 +254,23 @@ class Prober:
         ranks = map(self._router.member, self._ranks(replica))
         return not all(member is not None and member.models for member in ranks)
 
-    def _heard(self, replica: str, *, ok: bool, proof: bool, why: str, silent: bool = False) -> None:
+    def _heard(
+        self, replica: str, *, ok: bool, proof: bool, why: str, silent: bool = False, sure: bool = False
+    ) -> None:
+        """Take one observation. `proof`: the engine's process is gone. `sure`: one failure is enough, though it is
+        there."""
         member = self._router.member(replica)
         news = member is not None and member.health.why != why  # each change is logged once, with its reason
-        flipped = self._router.observe_health(replica, ok, why, proof=proof, silent=silent)
+        flipped = self._router.observe_health(replica, ok, why, proof=proof or sure, silent=silent)
         if flipped or (news and not ok):
             event = {"event": "replica_up" if ok else "replica_down", "fields": {"replica": replica, "why": why}}
             level = logging.INFO if ok else logging.WARNING
-            log.log(level, "replica %s", "ready" if ok else "does not answer as it should", extra=event)
+            text = "gets no requests" if sure else "does not answer as it should"
+            log.log(level, "replica %s", "ready" if ok else text, extra=event)
         if flipped and ok:
             self._on_ready(replica)
         if proof:
+            self._without_sleep.discard(Replica(replica).url)
             if flipped:
                 self._router.forget(replica)
                 self._soon[replica] = SOON_ROUNDS
@@ -283,27 +306,38 @@ class Prober:
         self._row_bytes[server] = sum(len(model.row) for model in read.models)
         return read
 
-    async def _metrics(self, server: str) -> str | None:
-        """The metrics page; "" where it is switched off, None where it is late or broken."""
-        try:
-            return (await self._get(f"{server}/metrics")).decode(errors="replace")
-        except ProbeFailed as failure:
-            return "" if failure.status == 404 else None
-
     async def _load(self, replica: str, page: str | None) -> Load:
         if page is None:  # the last page's load is the best estimate
             member = self._router.member(replica)
             return member.load if member else Load()
         rank = Replica(replica).rank
         if len(page) <= PARSE_BYTES_MAX:
-            return self._with_capacity(parse_load(page, rank))
-        loop = asyncio.get_running_loop()
-        return self._with_capacity(await loop.run_in_executor(None, parse_load, page, rank))
+            load = parse_load(page, rank)
+        else:
+            load = await asyncio.get_running_loop().run_in_executor(None, parse_load, page, rank)
+        if load.sleep is None and page.find("vllm:") >= 0:
+            load = replace(load, sleep=await self._sleep(Replica(replica).url))
+        return self._with_capacity(load)
 
     def _with_capacity(self, load: Load) -> Load:
         if load.kv_tokens_max is None and self._kv_tokens_max:
-            return replace(load, kv_tokens_max=self._kv_tokens_max)
+            return replace(load, kv_tokens_max=self._kv_tokens_max, kv_source=CapacitySource.CONFIG)
         return load
+
+    async def _sleep(self, server: str) -> Sleep | None:
+        """vLLM's `/is_sleeping`, for releases whose metrics do not state it (before 0.11); None without that page."""
+        if server in self._without_sleep:
+            return None
+        try:
+            asleep = msgspec.json.decode(await self._get(f"{server}/is_sleeping"), type=_Sleeping).is_sleeping
+        except ProbeFailed as failure:
+            if failure.status:
+                self._without_sleep.add(server)
+            return None
+        except _UNREADABLE:
+            self._without_sleep.add(server)
+            return None
+        return Sleep.ASLEEP if asleep else Sleep.AWAKE
 
     async def _get(self, url: str) -> bytes:
         try:

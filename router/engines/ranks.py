@@ -26,8 +26,8 @@ import aiohttp
 import msgspec
 
 from router.core.facts.replicas import Replica
-from router.core.fleet.engine_metrics import engines
 from router.engines import fetch
+from router.engines.metrics_page import MetricsPages
 from router.settings.schema import ProbeSettings
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,8 @@ def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[
 class Ranks:
     """Asks servers for their ranks, and again: soon where there was no answer, otherwise every `models_interval_s`."""
 
-    def __init__(self, settings: ProbeSettings, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, settings: ProbeSettings, pages: MetricsPages, tls: ssl.SSLContext | None = None) -> None:
+        self._pages = pages
         self._interval_s = settings.interval_s
         self._again_s = settings.models_interval_s
         self._page_bytes_max = settings.page_bytes_max
@@ -204,6 +205,7 @@ class Ranks:
 
     def _forget(self, server: str) -> None:
         self._forget_answer(server)
+        self._pages.left(server)
         for known in (self._counts, self._instances):
             known.pop(server, None)
 
@@ -234,8 +236,10 @@ class Ranks:
         version = _version(info.version) if info is not None else ""
         if info is not None and info.dp_size is not None:
             return info.dp_size, version
-        page = await self._page(f"{base_url}/metrics", bytes)
-        return (max(1, len(engines(page.decode(errors="replace")))) if page else 1), version
+        named = await self._pages.engines(base_url)
+        if named is None:
+            raise _Silent
+        return named, version
 
     async def _ask_version(self, base_url: str) -> str:
         """The version that vLLM tells; "" where there is no such page. Raises _Silent."""

@@ -78,6 +78,7 @@ def router_of(hub: HubParts) -> Router:
         stuck_after_s=s.upstream.stuck_after_s,
         breaker_changed=lambda id_, state, why: hub.roster.stood(id_, state, why),
         cleared=lambda id_: hub.warmer.cleared(id_),
+        several=lambda id_: hub.roster.several(id_),
         suspect=lambda id_: hub.events.suspect(id_, "connection refused") if hub.events else None,
         explainer=Explainer(s.observatory.blocks_max, replay_window_s=window_s) if s.observatory.enabled else None,
     )
@@ -235,7 +236,7 @@ def placer_of(hub: HubParts) -> LocalPlacer:
         refused=lambda replica: hub.roster.refused(replica),
         page=hub.pages.page,
         limits=s.admission,
-        load_stale_s=STALE_PROBES * s.probe.interval_s,
+        load_stale_s=STALE_PROBES * max(s.probe.interval_s, s.probe.metrics_interval_s),
         shed=hub.metrics.shed,
         made=lambda *made: hub.link.link.made(*made) if hub.link is not None else None,
         told_within_s=lambda: hub.link.told_within_s() if hub.link is not None else 0.0,
@@ -286,6 +287,7 @@ def prober_of(hub: HubParts) -> Prober:
         lambda id_: hub.roster.lost(id_),
         on_ready=lambda id_: hub.roster.ready(id_),
         settings=hub.settings.probe,
+        pages=hub.metrics_pages,
         kv_tokens_max=hub.settings.routing.kv_tokens_max,
         tls=hub.tls,
     )
@@ -316,7 +318,7 @@ def pairs_of(hub: HubParts, hands: HandProber) -> PairWarmer:
 
 def ranks_of(hub: HubParts) -> Ranks:
     """What asks servers how many data-parallel ranks they have."""
-    return Ranks(hub.settings.probe, hub.tls)
+    return Ranks(hub.settings.probe, hub.metrics_pages, hub.tls)
 
 
 def subscriber_of(hub: HubParts) -> Subscriber:

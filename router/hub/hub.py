@@ -21,6 +21,7 @@ from router.core.admission.holding import TICK_S
 from router.engines.announce import Announcer
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.kv_events.subscriber import Subscriber
+from router.engines.metrics_page import MetricsPages
 from router.hub import assembly
 from router.hub.roster import ReplicaRoster
 from router.hub.sharing import RouterLink
@@ -100,6 +101,8 @@ class Hub:
         self.admission = self.placer.admission
         self.warmer = assembly.warmer_of(self)
         self._stack.push_async_callback(self.warmer.close)
+        self.metrics_pages = MetricsPages(self.settings.probe, self.tls)
+        self._stack.push_async_callback(self.metrics_pages.close)
         self.prober = assembly.prober_of(self)
         self._stack.push_async_callback(self.prober.close)
         ranks = assembly.ranks_of(self)

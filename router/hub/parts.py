@@ -13,6 +13,7 @@ from router.core.placement.router import Router
 from router.engines.discovery.static import StaticDiscovery
 from router.engines.discovery.together import Together
 from router.engines.kv_events.subscriber import Subscriber
+from router.engines.metrics_page import MetricsPages
 from router.engines.probe import Prober
 from router.hub.admitter import Admitter
 from router.hub.local_placer import LocalPlacer
@@ -49,6 +50,7 @@ class HubParts(Protocol):
     admission: Admitter
     warmer: Warmer
     events: Subscriber | None
+    metrics_pages: MetricsPages
     roster: ReplicaRoster
     prober: Prober
     prompts: Prompts | None

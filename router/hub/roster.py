@@ -212,6 +212,11 @@ class ReplicaRoster:
                 fields = {"replica": id_, "why": why, "for_s": round(now_s - since_s)}
                 log.warning("no KV events of a ready replica", extra={"event": "events_down", "fields": fields})
 
+    def several(self, replica: str) -> None:
+        """Warn of a replica whose metrics are of several processes in turn."""
+        text = "replica's metrics are of several processes in turn, so that restarts cannot be seen by them"
+        log.warning(text, extra={"event": "metrics_of_several", "fields": {"replica": replica}})
+
     def stood(self, replica: str, state: State, why: str) -> None:
         """Log a change of the replica's breaker: requests say what its health checks do not."""
         level = logging.INFO if state is State.CLOSED else logging.WARNING

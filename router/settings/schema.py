@@ -304,6 +304,11 @@ class ProbeSettings:
     comes back, and when a model is asked for that no replica lists."""
     models_max: Positive = 4_096
     """Models that are read of a replica's `/v1/models`. Those beyond it are not known here; a warning says how many."""
+    metrics: bool = True
+    """Whether replicas' `/metrics` are read. Off: no load, capacity or restart is known by them."""
+    metrics_interval_s: NotNegative = 0.0
+    """Seconds between two looks at `/metrics`, for engines that suffer from them; 0: with every round of probes. After
+    one that was late there is a pause of up to a minute in any case."""
     api_key: str = ""
     """Bearer token sent with probes, for engines started with `--api-key`; clients' own keys are passed on."""
     page_bytes_max: Positive = 8 << 20

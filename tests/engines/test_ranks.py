@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from router.core.dialects.ranks import RANK_HEADER, for_rank
-from router.core.facts.replicas import Load, Replica
+from router.core.facts.replicas import CapacitySource, Load, Replica
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
+from router.engines.metrics_page import MetricsPages
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks, expand
 from router.http.exchange import EngineAnswer
@@ -35,7 +37,7 @@ SOURCES = {"0": {"publisher": "zmq"}, "1": {"publisher": "zmq"}}
 async def ranks() -> AsyncIterator[Ranks]:
     """Asks again at once."""
     async with asyncio.timeout(60):
-        found = Ranks(ProbeSettings(interval_s=0.01, models_interval_s=0.0, api_key="k"))
+        found = asking(interval_s=0.01, models_interval_s=0.0, api_key="k")
         yield found
         await found.close()
 
@@ -56,14 +58,31 @@ async def router(engine: FakeEngine) -> Router:
     return found
 
 
+class AskingRanks(Ranks):
+    """Ranks with a reader of metrics of their own."""
+
+    async def close(self) -> None:
+        """Close both."""
+        await super().close()
+        await self._pages.close()
+
+
+def asking(**given: Any) -> Ranks:
+    """Ranks that are asked for at these intervals."""
+    settings = ProbeSettings(**given)
+    return AskingRanks(settings, MetricsPages(settings))
+
+
 async def probe(router: Router, ids: Iterable[str]) -> list[str]:
     """One round of each; returns who was found lost."""
     lost: list[str] = []
     settings = ProbeSettings(interval_s=9.0, models_interval_s=9.0)
-    prober = Prober(router, lost.append, settings=settings, kv_tokens_max=0)
+    pages = MetricsPages(settings)
+    prober = Prober(router, lost.append, settings=settings, pages=pages, kv_tokens_max=0)
     for id_ in ids:
         await prober.probe(id_, models=True)
     await prober.close()
+    await pages.close()
     return lost
 
 
@@ -174,7 +193,7 @@ async def test_ranks_take_the_place_of_their_server(engine: FakeEngine, other: F
 
 async def test_a_server_is_asked_again_when_in_doubt(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Known numbers are asked for seldom, but soon after the server was lost."""
-    seldom = Ranks(ProbeSettings(interval_s=0.01, models_interval_s=3_600.0))
+    seldom = asking(interval_s=0.01, models_interval_s=3_600.0)
     found = seldom.follow(sets_of(engine.url))
     assert len(await anext(found)) == 1
     engine.kv_event_sources = SOURCES
@@ -222,11 +241,11 @@ async def test_one_round_serves_all_ranks(engine: FakeEngine, router: Router) ->
     """A server is asked once a round; each rank hears its own load, and all are ready."""
     engine.metrics = METRICS
     assert await probe(router, router.fleet.members) == []
-    assert engine.probes == {"health": 1, "models": 1, "metrics": 1}
+    assert engine.probes == {"health": 1, "models": 1, "metrics": 1, "is_sleeping": 1}
     loads = [member.load for member in router.fleet.members.values()]
     assert loads == [
-        Load(running=1, kv_tokens_max=1_600, block_tokens=16),
-        Load(running=7, kv_tokens_max=3_200, block_tokens=16),
+        Load(running=1, kv_tokens_max=1_600, block_tokens=16, kv_source=CapacitySource.PRODUCT, kv_blocks=100),
+        Load(running=7, kv_tokens_max=3_200, block_tokens=16, kv_source=CapacitySource.PRODUCT, kv_blocks=200),
     ]
     assert [set(member.models) for member in router.fleet.ready()] == [{"m"}, {"m"}]
 
@@ -293,7 +312,7 @@ async def test_who_leaves_is_not_held_up(
     """A replica that leaves is gone at once, though another one joins that does not answer; that one joins when it has
     been waited for, and those that come meanwhile do not wait for it."""
     monkeypatch.setattr("router.engines.ranks.SETTLE_S", 3_600.0)
-    seldom = Ranks(ProbeSettings(interval_s=3_600.0, models_interval_s=3_600.0, timeout_s=60.0))
+    seldom = asking(interval_s=3_600.0, models_interval_s=3_600.0, timeout_s=60.0)
     sets = Told()
     async with Hung() as hung:
         found = seldom.follow(sets.watch())
@@ -318,7 +337,7 @@ async def test_who_leaves_is_not_held_up(
 async def test_another_engine_is_asked_anew(engine: FakeEngine) -> None:
     """What was known of a former engine at an address is asked of the next at once; ranks keep what discovery knows. An
     instance that becomes known is no other engine."""
-    seldom = Ranks(ProbeSettings(interval_s=3_600.0, models_interval_s=3_600.0, timeout_s=60.0))
+    seldom = asking(interval_s=3_600.0, models_interval_s=3_600.0, timeout_s=60.0)
     sets = Told()
     found = seldom.follow(sets.watch())
     engine.version = {"version": "0.31.0"}

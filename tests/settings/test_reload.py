@@ -27,7 +27,7 @@ def other_than(value: Any) -> Any:
     if isinstance(value, int):
         return value + 1
     if isinstance(value, float):
-        return value / 2
+        return value / 2 or 1.0
     return value + (("x",) if isinstance(value, tuple) else "x")
 
 

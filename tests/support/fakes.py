@@ -66,6 +66,7 @@ class FakeEngine:
     kv_event_sources: dict[str, Any] | None = None  # vLLM's page; there is none unless given
     server_info: dict[str, Any] | None = None  # SGLang's
     version: dict[str, Any] | None = None  # vLLM's page of its version
+    sleeping: dict[str, Any] | None = None  # vLLM's page of its sleep state, with VLLM_SERVER_DEV_MODE only
     probes: Counter[str] = field(default_factory=Counter)  # requests of each page
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # a client left while we were at work
     at_work: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,6 +82,7 @@ class FakeEngine:
         app.router.add_get("/kv_event_sources", self._sources)
         app.router.add_get("/server_info", self._info)
         app.router.add_get("/version", self._version)
+        app.router.add_get("/is_sleeping", self._sleeping)
         app.router.add_route("*", "/{path:.*}", self._generate)
         self._runner, self.port = await listening(app, self.port, handler_cancellation=True)
         return self
@@ -109,6 +111,10 @@ class FakeEngine:
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.Response(status=404) if self.version is None else web.json_response(self.version)
+
+    async def _sleeping(self, _: web.Request) -> web.Response:
+        self.probes["is_sleeping"] += 1
+        return web.Response(status=404) if self.sleeping is None else web.json_response(self.sleeping)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         self.probes["metrics"] += 1

@@ -154,6 +154,11 @@ class Replicas(Collector):
         text = "Tokens found in the engine's prefix cache, by its own count."
         found = ((id_, hits) for id_, _, hits in loads if hits is not None)
         yield counters("replica_cache_hit_tokens", text, "replica", found)
+        sources = [(m.id, m.page_source.restarts, m.page_source.ignored) for m in router.members]
+        text = "Restarts of the replica's engine, as its metrics show."
+        yield counters("replica_restarts", text, "replica", ((id_, restarts) for id_, restarts, _ in sources))
+        text = "Metrics pages of another process than the one before that are no restart: several answer in turn."
+        yield counters("replica_ignored_restarts", text, "replica", ((id_, ignored) for id_, _, ignored in sources))
         text = f"These hits over queries since the engine started; until {OLD_NAMES_UNTIL}."
         yield each("hit_rate", text, _engine_rate)
         yield gauge(
