@@ -39,7 +39,7 @@ from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
 from router.core.placement.wanted import Wanted
-from router.edge.early import at_work, is_read
+from router.edge.early import at_work, is_read, label
 from router.edge.legs import LegCaller
 from router.edge.relay import Relay
 from router.edge.retry_budget import RetryBudget
@@ -63,9 +63,9 @@ from router.http.failures import (
 from router.http.request import Refusal
 from router.http.upstream import FULL_S, Upstream
 from router.placer import Placed, Placer
-from router.reading.answering import made_response, none_ready
+from router.reading.answering import ID_WITHIN_BYTES, made_response, none_ready
 from router.reading.placing import UNSENT_MAX, placed
-from router.reading.question import RESPONSES, STORED, Question
+from router.reading.question import RESPONSES, Question
 from router.reading.usage import UsageAsking
 from router.telemetry.record import RequestRecord
 
@@ -243,15 +243,12 @@ class Attempts:
     async def _attempt(self, question: Question, lease: Placed, *, fresh: bool) -> EngineAnswer:
         """`fresh`: on new connections. Raises a Failure."""
         self._usage.ask(question, lease.replica)
-        request, streams, trace = question.request, question.wanted.ask.stream, question.trace
+        request, asked, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
-        whole = not (streams or request.method == "GET")  # a stored response may come as a stream of events
         leg = lease.receipt.leg if question.wanted.may_split else None
         if leg is not None:
             within_s = self.limits.pull_stall_s + lease.receipt.ttft_p90_ms / 1e3
-            answer = await self._legs.call(
-                question, lease, leg, lines, whole=whole, blocks_within_s=within_s, fresh=fresh
-            )
+            answer = await self._legs.call(question, lease, leg, lines, blocks_within_s=within_s, fresh=fresh)
         else:
             replica, body, pull = lease.replica, question.body, lease.receipt.pull
             pull_within_s: float | None = None
@@ -261,17 +258,15 @@ class Attempts:
             if "#" in replica and (rank := Replica(replica).rank) is not None:
                 lines, body = for_rank(rank, request.path, lines, body)
             answer = await self._upstream.call(
-                replica,
-                request.method,
-                request.target,
-                lines,
-                body,
-                whole=whole,
-                pull_within_s=pull_within_s,
-                fresh=fresh,
+                replica, request.method, request.target, lines, body, pull_within_s=pull_within_s, fresh=fresh
             )
             if pull_within_s is not None and is_read(answer):
                 answer = answered(await at_work(answer, question.dialect.begun, self._upstream))
+        if asked and request.path in PATHS:
+            label(answer)
+        stores = request.path == RESPONSES and question.stored
+        if stores and not (answer.whole or answer.streams):  # its id must be known before its client can use it
+            answer = answered(await at_work(answer, _names_itself, self._upstream))
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)
         if answer.status in REFUSED or answer.head.startswith(ERROR_EVENT):
@@ -279,6 +274,7 @@ class Attempts:
             if lacking:
                 raise LacksModel(answer, lacking)
         try:
+            streams = asked or answer.streams
             status = _first_status(question, answer) if streams and not answer.whole else 200
         except NotStream:
             self._upstream.done(answer)
@@ -291,7 +287,7 @@ class Attempts:
             await self._judge_abort(lease, answer, abort)
         elif status >= 500:
             raise EngineFailed(answer) if leg is None or leg.alone else BlocksFailed(answer)
-        if request.path == RESPONSES and question.stored and (made := made_response(answer.head)):
+        if stores and (made := made_response(answer.head)):
             self._placer.made_response(made, lease.replica, question.wanted.tenant)
         return answer
 
@@ -408,14 +404,14 @@ def _status_of(failure: Failure) -> int:
 
 
 def judge_of(question: Question, answer: EngineAnswer) -> Dialect | None:
-    """The dialect that can say whether a stream is whole. None for what does not stream, is compressed, or has no
-    dialect."""
-    request = question.request
-    fetched = request.method == "GET" and request.path.startswith(STORED)  # a stored response, with `stream=true`
-    if not answer.streams or answer.status != 200 or not (question.wanted.ask.stream or fetched):
-        return None
-    encoded = any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
-    return None if encoded else question.dialect if fetched else PATHS.get(request.path)
+    """The dialect that can say whether an answer is whole. None for what is no stream of events, is compressed, or has
+    no dialect."""
+    return question.judge if is_read(answer) else None
+
+
+def _names_itself(head: bytes) -> bool:
+    """Whether the beginning of a stored response has its id, or is too long for one to come."""
+    return len(head) > ID_WITHIN_BYTES or made_response(head) is not None
 
 
 def _first_status(question: Question, answer: EngineAnswer) -> int:

@@ -318,7 +318,7 @@ class Continuations:
         if "#" in replica and (rank := Replica(replica).rank) is not None:
             lines, body = for_rank(rank, path, lines, body)
         try:
-            answer = await self._upstream.call(replica, "POST", path, lines, body, whole=False, fresh=fresh)
+            answer = await self._upstream.call(replica, "POST", path, lines, body, fresh=fresh)
         except EngineFailed as failure:
             self._upstream.done(failure.answer)
             return failure

@@ -18,9 +18,16 @@ from router.http.upstream import Upstream
 
 def is_read(answer: EngineAnswer) -> bool:
     """Whether an answer is a stream whose events can be told apart."""
-    if not answer.streams or answer.status != 200:
-        return False
-    return not any(line[:17].lower() == b"content-encoding:" for line in answer.lines)
+    return answer.streams and answer.status == 200
+
+
+def label(answer: EngineAnswer) -> None:
+    """Treat the answer to a request for a stream as one if its body begins so, whatever its content type is: clients
+    that asked for a stream read it as one, and some engines and proxies send another type or none."""
+    if answer.streams or answer.coded or answer.status != 200 or answer.whole:
+        return
+    if answer.head.strip() and sse.begins_well(answer.head):
+        answer.streams = answer.unlabelled = True
 
 
 def says_full(answer: EngineAnswer) -> bool | None:

@@ -98,15 +98,13 @@ class LegCaller:
         leg: PrefillLeg,
         lines: Sequence[bytes],
         *,
-        whole: bool,
         blocks_within_s: float | None = None,
         fresh: bool = False,
     ) -> EngineAnswer:
-        """Return when the decode leg's answer has begun; with `whole`, when it is whole. Where both legs run at once,
-        a stream has `blocks_within_s` from the end of the prefill leg; None: as long as any answer. `fresh`: both go
-        out on new connections. Raises a Failure,
-        which is PrefillFailed where the prefilling replica is at fault."""
-        split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), whole=whole, fresh=fresh)
+        """Return when the decode leg's answer has begun. Where both legs run at once, a stream has `blocks_within_s`
+        from the end of the prefill leg; None: as long as any answer. `fresh`: both go out on new connections. Raises a
+        Failure, which is PrefillFailed where the prefilling replica is at fault."""
+        split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), fresh=fresh)
         if leg.handshake is Handshake.NIXL:
             return await self._in_turn(split)
         return await self._together(split, blocks_within_s)
@@ -224,7 +222,7 @@ class LegCaller:
             return
         if gone.done():
             raise BlocksStalled("its answer has not begun, and the replica that prefilled its prompt is gone")
-        if not split.whole:
+        if split.question.wanted.ask.stream:
             raise BlocksStalled("its answer has not begun, long after its prompt was prefilled")
         await asyncio.wait((decode,))
 
@@ -330,9 +328,7 @@ class LegCaller:
         self, split: SplitRequest, body: bytes, lines: Sequence[bytes], sent: Callable[[], None] | None = None
     ) -> EngineAnswer | Failure:
         """The decode leg's answer, which has begun, or why there is none."""
-        came = await self._called(
-            split.lease.replica, split.question, lines, body, whole=split.whole, sent=sent, fresh=split.fresh
-        )
+        came = await self._called(split.lease.replica, split.question, lines, body, sent=sent, fresh=split.fresh)
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return BlocksFailed(came)
         if isinstance(came, EngineAnswer) and came.streams:
@@ -342,11 +338,7 @@ class LegCaller:
     async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:
         """The answer of the decoding replica where it computes the prompt, too."""
         question = split.question
-        return answered(
-            await self._called(
-                split.lease.replica, question, lines, question.body, whole=split.whole, fresh=split.fresh
-            )
-        )
+        return answered(await self._called(split.lease.replica, question, lines, question.body, fresh=split.fresh))
 
     async def _called(
         self,
@@ -355,7 +347,7 @@ class LegCaller:
         lines: Sequence[bytes],
         body: bytes,
         *,
-        whole: bool,
+        whole: bool = False,
         sent: Callable[[], None] | None = None,
         fresh: bool,
     ) -> EngineAnswer | Failure:

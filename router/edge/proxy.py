@@ -185,14 +185,14 @@ class Proxy:
             return Outcome(Ending.FAILED)
         if answer.status >= 400:
             return Outcome(Ending.REFUSED_BY_ENGINE)
-        if question.wanted.ask.stream and relay is not None:
+        if answer.streams and relay is not None:
             if relay.ending in TOLD:
                 return Outcome(relay.ending)
             if (status := dialect.event_error(answer.head)) is not None:  # of a stream that is not judged at its end
                 return Outcome(errors.ending_of(status, answer.head))
             usage = self._believed(dialect.stream_usage(relay.tail), call, relay.bytes)
             return Outcome(_OK, usage, relay.events if usage is not None else _used(call, relay))
-        # An answer that was too long to be kept until it was whole was relayed, and has its usage at the end.
+        # An answer that was not held until it was whole was relayed, and has its usage at the end.
         size, end = (len(answer.head), answer.head) if relay is None else (relay.bytes, relay.tail)
         usage = self._believed(dialect.usage(end), call, size)
         if usage is not None or not question.metered:
@@ -227,15 +227,19 @@ class Proxy:
             question.request.answer(answer.status, lines, answer.head)
             call.outcome = self._outcome(call)
             return
+        streams = question.wanted.ask.stream or (answer.streams and question.request.method == "POST")
+        record.stream = record.stream or streams
         last = None
         if FINAL_RECEIPT in question.request.fields and self.receipts and question.receipts:
             last = final_receipt(question.dialect, call.lease.receipt, record, isolated=may_not_hear(caller, record))
+        takes_out = answer.streams and self._usage.takes_out(question, answer.replica)
         call.relay = Relay(
             answer,
             question.request.begin(answer.status, lines),
-            begun=self._begun(call, record) if question.wanted.ask.stream else None,
-            strip_usage=question.dialect if self._usage.takes_out(question, answer.replica) else None,
+            begun=self._begun(call, record) if streams else None,
+            strip_usage=question.dialect if takes_out else None,
             judge=judge_of(question, answer),
+            speaks=question.dialect,
             last=last,
         )
 
@@ -300,13 +304,14 @@ class Proxy:
         """A function that takes a piece of a stream. It returns True, and notes the first token, when the piece shows
         that prefill is done. It does not refer to `call`: that would be a cycle, by way of the relay."""
         dialect, lease, called_s = call.question.dialect, call.lease, call.called_s
-        due_s = call.question.wanted.due_s
+        due_s, asked = call.question.wanted.due_s, call.question.wanted.ask.stream
 
         def begun(piece: bytes) -> bool:
             if not dialect.begun(piece):
                 return False
             now_s = self._clock()
-            self._placer.first_token(lease, now_s)
+            if asked:  # of any other the length of the prompt may be a guess, from which no speed may be learned
+                self._placer.first_token(lease, now_s)
             record.ttft_s = now_s - called_s
             if due_s is not None:
                 record.in_time = now_s <= due_s
@@ -335,6 +340,8 @@ class Proxy:
         self._placer.finish(lease, outcome, now_s)
         if (trace := call.question.trace) is not None and call.answer.status < 400:
             trace.head, trace.tail = call.answer.head, relay.tail if relay is not None else None
+            if relay is not None and not call.answer.streams:
+                trace.head, trace.tail = relay.tail, None
             trace.stored = call.question.wanted.ask.stored or False
         record.ending = outcome.ending
         record.usage = outcome.usage

@@ -30,6 +30,7 @@ from router.http.request import Stream
 # The tail of a stream: its last pieces, each at least a whole event unless that is very long, and bytes kept of each.
 TAIL_PIECES, TAIL_BYTES = 16, 8 << 10
 TOLD = (Ending.FAILED, Ending.REFUSED_BY_ENGINE)  # endings that the engine has told the client, by an error event
+RAW_TAIL_BYTES = TAIL_PIECES * TAIL_BYTES
 NAME_BYTES = 512  # bytes before a cut event that are looked at, too: enough to tell the kind of the events there
 PARTIAL_BYTES_MAX = 64 << 10
 
@@ -44,8 +45,8 @@ class Relay:
     """Takes one answer's body and writes it to one client."""
 
     __slots__ = (
-        "_answer", "_begun", "_client", "_dropping", "_events_only", "_judge", "_last", "_long_ended", "_partial",
-        "_tail", "_usage", "bytes", "ending", "events", "mark", "paused",
+        "_answer", "_begun", "_client", "_cuts", "_dropping", "_events_only", "_judge", "_last", "_last_bytes",
+        "_long_ended", "_partial", "_speaks", "_tail", "_usage", "bytes", "ending", "events", "mark", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -56,11 +57,13 @@ class Relay:
         begun: Callable[[bytes], bool] | None = None,
         strip_usage: Dialect | None = None,
         judge: Dialect | None = None,
+        speaks: Dialect | None = None,
         last: Callable[[bytes], bytes] | None = None,
     ) -> None:
         """`begun` is called with what passes until it returns True. With `strip_usage` the usage event, which only we
-        asked for, is left out. `judge` says whether the stream is whole; without it no stream is judged. `last`
-        makes what is sent behind a judged stream that is whole, of the tail that it is given."""
+        asked for, is left out. `judge` says whether the stream is whole; without it no stream is judged, and one that
+        breaks ends with an error event of the dialect `speaks` and a broken connection. `last` makes what is sent
+        behind a judged stream that is whole, of the tail that it is given."""
         self._answer = answer
         self._client = client
         self._begun = begun
@@ -68,12 +71,15 @@ class Relay:
         self.mark = self._usage.mark if self._usage is not None else b""
         self._events_only = answer.streams
         self._judge = judge
+        self._speaks = judge or speaks
+        self._cuts = judge is None or answer.unlabelled  # clients may not read events, or not know this one
         self._last = last
         self._dropping = False  # a `[DONE]` came before the stream was whole, so nothing more passes
         self._long_ended: Ending | None = None  # the ending that an event told which is too long for the tail
         self.ending: Ending | None = None  # the ending that the stream told, known at its end
         self._partial = bytearray()
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self._last_bytes = bytearray()  # of a body that is no stream of events
         self.events = 0
         self.paused = False  # the client does not read
         self.bytes = 0  # bytes that have passed, some with the framing of their chunks
@@ -81,7 +87,9 @@ class Relay:
 
     @property
     def tail(self) -> bytes:
-        """The last TAIL_PIECES pieces that have passed."""
+        """The last TAIL_PIECES pieces of a stream of events that have passed; of any other body, its last bytes."""
+        if not self._events_only:
+            return bytes(self._last_bytes)
         return b"".join(_unframed(piece) for piece in self._tail) if self._client.chunked else b"".join(self._tail)
 
     @property
@@ -98,8 +106,10 @@ class Relay:
 
     def body(self, data: bytes) -> None:
         """Pass bytes of the body on."""
-        if self._events_only:
-            data = self._whole_events(data)
+        if not self._events_only:
+            self._pass_raw(data)
+            return
+        data = self._whole_events(data)
         if data and not self._dropping:
             self._pass(data)
 
@@ -127,26 +137,36 @@ class Relay:
 
     def broke(self, event: Callable[[Dialect, bytes], bytes]) -> bool:
         """The body broke off. Returns True if all of the answer had come before that, or the error by which the engine
-        refused it. Otherwise the client is told: by an error event that `event` makes of the last events, or by a
-        broken connection where events mean nothing."""
+        refused it. Otherwise the client is told: by an error event that `event` makes of the last events, where there
+        are events, and by a broken connection where such an event may mean nothing."""
         self._partial.clear()
-        tail, judge = self.tail, self._judge
-        if judge is None:
-            self._client.cut()
-            return False
-        if tail and not tail.endswith((b"\n\n", b"\n\r\n")):
-            # An event that was too long to be held has passed in part. It ends here: what is behind it is heard.
+        tail, judge, speaks = self.tail, self._judge, self._speaks
+        within = bool(tail) and not tail.endswith((b"\n\n", b"\n\r\n"))
+        if judge is None or within:
             if self._usage is not None:
                 self._usage.close()
-            self._client.write(self._framed(b"\n\n" + event(judge, tail)))
-            self._client.end()
+            if self._events_only and speaks is not None:
+                # An event that was too long to be held has passed in part. It ends here: what is behind it is heard.
+                self._client.write(self._framed((b"\n\n" if within else b"") + event(speaks, tail)))
+            self._finish()
             return False
         self.ending = self._ended(judge, tail)
         whole = self.ending is Ending.OK and (not judge.says_done or _DONE.search(tail) is not None)
-        if not whole and self.ending not in TOLD:
+        if whole or self.ending in TOLD:
+            self._close()
+        else:
+            if self._usage is not None:
+                self._usage.close()
             self._client.write(self._framed(event(judge, tail)))
-        self._close()
+            self._finish()
         return whole or self.ending is Ending.REFUSED_BY_ENGINE
+
+    def _finish(self) -> None:
+        """End a body that is not whole."""
+        if self._cuts:
+            self._client.cut()
+        else:
+            self._client.end()
 
     def _close(self) -> None:
         if self._partial:
@@ -198,6 +218,16 @@ class Relay:
         passed = bytes(partial[:end])
         del partial[:end]
         return passed
+
+    def _pass_raw(self, data: bytes) -> None:
+        """Pass bytes of a body that is no stream of events."""
+        if self._begun is not None and self._begun(data):
+            self._begun = None
+        self.bytes += len(data)
+        self._last_bytes += data
+        if len(self._last_bytes) > 2 * RAW_TAIL_BYTES:
+            del self._last_bytes[:-RAW_TAIL_BYTES]
+        self._client.write(self._framed(data))
 
     def _pass(self, data: bytes) -> None:
         if self._judge is not None and (found := _DONE.search(data)):

@@ -25,7 +25,7 @@ AGAIN = "-alone"  # put behind a request's id where its engine has just been sen
 class SplitRequest:
     """One request in two legs."""
 
-    __slots__ = ("body_bytes", "concluded", "fresh", "id", "lease", "leg", "lines", "question", "whole")
+    __slots__ = ("body_bytes", "concluded", "fresh", "id", "lease", "leg", "lines", "question")
 
     def __init__(
         self,
@@ -35,7 +35,6 @@ class SplitRequest:
         lines: Sequence[bytes],
         id_: str,
         *,
-        whole: bool,
         fresh: bool = False,
     ) -> None:
         self.question = question
@@ -43,7 +42,6 @@ class SplitRequest:
         self.leg = leg
         self.lines = lines
         self.id = id_
-        self.whole = whole  # the decode leg is awaited to its end
         self.fresh = fresh  # both legs go out on new connections
         self.body_bytes = len(question.body)
         self.concluded = False  # the placer was told of the prefill leg's end

@@ -29,15 +29,14 @@ class AnswerWatch:
         stream so many bytes are kept."""
         self._question = question
         self._begun: Callable[[], None] | None = begun
-        self._streams = question.wanted.ask.stream
-        self._bytes_max = STREAM_BYTES_MAX if self._streams else whole_bytes_max
+        self._whole_bytes_max = whole_bytes_max
         self._usage: UsageFilter | None = None
         self._pieces: deque[bytes] = deque()
         self._kept_bytes = 0
         self.head = b""  # the first piece
         self.status = 0  # 0 before the head
         self.of_gateway = False  # the gateway itself gave the answer, for want of a replica
-        self.judged = False  # its body is a stream of events that can be read
+        self.judged = False  # its body is a stream of events that can be read, whatever was asked for
         self.seen = False  # whether its body comes by here
         self.ended = False  # whether all of its body came
         self.events = self.bytes = 0
@@ -55,6 +54,11 @@ class AnswerWatch:
     def take_usage_out(self) -> None:
         """Take usage out of the stream that has not begun: only the router asked for it."""
         self._usage = UsageFilter(self._question.dialect)
+
+    @property
+    def _streams(self) -> bool:
+        """Whether the answer streams, or was asked to."""
+        return self.judged or self._question.wanted.ask.stream
 
     def take(self, piece: bytes, *, end: bool) -> bytes | None:
         """A piece of the body came. Returns what the client gets in its stead; None: the piece itself."""
@@ -75,7 +79,8 @@ class AnswerWatch:
         self.bytes += len(piece)
         self._pieces.append(piece)
         self._kept_bytes += len(piece)
-        while self._kept_bytes > self._bytes_max and len(self._pieces) > 1:
+        bytes_max = STREAM_BYTES_MAX if self._streams else self._whole_bytes_max
+        while self._kept_bytes > bytes_max and len(self._pieces) > 1:
             self._kept_bytes -= len(self._pieces.popleft())
 
     def outcome(self, context_tokens: int, *, heads_told: bool) -> Outcome:
@@ -94,11 +99,9 @@ class AnswerWatch:
         if not self.ended:
             return Outcome(Ending.CLIENT_LEFT, events=self._used())
         dialect = self._question.dialect
-        if not self._streams:
+        if not self.judged:
             usage = self._believed(dialect.usage(self.tail), context_tokens)
             return Outcome(Ending.OK, usage, tokens_in(self.tail) if usage is None and self._question.metered else 0)
-        if not self.judged:
-            return Outcome(Ending.OK)
         ending = self._ending(dialect)
         if ending is not Ending.OK:
             return Outcome(ending)
@@ -109,7 +112,8 @@ class AnswerWatch:
         """How a stream ended: FAILED also if it did not say that it was whole."""
         if (status := dialect.event_error(self.head)) is not None:
             return errors.ending_of(status, self.head)
-        return dialect.ended(self.tail) or Ending.FAILED
+        judge = self._question.judge
+        return Ending.OK if judge is None else judge.ended(self.tail) or Ending.FAILED
 
     def _used(self) -> int:
         return tokens_of(self) if self._question.metered else self.events

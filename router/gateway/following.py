@@ -212,7 +212,8 @@ class Following:
         self._pulled()
         if self.lease is not None:
             now_s = self._parts.clock()
-            self._parts.placer.first_token(self.lease, now_s)
+            if self._question.wanted.ask.stream:  # otherwise its prompt's length may be a guess
+                self._parts.placer.first_token(self.lease, now_s)
             self._record.ttft_s = now_s - self._told_s
             due_s = self._question.wanted.due_s
             if due_s is not None:

@@ -62,21 +62,25 @@ class EngineAnswer:
 
     __slots__ = (
         "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter", "_whole_bytes_max", "begun",
-        "complete", "head", "lines", "moved", "named", "pull_within_s", "replica", "since_s", "sink", "status",
-        "streams", "tells_where", "until_eof", "until_whole",
+        "body_bytes", "coded", "complete", "head", "lines", "moved", "named", "pull_within_s", "replica", "since_s",
+        "sink", "status", "streams", "tells_where", "unlabelled", "until_eof", "until_whole",
     )  # fmt: skip
 
     def __init__(
         self, replica: str, loop: asyncio.AbstractEventLoop, *, until_whole: bool, whole_bytes_max: int
     ) -> None:
-        """An answer that streams begins with its first event; any other, and with `until_whole` every answer, begins
-        when it is whole or longer than `whole_bytes_max` bytes."""
+        """A stream of events begins with its first event. Any other body begins with its first bytes, unless it is
+        held (`headed`): then, and with `until_whole` in any case, it begins when it is whole, or longer than
+        `whole_bytes_max` bytes."""
         self.replica = replica
         self.until_whole, self.status = until_whole, 0
         self.lines: list[bytes] = []  # header lines, without those of one connection
         self.named = b""  # values of Connection, which name more headers of one connection
         self.tells_where = False  # a header may show where the engine is
-        self.streams = False  # the body is a stream of events
+        self.streams = False  # the body is a stream of events that can be read
+        self.unlabelled = False  # it is one though its content type is another
+        self.coded = False  # the body is compressed
+        self.body_bytes = -1  # length of the body by its head; -1: the head has none
         self.until_eof = False  # the body ends with the connection
         self.head = b""  # once begun: the first bytes of the body, or all of it
         self.complete = False  # the body was read to the end
@@ -98,8 +102,8 @@ class EngineAnswer:
 
     @property
     def whole(self) -> bool:
-        """Whether `head` is all of the body."""
-        return self.complete and self.until_whole
+        """Whether `head` is all of the body, and can be sent at once. A stream of events is relayed in any case."""
+        return self.complete and not self._pieces and (self.until_whole or not self.streams)
 
     @property
     def at_work(self) -> bool:
@@ -203,6 +207,15 @@ class EngineAnswer:
 
     # -- for the connection --------------------------------------------------------------------------------------
 
+    def headed(self, status: int) -> None:
+        """The head is whole: decide what is held. The body of a known and small length is, so that one that breaks off
+        can be tried again. So is an error, which says whether another replica may be tried."""
+        self.status = status
+        self.until_eof = self.until_eof and status not in NO_BODY
+        self.streams = self.streams and not self.coded and status not in NO_BODY
+        if not self.streams and (status >= 400 or 0 <= self.body_bytes <= self._whole_bytes_max):
+            self.until_whole = True
+
     def take(self, data: bytes) -> None:
         """A piece of the body came."""
         if self.sink is not None:
@@ -222,7 +235,7 @@ class EngineAnswer:
                 return False
             self.until_whole = False
             return True
-        if self._size > FIRST_EVENT_BYTES_MAX:
+        if not self.streams or self._size > FIRST_EVENT_BYTES_MAX:
             return True
         # The end of an event has at most three bytes, so it came in at most three pieces.
         return b"\n" in data and _EVENT_END.search(b"".join(self._pieces[-3:])) is not None
@@ -386,8 +399,10 @@ class EngineConnection(asyncio.Protocol):
         if self._answer is None:
             raise RuntimeError("an answer that nobody asked for")
         self._headed = self._between = False
-        self._answer.lines.clear()
-        self._answer.named, self._answer.tells_where, self._answer.until_eof = b"", False, True
+        answer = self._answer
+        answer.lines.clear()
+        answer.named, answer.tells_where, answer.until_eof = b"", False, True
+        answer.streams, answer.coded, answer.body_bytes = False, False, -1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header came. Trailers, which come behind the body, are dropped."""
@@ -401,10 +416,12 @@ class EngineConnection(asyncio.Protocol):
             answer.lines.append(b"%b: %b\r\n" % (name, value))
             if low == b"content-type":
                 answer.streams = value[:17].lower() == b"text/event-stream"
+            elif low == b"content-encoding":
+                answer.coded = value.strip().lower() not in (b"", b"identity")
             elif low in ADDRESS_HEADERS:
                 answer.tells_where = True
         elif low == b"content-length":
-            answer.until_eof = False
+            answer.until_eof, answer.body_bytes = False, int(value)
         elif low == b"transfer-encoding":
             if value.strip().lower() != b"chunked":  # passed on, the body would not be what the client takes it for
                 raise RuntimeError("a transfer coding other than chunked")
@@ -422,11 +439,9 @@ class EngineConnection(asyncio.Protocol):
                 raise RuntimeError("an upgrade that nobody asked for")
             return
         self._look_at_head(answer)
-        answer.status = status
-        answer.until_eof = answer.until_eof and status not in NO_BODY
+        answer.headed(status)
         self._keep = self._parser.should_keep_alive() and not answer.until_eof
         self._headed = True
-        answer.until_whole = answer.until_whole or not answer.streams
 
     def _look_at_head(self, answer: EngineAnswer) -> None:
         """Take out the headers that Connection names. Raises RuntimeError for a head over its limits, which may have

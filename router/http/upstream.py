@@ -186,15 +186,15 @@ class Upstream:
         lines: Sequence[bytes],
         body: bytes,
         *,
-        whole: bool,
+        whole: bool = False,
         pull_within_s: float | None = None,
         sent: Callable[[], None] | None = None,
         fresh: bool = False,
     ) -> EngineAnswer:
-        """Send a request, and return when its answer has begun; with `whole`, when the answer is whole or too long to
-        be kept. One that pulls may be silent for `pull_within_s` before that. `sent` is called when there is a
-        connection, on which the request goes out at once. With `fresh` that is a new one, which cannot be stale.
-        Raises a Failure.
+        """Send a request, and return when its answer has begun (EngineAnswer); with `whole`, when the answer is whole
+        or too long to be kept. One that pulls may be silent for `pull_within_s` before that. `sent` is called when
+        there is a connection, on which the request goes out at once. With `fresh` that is a new one, which cannot be
+        stale. Raises a Failure.
 
         `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
         a connection. `done` must be called with the answer.

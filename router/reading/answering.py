@@ -38,6 +38,7 @@ ENGINE_WORDS_CHARS_MAX, ENGINE_RANDOM_CHARS = 64, 16
 IDS_AT_ONCE = 64
 DETAIL_CHARS_MAX = 300
 HISTORY_CHANGED = "history_changed"
+ID_WITHIN_BYTES = 64 << 10  # of an answer, in which the id of a stored response is looked for
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _PATH_CHARS_MAX = 200
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
@@ -75,7 +76,8 @@ def route_of(path: str) -> str:
 def note(question: Question, record: RequestRecord) -> None:
     """Record what is known of a request before it is placed."""
     wanted = question.wanted
-    record.model, record.stream, record.sighting = wanted.model or "", wanted.ask.stream, wanted.sighting
+    record.model, record.sighting = wanted.model or "", wanted.sighting
+    record.stream = wanted.ask.stream or question.form_streams
     record.repairs, record.warning = question.repairs, question.warning
     record.priority, record.wanted_ttft_ms = wanted.priority, question.ttft_ms
     whose = question.whose
@@ -153,7 +155,7 @@ def final_receipt(
 
 def made_response(head: bytes) -> str | None:
     """The id of a stored response, from the beginning of an answer; None where there is none."""
-    found = _RESPONSE_ID.search(head, 0, 65_536)
+    found = _RESPONSE_ID.search(head, 0, ID_WITHIN_BYTES)
     return found[1].decode() if found else None
 
 

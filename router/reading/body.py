@@ -21,7 +21,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, tenancy
-from router.core.dialects.forms import any_form_model, form_model
+from router.core.dialects.forms import any_form_model, form_model, form_streams, url_form
 from router.core.dialects.repairs import PATHS as REPAIRED_PATHS
 from router.core.dialects.repairs import Repairs
 from router.core.facts.requests import Ask
@@ -46,6 +46,7 @@ HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 INVOCATIONS, ADAPTER = "/invocations", b"x-amzn-sagemaker-adapter-identifier"
 
 _JSON = re.compile(rb"[ \t\r\n]*[\[{]")  # the beginning of an object or an array
+_MULTIPART, _URL_FORM = b"multipart/", b"application/x-www-form-urlencoded"
 
 _T = TypeVar("_T")
 
@@ -75,6 +76,7 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     passes_unread: bool = False  # a body that cannot be read goes on as it is: nothing in it has to be looked at
     opaque: bool = False  # only an engine can read the body
     mark: bytes = b""  # the byte order mark with which the body came; it is read without
+    form_streams: bool = False  # the body is a form that asks for a stream
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Call a function of this file here, or in the thread of long bodies."""
@@ -203,7 +205,7 @@ def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
     """The body as its tenant may send it: where it names an id of its request, it gets this one. Raises Refusal for an
     adapter that the tenant may not use."""
     path, body = request.path, request.body
-    if path in PATHS or not request.fields.get(b"content-type", b"").lower().startswith(b"multipart/"):
+    if path in PATHS or not _form_of(request):
         found = tenancy.named(body)
         if tenant.models is not None and not all(map(tenant.allows, tenancy.adapters(found))):
             raise not_allowed()
@@ -217,7 +219,7 @@ def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
 def untransferred(request: Request) -> bytes:
     """The body without what it says of transfers between engines."""
     path, body = request.path, request.body
-    if path in PATHS or not request.fields.get(b"content-type", b"").lower().startswith(b"multipart/"):
+    if path in PATHS or not _form_of(request):
         return tenancy.without_transfers(body)
     return body
 
@@ -256,12 +258,26 @@ def _unread(request: Request, how: Reading, code: str) -> Ask | None:
     return ask_of(text)
 
 
+def _form_of(request: Request) -> bytes:
+    """_MULTIPART or _URL_FORM if the body is such a form, else b"". JSON is often sent under the type of a form, which
+    is what curl says of any body."""
+    content_type = request.fields.get(b"content-type", b"").lower()
+    if content_type.startswith(_MULTIPART):
+        return _MULTIPART
+    is_form = content_type.startswith(_URL_FORM) and request.body.lstrip()[:1] not in (b"{", b"[", b"")
+    return _URL_FORM if is_form else b""
+
+
 def _parse_other(request: Request, how: Reading) -> Ask:
     """The model, and what keeps a request with a replica, for a path whose prompts are not read. Raises BadBody."""
-    content_type = request.fields.get(b"content-type", b"")
-    if content_type.lower().startswith(b"multipart/"):
+    form = _form_of(request)
+    if form == _MULTIPART:
+        how.form_streams = form_streams(request.body)
         read = form_model if how.model_certain else any_form_model
-        return Ask(read(content_type, request.body))
+        return Ask(read(request.fields[b"content-type"], request.body))
+    if form == _URL_FORM:
+        model, how.form_streams = url_form(request.body, sure=how.model_certain)
+        return Ask(model)
     if not request.body:
         return Ask(None)
     _check_shape(request.body, how)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from router.core.dialects import Dialect
+from router.core.dialects import PATHS, Dialect
 from router.core.dialects.continuing import ContinuationPlan, with_ids
 from router.core.placement.wanted import Wanted
 from router.http.request import Request
@@ -37,6 +37,7 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     not_continued: str = ""  # reason for which there is no plan, where one is wanted
     stream_options: dict[str, Any] | None = None  # the client's own, of a stream whose usage may be asked for
     usage_asked: bool = False  # only the router asked for usage
+    form_streams: bool = False  # a form asks for a stream; no speed is learned from those (`Ask.stream`)
 
     def let_go(self) -> None:
         """Drop the body: its answer has begun, so it is sent to nobody else."""
@@ -63,6 +64,14 @@ class Question(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
             self.request.bring([self.body], self.request.body_bytes)  # one copy is enough
         if self.plan is not None:
             self.plan.ask_usage()
+
+    @property
+    def judge(self) -> Dialect | None:
+        """The dialect that can say whether an answer that is a stream of events is whole. None on paths whose streams
+        are not known."""
+        request = self.request
+        fetched = request.method == "GET" and request.path.startswith(STORED)  # a stored response, with `stream=true`
+        return self.dialect if fetched else PATHS.get(request.path)
 
     @property
     def stored(self) -> bool:

@@ -387,7 +387,7 @@ class Reader:
         )
         if asks:
             question.stream_options = ask.stream_options
-        question.ttft_ms = how.ttft_ms
+        question.ttft_ms, question.form_streams = how.ttft_ms, how.form_streams
         # A pull that stalls is noticed by a first event that does not come, so streams alone may pull.
         wanted.may_pull = ask.stream and dialect is not None and request.path in PULLING and not question.stored
         if self._rules.splits:

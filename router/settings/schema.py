@@ -620,7 +620,8 @@ class LimitSettings:
     bodies_wait_s: Seconds = 10.0
     """Seconds that a body may wait for room within `limits.bodies_bytes_max`; then 503."""
     held_answer_bytes_max: Count = 1 << 20
-    """Bytes of an answer that does not stream held until it is whole, so that a cut one can be retried."""
+    """Bytes of an answer with a Content-Length held until it is whole, so that a cut one can be retried. A longer one,
+    one without a length, and every stream of events pass as they come."""
     offload_bytes_min: Count = 256 << 10
     """Bytes of a body from which it is parsed off the event loop. Larger ones take over a millisecond."""
     response_ids_max: Positive = 65_536

@@ -214,7 +214,8 @@ def _told(got: Got, *, clean: bool) -> tuple[object, ...]:
     body = got.body
     if got.how not in ("at once", "end"):  # blank lines behind its last event say nothing, and may wait with the next
         body = body.rstrip().removesuffix(BROKEN.rstrip()).rstrip(b"\r\n")
-    told = got.status, got.lines if got.status else (), body, got.how, got.ending
+    how = "end" if got.how == "at once" else got.how  # a body without a length may be whole by the time it is sent
+    told = got.status, got.lines if got.status else (), body, how, got.ending
     return (*told, got.again, got.events) if clean else told
 
 

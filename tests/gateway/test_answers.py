@@ -66,6 +66,25 @@ async def test_a_stream_that_is_shown_teaches(engine: FakeEngine) -> None:
         assert (record.ending, record.events) == (Ending.OK, len(pieces))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+async def test_a_stream_that_nobody_announced(engine: FakeEngine, whole: bool) -> None:
+    """The answer's type says what it is: its first token and usage are seen, and whether it is whole. No speed is
+    learned from it."""
+    async with picking(engine) as app:
+        async with asking(app, "buffered", "streamed") as it:
+            await it.pick(chat(stream=False))
+            await told(it, content_type="text/event-stream")
+            pieces = events(usage=USAGE) if whole else events()[:2]
+            for n, piece in enumerate(pieces):
+                await it.piece(piece, end=n == len(pieces) - 1)
+                await it.hear()
+            await it.finish()
+        record = await ended(app)
+        assert record.ending is (Ending.OK if whole else Ending.FAILED)
+        assert (record.usage is not None, record.ttft_s is not None) == (whole, True)
+        assert app.router.members[0].first_token_s == 0.0
+
+
 async def test_usage_that_only_we_asked_for_is_taken_out(engine: FakeEngine) -> None:
     """The engine is asked for usage where the stream comes by here, and the client gets none of it."""
     engine.owned_by = "vllm"

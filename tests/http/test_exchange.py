@@ -33,7 +33,6 @@ NOT_ANSWERS = {
     "endless interim answers": b"HTTP/1.1 102 Processing\r\nx-a: b\r\n\r\n" * 2_000,
     "bad size": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2x\r\n{}\r\n0\r\n\r\n",
     "huge size": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n{}",
-    "chunk that does not end": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}{}",
 }
 
 

@@ -116,7 +116,8 @@ def _all() -> dict[str, Recorded]:
         "length": _chat(head(SSE, f"content-length: {len(body)}") + body, chat),
         "until close": _chat(head(SSE) + body, chat, closes=True),
         "HTTP/1.0": _chat(head(SSE, version="1.0") + body, chat, closes=True),
-        "held JSON": Recorded(chunked([answer], kind=plain), answer, used=USED, request=asked),
+        "held JSON": Recorded(head(plain, f"content-length: {len(answer)}") + answer, answer, used=USED, request=asked),
+        "JSON in chunks": Recorded(chunked([answer[:9], answer[9:]], kind=plain), answer, used=USED, request=asked),
         "long JSON": Recorded(chunked([long[:9], long[9:]], kind=plain), long, request=asked),
     }
 

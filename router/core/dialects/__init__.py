@@ -29,4 +29,4 @@ def spoken_on(path: str) -> Dialect:
     return next((dialect for base, dialect in PATHS.items() if f"{path}/".startswith(f"{base}/")), OPENAI)
 
 
-__all__ = ["OPENAI", "PATHS", "BadBody", "Dialect", "spoken_on"]
+__all__ = ["ANTHROPIC", "OPENAI", "PATHS", "RESPONSES", "SGLANG", "BadBody", "Dialect", "spoken_on"]

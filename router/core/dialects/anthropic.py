@@ -48,7 +48,6 @@ class _Event(msgspec.Struct):
 
 
 _REASON = re.compile(rb'"stop_reason"\s*:\s*[^\sn]')  # one that is not null
-_STOPPED = re.compile(rb'"stop_reason"\s*:\s*"')
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 
@@ -89,7 +88,7 @@ class Anthropic(UsageUnasked):
         return Ask(
             model=model,
             prompt=prompt,
-            stream=bodies.as_type(bool, fields.stream) or False,
+            stream=bodies.is_true(fields.stream),
             salt=bodies.salt_of(fields.cache_salt),
             session=session,
             output_tokens_max=bodies.positive(fields.max_tokens),
@@ -146,8 +145,9 @@ class Anthropic(UsageUnasked):
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: `message_stop` behind a reason to stop."""
-        stopped = _STOPPED.search(tail) is not None
+        """Whole: `message_stop` behind a `message_delta`, whose reason to stop is null where vLLM has no word for it,
+        as for a repetition that it ended."""
+        stopped = b'"message_delta"' in tail
         for data in sse.payloads_backwards(tail):
             event = bodies.decoded(_decode_event, data)
             if event is None:

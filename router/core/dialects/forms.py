@@ -1,23 +1,28 @@
-"""The model that a multipart form names.
+"""Fields of forms: the model, and whether a stream is asked for.
 
-Forms are read in many ways: of a name given twice some take the first and some the last; a delimiter may stand behind a
-bare line feed; names may be escaped, unquoted or in pieces (RFC 7578, RFC 2231). Where the model must not be mistaken,
-since its tenant may not use all, only a form is taken that nobody can read otherwise (`form_model`), which is how the
-usual clients write one: curl, Python, Node, Go and browsers; .NET, which quotes no names; Java's clients, which say a
-type, a length and an encoding of each part. Elsewhere any form will do (`any_form_model`), and the last field counts,
-as it does for engines (starlette).
+Multipart forms are read in many ways: of a name given twice some take the first and some the last; a delimiter may
+stand behind a bare line feed; names may be escaped, unquoted or in pieces (RFC 7578, RFC 2231). Where the model must
+not be mistaken, since its tenant may not use all, only a form is taken that nobody can read otherwise (`form_model`),
+which is how the usual clients write one: curl, Python, Node, Go and browsers; .NET, which quotes no names; Java's
+clients, which say a type, a length and an encoding of each part. Elsewhere any form will do (`any_form_model`), and the
+last field counts, as it does for engines (starlette).
 """
 
 from __future__ import annotations
 
 import re
 from itertools import islice, pairwise
+from urllib.parse import parse_qsl
 
-from router.core.prompts.bodies import BadBody
+from router.core.prompts.bodies import BadBody, word_is_true
 
 PARTS_MAX, HEAD_BYTES_MAX = 256, 8 << 10  # parts of a form; bytes of the head of a part
 
 _TYPE = re.compile(rb"multipart/form-data; ?boundary=(?:([\w.'+/=-]{1,70})|\"([\w.'+/=-]{1,70})\")", re.IGNORECASE)
+_STREAM = re.compile(
+    rb'(?<!\w)name="?stream"?[ \t]*(?:;[^\r\n]{0,256})?\r\n(?:[^\r\n]{1,256}\r\n){0,4}\r\n([^\r\n]{1,8})\r\n',
+    re.IGNORECASE,
+)
 _LINE = re.compile(rb"([\w-]+):[ \t]*([^\r\n]*)")
 _DISPOSITION = re.compile(
     rb'form-data; ?name=(?:"([\w.:\[\]-]*)"|([\w.-]+))(?:; ?filename=(?:"[^"\\\r\n]*"|[\w.-]+))?'
@@ -31,6 +36,26 @@ _LINES = re.compile(rb"\r?\n(?![ \t])")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _NAME = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))', re.IGNORECASE)
 MODEL_BYTES_MAX = 1_024  # longest value of a form that is taken for a model's name
+
+
+def form_streams(body: bytes) -> bool:
+    """Whether a multipart form asks for a stream."""
+    found = _STREAM.search(body)
+    return found is not None and word_is_true(found[1].decode("latin-1"))
+
+
+def url_form(body: bytes, *, sure: bool) -> tuple[str | None, bool]:
+    """The model that a form as of a URL's query names, or None, and whether it asks for a stream. Of a field given
+    twice the last counts, as engines read it; where the model must be `sure`, BadBody is raised for two."""
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=PARTS_MAX)
+    except ValueError as error:
+        raise BadBody("invalid_form", "The form has too many fields, or is not UTF-8.") from error
+    models = [value for name, value in pairs if name == "model"]
+    if sure and len(models) > 1:
+        raise _odd("it has more than one field 'model'")
+    streams = [value for name, value in pairs if name == "stream"]
+    return (models[-1] if models else None), bool(streams) and word_is_true(streams[-1])
 
 
 def form_model(content_type: bytes, body: bytes) -> str | None:

@@ -60,7 +60,7 @@ class _Error(msgspec.Struct):
 
 
 # Within strings quotes are escaped, so these find fields, of events whose beginning is cut off too; their end is not.
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"\w+"[^\r\n]*[\r\n]')
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"[^"][^\r\n]*[\r\n]')
 # Events that SGLang 0.5.23 (openai/serving_chat.py) sends behind the finish reason; they may fill the whole tail.
 _BEHIND = re.compile(
     rb'(?:"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{)[^\r\n]*[\r\n]'
@@ -93,7 +93,7 @@ class OpenAI:
         return Ask(
             model=model,
             prompt=prompt_of(path, fields),
-            stream=bodies.as_type(bool, fields.stream) or False,
+            stream=bodies.is_true(fields.stream),
             salt=bodies.salt_of(fields.cache_salt)
             + (bytes(fields.extra_key) if bodies.given(fields.extra_key) else b"")
             + adapters,

@@ -74,7 +74,7 @@ class Responses(UsageUnasked, OpenAI):
         return Ask(
             model=bodies.model_of(fields.model),
             prompt=prompt_of(fields),
-            stream=bodies.as_type(bool, fields.stream) or False,
+            stream=bodies.is_true(fields.stream),
             salt=bodies.salt_of(fields.cache_salt),
             session=bodies.as_type(str, fields.prompt_cache_key),
             output_tokens_max=bodies.positive(fields.max_output_tokens),

@@ -88,7 +88,7 @@ _decode_ids = msgspec.json.Decoder(list[int | list[int]]).decode
 _META_AT = re.compile(rb'"meta_info"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})([^{}]*)')
 _ABORT = b'"abort"'
 # A reason in an event that is there to its end.
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"\w+"|\{\s*")[^\r\n]*[\r\n]')
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"[^"]|\{\s*")[^\r\n]*[\r\n]')
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 
@@ -107,7 +107,7 @@ class SGLang(UsageUnasked):
         return Ask(
             model=bodies.model_of(fields.model),
             prompt=_prompt(fields),
-            stream=bodies.as_type(bool, fields.stream) or False,
+            stream=bodies.is_true(fields.stream),
             salt=_salt(fields) + adapters,
             session=bodies.as_type(str, fields.session_id)
             or bodies.as_type(str, fields.conversation_id)

@@ -39,6 +39,8 @@ ABSENT = Raw(b"")
 # Raw fields are checked for UTF-8 and for depth (CPython's recursion limit) only when they are decoded.
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 _T = TypeVar("_T")
+_TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))  # pydantic_core, src/input/shared.rs
+_decode_flag = msgspec.json.Decoder(bool | int | float | str | None).decode
 _decode_metadata = msgspec.json.Decoder(dict[str, Raw]).decode
 # An object with at most one level of objects in it, which is what usage is in every dialect.
 _USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
@@ -180,6 +182,21 @@ def as_type(type_: type[_T], raw: Raw) -> _T | None:
         return msgspec.json.decode(raw, type=type_)
     except UNREADABLE:
         return None
+
+
+def is_true(raw: Raw) -> bool:
+    """True for what pydantic takes for true, as engines read a flag: `true`, 1 and 1.0, and words such as "yes"."""
+    return value_is_true(decoded(_decode_flag, raw) if raw else None)
+
+
+def value_is_true(value: object) -> bool:
+    """The same of a decoded value."""
+    return word_is_true(value) if isinstance(value, str) else value == 1
+
+
+def word_is_true(word: str) -> bool:
+    """True for a word that pydantic takes for true, as engines read a flag in a form."""
+    return word.lower() in _TRUE
 
 
 def given(raw: Raw) -> bool:

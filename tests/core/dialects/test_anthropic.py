@@ -85,7 +85,7 @@ def test_what_placement_needs_to_know() -> None:
     ask = parse(messages=[USER], stream=True, cache_salt="s", prompt_cache_key="k", metadata={"user_id": "u"})
     assert ask == Ask("m", chat(USER), True, b"s", "k", 8, wants_usage=True, metadata=b'{"user_id": "u"}')
     assert parse(messages=[USER], metadata={"user_id": "u"}).session is None
-    wrong = parse(messages=3, stream="yes", cache_salt=3, metadata=[1], max_tokens=-5, tools="x")
+    wrong = parse(messages=3, stream="maybe", cache_salt=3, metadata=[1], max_tokens=-5, tools="x")
     assert wrong == Ask("m", wants_usage=True, metadata=b"[1]")
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.dialects import BadBody
-from router.core.dialects.forms import any_form_model, form_model
+from router.core.dialects.forms import any_form_model, form_model, form_streams, url_form
 
 TYPE = b"multipart/form-data; boundary=b"
 FILE = b'Content-Disposition: form-data; name="file"; filename="a b.wav"\r\nContent-Type: audio/wav\r\n\r\nRI\nFF'
@@ -169,3 +169,47 @@ def test_forms_of_any_kind(type_: bytes, body: bytes) -> None:
 def test_no_form_is_too_odd(pieces: list[bytes]) -> None:
     """Nothing is raised; a name is text."""
     assert any_form_model(TYPE, b"".join(pieces)) != ""
+
+
+STREAM = b'Content-Disposition: form-data; name="stream"\r\n\r\n'
+
+
+@pytest.mark.parametrize("value", [b"true", b"True", b"1", b"yes", b"on", b"T"])
+def test_a_form_asks_for_a_stream(value: bytes) -> None:
+    """However its client writes the part, and wherever it stands."""
+    for part in (
+        STREAM + value,
+        STREAM.replace(b'"', b"") + value,
+        STREAM.replace(b"\r\n\r\n", b"\r\nContent-Type: text/plain; charset=UTF-8\r\nContent-Length: 4\r\n\r\n")
+        + value,
+        b"Content-Type: text/plain\r\n" + STREAM + value,
+    ):
+        assert form_streams(form(FILE, part))
+        assert form_streams(form(part, PLAIN))
+    assert url_form(b"model=m&stream=" + value, sure=True) == ("m", True)
+
+
+@pytest.mark.parametrize(
+    "part", [STREAM + b"false", STREAM + b"maybe", STREAM + b"true" * 9, STREAM.replace(b"stream", b"x") + b"true",
+             FILE.replace(b"file", b"x").replace(b"a b.wav", b"stream").replace(b"RI\nFF", b"true"), MODEL + b"true"]
+)  # fmt: skip
+def test_a_form_asks_for_none(part: bytes) -> None:
+    """What no engine takes for true, and what stands in another field."""
+    assert not form_streams(form(part, PLAIN))
+
+
+def test_forms_that_would_take_long_to_read() -> None:
+    """A search that goes on behind each beginning of a field would never end."""
+    assert not form_streams(b'name="stream"\r\nA: b\r\n' * 200_000)
+    with pytest.raises(BadBody):
+        url_form(b"a=b&" * 300, sure=False)
+
+
+def test_a_form_like_a_query() -> None:
+    """Of a field given twice engines take the last; where the model must be sure, that is refused."""
+    assert url_form(b"model=a&model=b%20c&stream=1&stream=0", sure=False) == ("b c", False)
+    assert url_form(b"x=1", sure=True) == (None, False)
+    with pytest.raises(BadBody):
+        url_form(b"model=a&model=a", sure=True)
+    with pytest.raises(BadBody):
+        url_form(b"model=\xff", sure=False)

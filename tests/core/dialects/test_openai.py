@@ -220,7 +220,7 @@ def test_what_placement_needs_to_know() -> None:
     )
     expected = Ask("lora", None, True, b"s", "k", 7, True, "resp_1", True, stream_options={"include_usage": True})
     assert ask == expected
-    wrong = parse(stream="yes", stream_options=[1], cache_salt=3, prompt_cache_key={}, max_tokens=-5, store="x")
+    wrong = parse(stream="maybe", stream_options=[1], cache_salt=3, prompt_cache_key={}, max_tokens=-5, store="x")
     assert wrong == Ask("m")
     assert OPENAI.parse(CHAT, b"{}") == OPENAI.parse(CHAT, b'{"model":null}') == Ask(None)
 

@@ -39,7 +39,6 @@ _STOP_EVENT = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 class _Kind(Struct):
     type: str = ""
     text: str | None = None
-    stop_reason: str | None = None
 
 
 class _Started(Struct):
@@ -135,8 +134,8 @@ class CarriedMessages:
                 self._why_not = "reasoning"
         elif told.type == "content_block_stop":
             self.open, self._why_not = False, self._why_not or "answer"  # why it ended comes next, and is not known
-        elif told.type == "message_delta" and told.delta is not None and told.delta.stop_reason:
-            self.finished = True
+        elif told.type == "message_delta":
+            self.finished = True  # whatever its reason to stop, which may be null
         elif told.delta is not None and told.delta.text:
             self.note(told.delta.text)
 
