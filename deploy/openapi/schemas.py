@@ -270,6 +270,7 @@ def _replicas() -> Part:
     load = {
         **each(maybe(number()), "running waiting kv_usage kv_tokens_max block_tokens prompt_tokens_total"),
         **each(maybe(number()), "generation_tokens_total cache_query_tokens_total cache_hit_tokens_total started_s"),
+        "computed_tokens_total": maybe(number()),
         "prefix_caching": maybe(flag()),
         **each(maybe(whole()), "deferred kv_blocks"),
         "kv_source": maybe(one_of(*CapacitySource)),

@@ -43,7 +43,7 @@ from router.sharing.checks import shared_problems
 from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
-FILE_BYTES_MAX = 2 << 20  # of a settings file; one with 1,024 replicas has some 40 KiB
+FILE_BYTES_MAX = 2 << 20  # bytes of a settings file; one with 1,024 replicas has some 40 KiB
 UNKNOWN_MAX = 20  # unknown names that are listed one by one, each with the nearest right one, which takes some 40 ms
 PROBLEMS_MAX = 200  # problems that are listed one by one
 ENV_PREFIX = "WARMROUTE_"

@@ -265,7 +265,7 @@ class Attempts:
         if asked and request.path in PATHS:
             label(answer)
         stores = request.path == RESPONSES and question.stored
-        if stores and not (answer.whole or answer.streams):  # its id must be known before its client can use it
+        if stores and not (answer.whole or answer.streams):  # the id must be known before the client can use it
             answer = answered(await at_work(answer, _names_itself, self._upstream))
         if trace is not None:
             trace.answered(answer.status, self._clock(), whole=answer.whole)

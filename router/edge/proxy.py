@@ -57,7 +57,7 @@ from router.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
-SILENT = Outcome(Ending.REFUSED_BY_ENGINE)  # of a lease whose stream fell silent
+SILENT = Outcome(Ending.REFUSED_BY_ENGINE)  # failure of a lease whose stream fell silent
 _OK = Ending.OK  # looking up an enum's member costs as much as a call
 
 
@@ -188,7 +188,7 @@ class Proxy:
         if answer.streams and relay is not None:
             if relay.ending in TOLD:
                 return Outcome(relay.ending)
-            if (status := dialect.event_error(answer.head)) is not None:  # of a stream that is not judged at its end
+            if (status := dialect.event_error(answer.head)) is not None:  # a stream that is not judged at its end
                 return Outcome(errors.ending_of(status, answer.head))
             usage = self._believed(dialect.stream_usage(relay.tail), call, relay.bytes)
             return Outcome(_OK, usage, relay.events if usage is not None else _used(call, relay))
@@ -310,7 +310,7 @@ class Proxy:
             if not dialect.begun(piece):
                 return False
             now_s = self._clock()
-            if asked:  # of any other the length of the prompt may be a guess, from which no speed may be learned
+            if asked:  # other prompts' lengths may be guesses, from which no speed may be learned
                 self._placer.first_token(lease, now_s)
             record.ttft_s = now_s - called_s
             if due_s is not None:

@@ -79,7 +79,7 @@ class Relay:
         self.ending: Ending | None = None  # the ending that the stream told, known at its end
         self._partial = bytearray()
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        self._last_bytes = bytearray()  # of a body that is no stream of events
+        self._last_bytes = bytearray()  # bytes of a body that is no stream of events
         self.events = 0
         self.paused = False  # the client does not read
         self.bytes = 0  # bytes that have passed, some with the framing of their chunks

@@ -42,7 +42,7 @@ class SplitRequest:
         self.leg = leg
         self.lines = lines
         self.id = id_
-        self.fresh = fresh  # both legs go out on new connections
+        self.fresh = fresh  # new connections for both legs
         self.body_bytes = len(question.body)
         self.concluded = False  # the placer was told of the prefill leg's end
 

@@ -45,7 +45,7 @@ LOOK_S, LOOK_WAIT_S = 1.0, 2.0  # least time between two looks at all replicas' 
 LOOKERS_MAX, LOOKS_AT_ONCE = 256, 16  # requests that may wait for a look; replicas that are asked at once
 SOON_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
 PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
-PARSE_MODELS_BYTES_MAX = 64 << 10  # likewise a page of models
+PARSE_MODELS_BYTES_MAX = 64 << 10  # bytes of a page of models that are parsed on the event loop
 
 
 class _Model(msgspec.Struct):
@@ -217,7 +217,7 @@ class Prober:
             if failure.unasked:
                 return
             for rank in self._ranks(replica):
-                self._stale.add(replica)  # it may come back as another engine
+                self._stale.add(replica)  # the address may come back as another engine
                 silent = not failure.refused and not failure.status
                 self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
             return
@@ -366,7 +366,7 @@ def _page_of(page: bytes, models_max: int, rows_bytes_max: int) -> _Page:
     for row in rows[:models_max]:
         kept_bytes += len(row)
         keeps = len(row) <= ROW_BYTES_MAX and kept_bytes <= rows_bytes_max
-        keeps = keeps and _read(dict, row) is not None  # what is not needed of a row has not been read yet
+        keeps = keeps and _read(dict, row) is not None  # fields of a row that are not needed have not been read yet
         models.append(_served(msgspec.json.decode(row, type=_Model), bytes(row) if keeps else b""))
     return _Page(models, max(0, len(rows) - models_max))
 

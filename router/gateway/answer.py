@@ -36,7 +36,7 @@ class AnswerWatch:
         self.head = b""  # the first piece
         self.status = 0  # 0 before the head
         self.of_gateway = False  # the gateway itself gave the answer, for want of a replica
-        self.judged = False  # its body is a stream of events that can be read, whatever was asked for
+        self.judged = False  # the body is a stream of events that can be read, whatever was asked for
         self.seen = False  # whether its body comes by here
         self.ended = False  # whether all of its body came
         self.events = self.bytes = 0

@@ -133,7 +133,7 @@ class PickerStream:
             raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
         if len(parts.streams) > rules.streams_max:
             raise Refusal(503, "too_many_streams", "More requests are under way than the picker may have; try again.")
-        without_slash(request)  # of what is read here; what the engine gets is the gateway's business
+        without_slash(request)  # limits what is read here; what the engine gets is the gateway's business
         self._caller = caller = parts.desk.callers.meet(request)
         record.tenant = request.holder = caller.name
         if not rules.conformance and not is_for_engines(request, rules.inference):

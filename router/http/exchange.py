@@ -78,7 +78,7 @@ class EngineAnswer:
         self.named = b""  # values of Connection, which name more headers of one connection
         self.tells_where = False  # a header may show where the engine is
         self.streams = False  # the body is a stream of events that can be read
-        self.unlabelled = False  # it is one though its content type is another
+        self.unlabelled = False  # a stream of events under another content type
         self.coded = False  # the body is compressed
         self.body_bytes = -1  # length of the body by its head; -1: the head has none
         self.until_eof = False  # the body ends with the connection

@@ -19,7 +19,7 @@ from router.core.fleet.models import UnknownModel
 from router.placer import Placer
 from router.settings.keys import Tenant
 
-UNLISTED_S, UNLISTED_MAX = 10.0, 1_024  # for which a name that no list has is not looked for again; such names
+UNLISTED_S, UNLISTED_MAX = 10.0, 1_024  # seconds for which a name that no list has is not looked for again; such names
 SGLANG = "sglang"
 _APART = "\x1f"  # between a base model and an adapter in an identity; in no model's name
 

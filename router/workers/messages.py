@@ -187,7 +187,7 @@ class Rest(Struct, tag=12, array_like=True, gc=False):
 
     replica: Name
     for_s: float
-    full: bool = False  # its queue was full
+    full: bool = False  # the queue was full
 
 
 class TemplatesSeen(Struct, tag=13, array_like=True):

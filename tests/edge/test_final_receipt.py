@@ -59,6 +59,7 @@ async def test_counts_come_behind_the_stream(client: ClientSession, engine: Fake
 async def test_usage_that_only_we_asked_for_is_in_the_comment_alone(client: ClientSession, engine: FakeEngine) -> None:
     """Where the router asks for usage and takes it out again, the comment has it."""
     async with running(engine, api__ask_usage=True) as app:
+        await streamed(client, app, stream_options=None)  # shows that the engine sends none unasked
         told, _ = await streamed(client, app, headers=ASKS, stream_options=None)
     body, _, comment = told.partition(b": warmroute ")
     assert b"usage" not in body

@@ -117,7 +117,8 @@ def replies() -> list[Reply]:
 
     canary = COMPLETION.encode()
     return [
-        status(500, said), status(400, said), status(503, said), events, status(200, f'{{"id": "{COMPLETION}"'),
+        status(500, said), status(400, said), status(503, f"{PROMPT} {COMPLETION}"), events,
+        status(200, f'{{"id": "{COMPLETION}"'),
         wire(b"HTTP/1.1 200 " + canary), wire(canary * 20), wire(b"HTTP/1.1 200 OK\r\n" + canary + b"\r\n\r\n"),
         wire(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + canary + b"\r\n"),
         wire(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

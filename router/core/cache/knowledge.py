@@ -142,7 +142,7 @@ class Knowledge:
         if why.startswith(RESTARTED):
             known.hybrid = known.whole = False  # another model may be served there now
             self._restarted(replica)
-        known.answers.forget()  # it may be another process, with other flags
+        known.answers.forget()  # the stream may be another process's, with other flags
         known.begin()
         self._judge(replica, known)
 

@@ -79,7 +79,7 @@ class Tiered:
             if tiers:
                 said = found.get(name) or known.empty()
                 said.tokens, said.tiers = depth * size + sum(tiers.values()), tiers
-                said.dropped = 0  # what is dropped of the GPU's match may be loaded
+                said.dropped = 0  # the blocks dropped of the GPU's match may be loaded
                 said.whole = last and said.tokens == len(keys) * size
                 found[name] = said
 

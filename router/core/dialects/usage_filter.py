@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.core.dialects.base import Dialect
 from router.core.dialects.sse import EventSplitter
 
-USAGE = b'"usage"'  # in every event that has usage; within a string of JSON the quotes have backslashes
+USAGE = b'"usage"'  # bytes in every event that has usage; within a string of JSON the quotes have backslashes
 
 
 class UsageFilter:

@@ -105,8 +105,8 @@ class Sleep(StrEnum):
     """Sleep state of an engine: asleep or paused, it accepts requests and does not answer them."""
 
     AWAKE = "awake"
-    PAUSED = "paused"  # its cache is kept (vLLM's level 0)
-    ASLEEP = "asleep"  # its cache is gone (vLLM's levels 1 and 2)
+    PAUSED = "paused"  # the cache is kept (vLLM's level 0)
+    ASLEEP = "asleep"  # the cache is gone (vLLM's levels 1 and 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Load:
     """An engine's `/metrics`, as numbers; None if it does not state one."""
 
     running: int | None = None
-    waiting: int | None = None  # for room where `deferred` is known, else for anything
+    waiting: int | None = None  # requests that wait for room; for anything if `deferred` is None
     kv_usage: float | None = None  # 0..1, blocks in use by live requests
     kv_tokens_max: int | None = None  # capacity of the KV pool
     block_tokens: int | None = None  # the engine's own block (page) size

@@ -121,7 +121,7 @@ class Fleet:
         """What a member serves now; returns whether that is news, which it is not in nearly every round of probes."""
         named = {model.name: model for model in models}
         if named == member.models:
-            member.models.update(named)  # what is not compared may differ
+            member.models.update(named)  # fields that are not compared may differ
             return False
         member.models = named
         self._assign_speeds(member)

@@ -102,7 +102,7 @@ class Member:
     timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
     longest_tokens: int = 0  # most uncached tokens of a prompt from which its speed was learned
     rest_until_s: float = 0.0
-    full: bool = False  # it rests because its queue was full: it said nothing of how long
+    full: bool = False  # resting because its queue was full, with no time given
     full_trial: int = -1  # number of the last lease that was placed there during such a rest
     came_back: bool = False  # health checks are fine again, and nothing was placed since
     warming_up: bool = False  # no requests are sent until the cache is filled (Fleet.warm_up)

@@ -19,7 +19,7 @@ from router.core.facts.replicas import Load
 
 CHANGES_MAX = 3  # the last of so many changes within CHANGES_S shows several processes
 CHANGES_S = 60.0
-CALM_S = 600.0  # without a change for so long, the page is of one process again
+CALM_S = 600.0  # seconds without a change after which the page is of one process again
 
 
 class PageChange(Enum):
@@ -27,7 +27,7 @@ class PageChange(Enum):
 
     NONE = 0
     RESTART = 1
-    SEVERAL = 2  # it is of one of several processes, as was not known before
+    SEVERAL = 2  # first found to be of one of several processes
     IGNORED = 3
 
 

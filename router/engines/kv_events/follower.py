@@ -88,7 +88,7 @@ class Follower:
         self._lateness = Lateness()
         self._applying = asyncio.Lock()  # held while a batch is applied, and while all that is known is copied
         self._unproven = 0  # blocks that another process knew, and that the stream has not proved yet
-        self.down_since_s: float | None = None  # since when it connects in vain; None while it does not
+        self.down_since_s: float | None = None  # time since which it connects in vain; None while it does not
 
     def stats(self) -> StreamStats:
         """The state of the stream now."""

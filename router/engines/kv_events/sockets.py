@@ -49,7 +49,7 @@ class Unreadable:
     """A message that is no batch, since it has not three frames: topic, number of 8 bytes, payload."""
 
     why: str
-    topic: bytes = b""  # its first frame, where there are others
+    topic: bytes = b""  # the first frame, if there are others
     peer: str = ""
 
 

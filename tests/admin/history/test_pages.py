@@ -190,7 +190,7 @@ async def test_a_tenant_sees_its_own_requests_and_no_others(
                 for other in others:
                     assert await page(client, f"{app.url}{OWN}of-{tenant}", 404, ring.of(other)) == nothing
             assert await page(client, app.url + OWN + "same", 404, ring.of("third")) == nothing
-            for id_ in ("", "a/b", "%00", "x" * 129, "of-told?tenant=told"):
+            for id_ in ("a/b", "%00", "x" * 129, "of-told?tenant=told"):
                 assert (await page(client, app.url + OWN + id_, 404, ring.of("third"))) == nothing, id_
             for headers in ({}, bearer(ADMIN), bearer("wr-none-none-none-none")):
                 await page(client, app.url + OWN + "of-told", 401, headers)

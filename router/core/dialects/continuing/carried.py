@@ -94,7 +94,7 @@ class CarriedStream:
     def __init__(self, plan: ContinuationPlan) -> None:
         self.plan = plan
         self.broken = False  # the engine said that it failed, or that it had ended before it had
-        self.given_up = b""  # where the engine gave the answer up: the events by which it did, and those behind them
+        self.given_up = b""  # events by which the engine gave the answer up, and those behind them
         self.prompt_tokens = 0
         self.said_tokens = 0  # tokens that the next replica is given, once `next_body` was called
         self.said_chars = 0
