@@ -145,6 +145,9 @@ class Placer(Protocol):
     def others_ready(self, tried: frozenset[str]) -> bool:
         """Whether a replica other than these is ready."""
 
+    def ready_one(self) -> str | None:
+        """A replica that is ready, the same for as long as it is; None where there is none."""
+
     def standing(self) -> str:
         """How many replicas are ready, and why the others are not, in words for an operator."""
 

@@ -5,6 +5,7 @@ is the same with one process and with many. What a request says is read in `read
 
 edge          owns the parts and the listener
 routes        where a request goes: to an engine, one of our own pages, or nowhere
+preflights    what engines let pages in browsers do, where we have no list of our own
 proxy         the story of one request that goes to an engine
 attempts      placing and calling until an answer has begun, within a retry_budget
 legs          calling two replicas where one prefills what another one decodes

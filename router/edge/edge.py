@@ -223,7 +223,7 @@ class Edge:
             tracer=self._desk.tracer,
             usage=self._desk.usage,
         )
-        self._routes = Routes(self._callers, self.proxy, self._placer, s)
+        self._routes = Routes(self._callers, self.proxy, self._placer, self.upstream, s)
         self._stack.push_async_callback(in_background(self.upstream.watch()))
 
     async def _listen(self) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Awaitable
 
 from router import __version__
 from router.core.dialects import PATHS, spoken_on
+from router.edge.preflights import Preflights
 from router.edge.proxy import Proxy
 from router.http.body_budget import no_room
-from router.http.cors import Cors, asks_permission
+from router.http.cors import Cors, EnginesCors, asks_permission
 from router.http.request import Refusal, Request, date_line
+from router.http.upstream import Upstream
 from router.placer import MODELS, REQUESTS, Page, Placer, json_page
 from router.reading.answering import filtered, owner_of, refuse, request_id
 from router.reading.callers import METRICS, Callers
@@ -47,10 +49,11 @@ The dashboard and the runbook are on the admin port (8001 by default): /dashboar
 class Routes:
     """The main listener's table of paths."""
 
-    def __init__(self, callers: Callers, proxy: Proxy, placer: Placer, settings: Settings) -> None:
+    def __init__(self, callers: Callers, proxy: Proxy, placer: Placer, upstream: Upstream, settings: Settings) -> None:
         self._callers = callers
         self._proxy = proxy
         self._placer = placer
+        self._upstream = upstream
         self.leaving = False  # set when the router stops: `/readyz` says 503 then, whatever the hub says
         self.configure(settings)
 
@@ -59,13 +62,23 @@ class Routes:
         self._inference = frozenset((*PATHS, *settings.api.passthrough))
         self._metrics_here = settings.listen.metrics_on_main
         origins = settings.listen.cors_origins
+        self._preflights: Preflights | None = None
         self.cors = Cors(origins) if origins else None
+        if _lets_engines_decide(settings):
+            self.cors = shown = EnginesCors()
+            self._preflights = Preflights(self._placer, self._upstream, shown)
 
     def handle(self, request: Request) -> Awaitable[None]:
         """Answer a request: find its caller, then go by its path. This is no coroutine, since one costs what four calls
         do."""
-        if self.cors is not None and asks_permission(request):
+        if self._preflights is not None:
+            if b"origin" in request.fields:
+                return self._of_page(request, self._preflights)
+        elif self.cors is not None and asks_permission(request):
             return self._permission(request, self.cors)
+        return self._handle(request)
+
+    def _handle(self, request: Request) -> Awaitable[None]:
         if request.path.endswith("/"):
             without_slash(request)
         try:
@@ -110,6 +123,15 @@ class Routes:
     async def _refused(self, request: Request, refusal: Refusal, caller: Caller) -> None:
         self.refuse(request, refusal, caller)
 
+    async def _of_page(self, request: Request, preflights: Preflights) -> None:
+        """Answer a page as engines would let it be answered."""
+        if not asks_permission(request):
+            await preflights.learn()
+        elif (answer := await preflights.ask(request, known=request.path in self._inference)) is not None:
+            request.answer(answer.status, answer.lines, answer.head)
+            return
+        await self._handle(request)
+
     async def _permission(self, request: Request, cors: Cors) -> None:
         """Answer a browser that asks whether a page may send a request: it shows no key yet."""
         if cors.allows(request):
@@ -127,7 +149,9 @@ class Routes:
             message = f"There is no {request.method} {request.path[:200]} here."
             self.refuse(request, Refusal(404, "unknown_path", message), caller)
             return
-        request.answer(page.status, (date_line(), f"content-type: {page.content_type}\r\n".encode()), page.body)
+        lines = date_line(), f"content-type: {page.content_type}\r\n".encode()
+        own = request.path != METRICS and not request.path.startswith(REQUESTS)  # these show more than engines do
+        request.answer(page.status, lines, page.body, own=own)
 
     async def _page(self, request: Request, caller: Caller) -> Page | None:
         path = READY_PAGE if request.path in READY_ALIASES else request.path
@@ -147,6 +171,14 @@ class Routes:
         if caller.tenant is not None and page is not None and path.startswith(MODELS):
             return filtered(page, path, caller.tenant.allows)
         return page
+
+
+def _lets_engines_decide(settings: Settings) -> bool:
+    """Whether pages may do through the router what engines let them do: it asks for no list, key or certificate of its
+    own, and shows engines none, so that a page can do nothing through it that it could not do there."""
+    listen, upstream = settings.listen, settings.upstream
+    asks = listen.cors_origins or settings.auth.keys_file or listen.tls_client_ca
+    return not (asks or upstream.api_key or upstream.api_key_file or upstream.tls_certificate)
 
 
 def _accept(request: Request) -> str:

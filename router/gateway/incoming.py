@@ -33,7 +33,7 @@ class GatewayClient:
         """Count the request's body no longer."""
         self._budget.give_back(request)
 
-    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
+    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
         """Answer at once, in place of an engine."""
         self.said = words.immediate(status, lines, b"" if request.method == "HEAD" else body, self.code)
 

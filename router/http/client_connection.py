@@ -255,12 +255,12 @@ class ClientConnection(asyncio.Protocol):
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
+    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
         """Send a whole answer. Raises ClientLeft."""
         if self._transport is None:
             raise ClientLeft
         if self._server.cors is not None:
-            lines = self._server.cors.lines(request, lines)
+            lines = self._server.cors.lines(request, lines, own=own)
         closes = self._closes(request)
         head = b"".join(
             (b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"")), *lines,
@@ -278,7 +278,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None:
             raise ClientLeft
         if self._server.cors is not None:
-            lines = self._server.cors.lines(request, lines)
+            lines = self._server.cors.lines(request, lines, own=False)
         self.chunked = request.version == "1.1"
         framing = b"transfer-encoding: chunked\r\n" if self.chunked else b""
         self._last = self._closes(request)

@@ -2,7 +2,8 @@
 
 A browser asks for permission before most requests to an API, with an OPTIONS request without credentials; and it hides
 an answer from the page that does not name the page's origin. So each answer of the main listener does, errors and
-streams too. What an engine says of this is dropped: its own list cannot know of the router's.
+streams too. What an engine says of this is dropped: its own list cannot know of the router's. Without a list of ours
+what engines say passes, and answers of our own say no more than they do (`EnginesCors`).
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Cors:
         """Whether the page that asks may read the answer."""
         return self._every or request.fields.get(b"origin", b"").lower() in self._named
 
-    def lines(self, request: Request, lines: Iterable[bytes]) -> list[bytes]:
-        """Header lines of an answer, with what a browser has to know, and without what an engine said of it."""
+    def lines(self, request: Request, lines: Iterable[bytes], *, own: bool) -> Iterable[bytes]:
+        """Header lines of an answer, with what a browser has to know, and without what an engine said of it. `own`: it
+        is an answer of ours that pages may read where engines let them read theirs."""
         kept = [line for line in lines if line[: len(_PERMISSIONS)].lower() != _PERMISSIONS]
         asks = asks_permission(request)
         if asks:
@@ -60,6 +62,20 @@ class Cors:
         ours = _OURS.findall(b"".join(kept))  # a receipt is several lines in one piece
         kept.append(b"access-control-expose-headers: %b\r\n" % b", ".join((*ours, _EXPOSED)))
         return kept
+
+
+class EnginesCors(Cors):
+    """Engines decide: their answers pass as they are, and ours may be read by every page if theirs may."""
+
+    def __init__(self) -> None:
+        super().__init__((EVERY,))
+        self.every_page = False  # as engines have said last
+
+    def lines(self, request: Request, lines: Iterable[bytes], *, own: bool) -> Iterable[bytes]:
+        """Header lines of an answer, with those of every page for one of ours to a page."""
+        if not own or not self.every_page or b"origin" not in request.fields:
+            return lines
+        return [*lines, b"access-control-allow-origin: *\r\n"]
 
 
 def _permission(request: Request) -> list[bytes]:

@@ -92,7 +92,7 @@ class Connection(Protocol):
     def let_go(self, request: Request) -> None:
         """Count the request's body no longer (`Request.let_go`)."""
 
-    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes) -> None:
+    def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
         """Send a whole answer (`Request.answer`)."""
 
     def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Stream:
@@ -163,9 +163,10 @@ class Request(BodyShare):
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
-    def answer(self, status: int, lines: Iterable[bytes], body: bytes) -> None:
-        """Send a whole answer; `lines` are header lines, each with its CRLF. Raises ClientLeft."""
-        self.client.answer(self, status, lines, body)
+    def answer(self, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
+        """Send a whole answer; `lines` are header lines, each with its CRLF. `own`: it is an answer of ours, not of an
+        engine, that pages may read where engines let them read theirs. Raises ClientLeft."""
+        self.client.answer(self, status, lines, body, own=own)
 
     def begin(self, status: int, lines: Iterable[bytes]) -> Stream:
         """Send the head of an answer whose length is not known. Its body is written to the stream that this returns,

@@ -43,6 +43,7 @@ STATUS_SHED = (429, 503)
 RETRY_AFTER_S = 1.0  # rest assumed for a 429 without Retry-After
 FULL_S = 1.0  # rest of an engine whose queue is full: a place may be free with its next answer
 RUNS_S = 60.0  # an engine that gave a good answer so lately does not refuse everything
+ASKED_BYTES_MAX = 16 << 10  # longest body of an answer that is no work
 WELL_WAIT_S, WELL_S = 1.0, 1.0  # longest wait for `/health`, and time for which what it said counts
 # A used connection that breaks within this time was stale: its engine had closed it as idle. One that lasts longer was
 # open when the request came, so the engine broke while it worked.
@@ -243,13 +244,18 @@ class Upstream:
         answer: EngineAnswer | None = None
         try:
             async with asyncio.timeout(WELL_WAIT_S):
-                answer = await self._called(replica, "GET", "/health", (), b"", True, None, None, True)
+                answer = await self.ask(replica, "GET", "/health", ())
         except TimeoutError:
             return True
         except Failure:
             return False
         self.done(answer)
         return answer.status < 500
+
+    async def ask(self, replica: str, method: str, target: str, lines: Sequence[bytes]) -> EngineAnswer:
+        """A small answer that is no work for an engine, on a new connection; `head` has all of it if it is `whole`.
+        Nothing is learned of the replica. `done` must be called with it. Raises a Failure."""
+        return await self._called(replica, method, target, lines, b"", True, None, None, True, ASKED_BYTES_MAX)
 
     async def _called(
         self,
@@ -262,8 +268,10 @@ class Upstream:
         pull_within_s: float | None,
         sent: Callable[[], None] | None,
         fresh: bool,
+        whole_bytes_max: int | None = None,
     ) -> EngineAnswer:
         """An answer that has begun, whatever it is. Raises a Failure."""
+        whole_bytes_max = self.limits.whole_bytes_max if whole_bytes_max is None else whole_bytes_max
         pool = self._pools.get(replica)
         if pool is None:
             pool = EnginePool(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
@@ -272,7 +280,7 @@ class Upstream:
             (f"{method} {pool.path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.host_line, *lines,
              b"content-length: %d\r\n\r\n" % len(body))
         )  # fmt: skip
-        answer = EngineAnswer(replica, self._loop, until_whole=whole, whole_bytes_max=self.limits.whole_bytes_max)
+        answer = EngineAnswer(replica, self._loop, until_whole=whole, whole_bytes_max=whole_bytes_max)
         answer.pull_within_s = pull_within_s
         self._answers.add(answer)
         try:

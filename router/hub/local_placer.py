@@ -186,6 +186,10 @@ class LocalPlacer:
         """Whether a replica is ready that is not among these."""
         return any(member.id not in tried for member in self._router.usable())
 
+    def ready_one(self) -> str | None:
+        """The first of the replicas that are ready."""
+        return next((member.id for member in self._router.usable()), None)
+
     def standing(self) -> str:
         """How many replicas are ready, and why others are not; made at most once in STANDING_S, since a fleet that is
         down may refuse thousands of requests a second."""

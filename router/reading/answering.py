@@ -187,7 +187,7 @@ def refuse(
     if refusal.status in (429, 503):
         after_s = RETRY_AFTER_S if refusal.retry_after_s is None else max(1, ceil(refusal.retry_after_s))
         lines.append(b"Retry-After: %d\r\n" % after_s)
-    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, message, refusal.param))
+    request.answer(refusal.status, lines, dialect.error(refusal.status, refusal.code, message, refusal.param), own=True)
 
 
 def request_id(request: Request) -> str:

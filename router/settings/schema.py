@@ -126,7 +126,7 @@ class ListenSettings:
     """Whether `/metrics` is on the main listener too. On: a scrape works before any thought of ports."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the main listener from a browser, such as `https://chat.example.com`; `*`: all
-    pages, without cookies. Empty: browsers get what engines say of it."""
+    pages, without cookies. Empty: engines decide, unless the router asks for keys or shows engines its own."""
     keepalive_s: Seconds = 75.0
     """Seconds an idle client connection is kept. As nginx."""
     workers: Workers = 1

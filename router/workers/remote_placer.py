@@ -281,6 +281,10 @@ class RemotePlacer:
         """Whether a replica other than these is ready, by the hub's last view."""
         return self._view.others_ready(tried)
 
+    def ready_one(self) -> str | None:
+        """The first of the replicas that are ready, by the hub's last view."""
+        return self._view.ready_one()
+
     def standing(self) -> str:
         """How many replicas are ready and why others are not, by the hub's last view."""
         return self._view.standing

@@ -107,6 +107,10 @@ class LastView:
         """Whether a replica other than these is ready."""
         return any(replica not in tried for replica in self._ready)
 
+    def ready_one(self) -> str | None:
+        """The first of the replicas that are ready."""
+        return next(iter(self._ready), None)
+
     def by_ring(self, wanted: Wanted, exclude: frozenset[str], owner: str | None) -> Receipt:
         """Place without the hub, in one leg; `owner` is the one replica that can answer. Raises NoReplica."""
         serving = self._ready if wanted.model is None else self._serving.get(wanted.model, ())

@@ -7,13 +7,17 @@ import json
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import ClientSession, web
 
 from router.core.dialects import PATHS
-from tests.support.fakes import FakeEngine, reset, running, settings, status
+from router.edge.preflights import AT_ONCE_MAX
+from tests.support.fakes import FakeEngine, idle, reset, running, settings, status
 from tests.support.keyring import Keyring
+from tests.support.waiting import until
+from tests.workers.test_processes import command
 
 CHAT, PAGE = "/v1/chat/completions", "https://chat.example.com"
 BODY = {"model": "m", "messages": [], "input": "hi", "text": "hi", "max_tokens": 1}
@@ -49,7 +53,7 @@ async def test_permission_is_given_before_keys(
                 assert "Origin" in answer.headers["Vary"]
         async with client.options(app.url + CHAT, headers=ASKS, data=b"x" * 100_000) as answer:
             assert answer.status == 204, "a body that is not wanted is not read"
-    assert engine.seen == []
+    assert engine.seen == engine.preflights == []
 
 
 async def test_a_public_page_may_use_a_private_network(client: ClientSession, engine: FakeEngine) -> None:
@@ -182,6 +186,123 @@ async def test_without_the_setting_nothing_is_said(client: ClientSession, engine
             assert not said(answer.headers)
         async with client.options(app.url + CHAT, headers=ASKS) as answer:
             assert (answer.status, said(answer.headers)) == (404, {})
+
+
+@pytest.mark.parametrize("said_by_engine", ["*", ""])
+async def test_engines_that_let_pages_in(client: ClientSession, engine: FakeEngine, said_by_engine: str) -> None:
+    """Without the setting a page may do what engines let it do. Preflights pass as they are, without what is no part of
+    them; answers of ours, where engines let every page in, say that of every page, and nothing of cookies."""
+    engine.allow_origin = said_by_engine
+    own = {ALLOW: "*", CREDENTIALS: "true"}
+    asked = ASKS | {"Access-Control-Request-Headers": "authorization", "Cookie": "a=b", "X-Other": "c"}
+    async with running(engine) as app:
+        for path, target in ((CHAT, CHAT), ("/v1/models", "/v1/models"), ("/odd/..", "/v1/models")):
+            async with client.options(app.url + path, headers=asked) as answer:
+                assert (answer.status, await answer.text()) == (200, "OK")
+                assert answer.headers.getall(ALLOW) == [said_by_engine or PAGE]
+                assert (CREDENTIALS in answer.headers) is (not said_by_engine)
+            seen = [each for each in engine.preflights if each.headers["Origin"] == PAGE][-1]
+            assert seen.path == target
+            assert not {"Cookie", "X-Other"} & seen.headers.keys()
+            assert seen.headers["Access-Control-Request-Headers"] == "authorization"
+        page = {"Origin": PAGE}
+        async with client.get(app.url + "/v1/models", headers=page) as answer:
+            assert (answer.status, said(answer.headers)) == (200, {ALLOW: "*"})
+        async with client.post(app.url + CHAT, json=BODY | {"model": "nope"}, headers=page) as answer:
+            assert (answer.status, said(answer.headers)) == (404, {ALLOW: "*"})
+        for headers in (own, {}):
+            engine.script.append(status(200, "{}", headers))
+            async with client.post(app.url + CHAT, json=BODY, headers=page) as answer:
+                assert said(answer.headers) == headers, "an engine's answer is left alone"
+                assert len(answer.headers.getall(ALLOW, [])) == len(headers) / 2
+                request_id = answer.headers["x-warmroute-request-id"]
+        async with client.get(app.url + "/v1/models") as answer:
+            assert not said(answer.headers), "no page asks"
+        for path in ("/metrics", f"/v1/warmroute/requests/{request_id}"):
+            async with client.get(app.url + path, headers=page) as answer:
+                assert (answer.status, said(answer.headers)) == (200, {}), "these show more than engines do"
+        engine.allow_origin = None
+        async with client.options(app.url + CHAT, headers=ASKS) as answer:
+            assert (answer.status, said(answer.headers)) == (404, {})
+        async with client.get(app.url + "/v1/models", headers=page) as answer:
+            assert not said(answer.headers), "what engines no longer say is forgotten"
+        assert idle(app)
+
+
+async def test_engines_that_let_some_pages_in(client: ClientSession, engine: FakeEngine) -> None:
+    """A list of the engine's is passed on, and says nothing of our own answers."""
+    engine.allow_origin = PAGE
+    async with running(engine) as app:
+        async with client.options(app.url + CHAT, headers=ASKS) as answer:
+            assert answer.headers.getall(ALLOW) == [PAGE]
+        async with client.get(app.url + "/v1/models", headers={"Origin": PAGE}) as answer:
+            assert not said(answer.headers)
+
+
+async def test_a_page_that_comes_without_a_preflight(client: ClientSession, engine: FakeEngine) -> None:
+    """As a simple request does, or one whose preflight another worker had: the engine is asked once, for no page."""
+    engine.allow_origin = ""
+    async with running(engine) as app:
+        for _ in range(3):
+            async with client.get(app.url + "/v1/models", headers={"Origin": PAGE}) as answer:
+                assert said(answer.headers) == {ALLOW: "*"}
+    assert [each.headers["Origin"] for each in engine.preflights] == ["https://every-page.invalid"]
+
+
+async def test_preflights_that_nobody_answers(client: ClientSession, engine: FakeEngine) -> None:
+    """They are given up soon, few are with an engine at once, none is held against it, and the page is told as before.
+    So where no replica is ready."""
+    engine.allow_origin, engine.mute = "*", True
+    async with running(engine) as app:
+
+        async def asked() -> int:
+            async with client.options(app.url + CHAT, headers=ASKS) as answer:
+                return answer.status
+
+        many = asyncio.gather(*(asked() for _ in range(30)))
+        await until(lambda: len(engine.preflights) >= AT_ONCE_MAX)
+        async with client.get(app.url + "/healthz") as answer:  # what else was sent has come by then
+            assert len(engine.preflights) == AT_ONCE_MAX
+        assert await many == [404] * 30
+        async with client.post(app.url + CHAT, json=BODY) as answer:
+            assert answer.status == 200
+        assert idle(app)
+    async with running("http://127.0.0.1:1") as app:
+        assert await asked() == 404
+
+
+@pytest.mark.parametrize("more", ["keys", "upstream.api_key", "listen.cors_origins"])
+async def test_engines_decide_where_nothing_is_added(
+    client: ClientSession, engine: FakeEngine, tmp_path: Path, more: str
+) -> None:
+    """A page could do more through a router that asks for keys, or shows its own, than at an engine."""
+    engine.allow_origin = "*"
+    given: dict[str, Any] = {"upstream__api_key": "k"}
+    if more != "upstream.api_key":
+        given = (
+            Keyring(tmp_path, acme={}).settings if more == "keys" else {"listen__cors_origins": ("https://b.example",)}
+        )
+    async with running(engine, **given) as app:
+        async with client.options(app.url + CHAT, headers=ASKS) as answer:
+            assert answer.status in (401, 403, 404)
+            assert ALLOW not in answer.headers
+        async with client.get(app.url + "/v1/models", headers={"Origin": PAGE}) as answer:
+            assert ALLOW not in answer.headers
+        async with client.options(app.admin_url + "/admin/replicas", headers=ASKS) as answer:
+            assert ALLOW not in answer.headers
+    assert engine.preflights == []
+
+
+@pytest.mark.long
+async def test_engines_decide_for_every_worker(engine: FakeEngine) -> None:
+    """Each worker knows it, whichever had the preflight."""
+    engine.allow_origin = ""
+    async with command(engine, workers=2) as router:
+        for _ in range(20):
+            async with ClientSession() as page, page.options(router.url + CHAT, headers=ASKS) as answer:
+                assert answer.headers[ALLOW] == PAGE
+            async with ClientSession() as page, page.get(router.url + "/v1/models", headers={"Origin": PAGE}) as answer:
+                assert said(answer.headers) == {ALLOW: "*"}
 
 
 async def test_options_that_is_no_question_is_no_path(client: ClientSession, engine: FakeEngine) -> None:

@@ -71,6 +71,9 @@ class FakeEngine:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # a client left while we were at work
     at_work: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)  # what `held` replies wait for
+    allow_origin: str | None = None  # its answer to preflights: "*" as vLLM's, "" names the page that asks, as SGLang's
+    preflights: list[Seen] = field(default_factory=list)
+    mute: bool = False  # preflights wait for `go_on`
     port: int = 0
     rows: list[dict[str, Any]] | None = None  # of its page of models, in place of what `models` makes
 
@@ -83,6 +86,7 @@ class FakeEngine:
         app.router.add_get("/server_info", self._info)
         app.router.add_get("/version", self._version)
         app.router.add_get("/is_sleeping", self._sleeping)
+        app.router.add_options("/{path:.*}", self._preflight)
         app.router.add_route("*", "/{path:.*}", self._generate)
         self._runner, self.port = await listening(app, self.port, handler_cancellation=True)
         return self
@@ -102,6 +106,17 @@ class FakeEngine:
     async def _health(self, _: web.Request) -> web.Response:
         self.probes["health"] += 1
         return web.Response(status=200 if self.healthy else 503)
+
+    async def _preflight(self, request: web.Request) -> web.Response:
+        self.preflights.append(Seen(request.method, request.raw_path, CIMultiDict(request.headers), b""))
+        if self.mute:
+            await self.go_on.wait()
+        if self.allow_origin is None:
+            return web.Response(status=405)
+        more = {} if self.allow_origin else {"Access-Control-Allow-Credentials": "true", "Vary": "Origin"}
+        allowed = self.allow_origin or request.headers["Origin"]
+        headers = {"Access-Control-Allow-Origin": allowed, "Access-Control-Max-Age": "600", **more}
+        return web.Response(text="OK", headers=headers)
 
     async def _sources(self, _: web.Request) -> web.Response:
         return web.Response(status=404) if self.kv_event_sources is None else web.json_response(self.kv_event_sources)
