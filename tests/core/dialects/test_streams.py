@@ -29,8 +29,9 @@ def test_any_word_is_a_reason_to_finish(reason: str) -> None:
 @pytest.mark.parametrize("reason", [None, "", "a word"])
 def test_a_message_stop_behind_its_delta_is_the_end(reason: str | None) -> None:
     """vLLM has no word for some reasons to stop, and says null. Without the delta the stream is not whole."""
-    events = [{"type": "message_delta", "delta": {"stop_reason": reason}}, {"type": "message_stop"}]
-    delta, stop = (f"event: {each['type']}\ndata: {json.dumps(each)}\n\n".encode() for each in events)
+    told = json.dumps({"type": "message_delta", "delta": {"stop_reason": reason}})
+    delta = f"event: message_delta\ndata: {told}\n\n".encode()
+    stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
     said = b'data: {"type":"content_block_delta","delta":{"text":"\\"message_delta\\""}}\n\n'
     assert ANTHROPIC.ended(said + delta + stop) is Ending.OK
     assert ANTHROPIC.ended(said + delta) is ANTHROPIC.ended(said + stop) is None
