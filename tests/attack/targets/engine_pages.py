@@ -10,7 +10,9 @@ from typing import Any, Self, cast
 
 import msgspec
 
-from router.core.fleet.engine_metrics import NUMBER_MAX, engines, parse_load
+from router.core.fleet.engine_capacity import NUMBER_MAX
+from router.core.fleet.engine_metrics import engines, parse_load
+from router.engines.metrics_page import MetricsPages
 from router.engines.probe import ProbeFailed, Prober
 from router.engines.ranks import RANKS_MAX, VERSION_CHARS_MAX, Ranks
 from router.tokens.encoder import _tokens
@@ -28,7 +30,7 @@ def metrics(data: bytes) -> None:
     for rank in (None, 0, 1, 7):
         load = parse_load(page, rank)
         for value in msgspec.to_builtins(load).values() if isinstance(load, msgspec.Struct) else vars_of(load):
-            assert value is None or isinstance(value, bool) or 0 <= value <= NUMBER_MAX**2
+            assert value is None or isinstance(value, bool | str) or 0 <= value <= NUMBER_MAX**2
 
 
 def vars_of(load: object) -> list[Any]:
@@ -80,6 +82,9 @@ async def _asked(data: bytes) -> None:
     ranks = cast("Any", Ranks.__new__(Ranks))
     ranks._session, ranks._page_bytes_max = _Page(data), PAGE_BYTES_MAX
     ranks._counts, ranks._asked_s, ranks._versions = {}, {}, {}
+    pages = ranks._pages = cast("Any", MetricsPages.__new__(MetricsPages))
+    pages._session, pages._page_bytes_max, pages._servers = _Page(data), PAGE_BYTES_MAX, {}
+    pages._enabled, pages._interval_s, pages._fresh_s, pages._timeout_s = True, 0.0, 0.0, 5.0
     assert 1 <= await ranks.count("http://x") <= RANKS_MAX
     assert len(ranks.version("http://x")) <= VERSION_CHARS_MAX
 
