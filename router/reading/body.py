@@ -272,9 +272,10 @@ def _parse_other(request: Request, how: Reading) -> Ask:
     """The model, and what keeps a request with a replica, for a path whose prompts are not read. Raises BadBody."""
     form = _form_of(request)
     if form == _MULTIPART:
-        how.form_streams = form_streams(request.body)
+        content_type = request.fields[b"content-type"]
+        how.form_streams = form_streams(content_type, request.body)
         read = form_model if how.model_certain else any_form_model
-        return Ask(read(request.fields[b"content-type"], request.body))
+        return Ask(read(content_type, request.body))
     if form == _URL_FORM:
         model, how.form_streams = url_form(request.body, sure=how.model_certain)
         return Ask(model)

@@ -19,10 +19,6 @@ from router.core.prompts.bodies import BadBody, word_is_true
 PARTS_MAX, HEAD_BYTES_MAX = 256, 8 << 10  # parts of a form; bytes of the head of a part
 
 _TYPE = re.compile(rb"multipart/form-data; ?boundary=(?:([\w.'+/=-]{1,70})|\"([\w.'+/=-]{1,70})\")", re.IGNORECASE)
-_STREAM = re.compile(
-    rb'(?<!\w)name="?stream"?[ \t]*(?:;[^\r\n]{0,256})?\r\n(?:[^\r\n]{1,256}\r\n){0,4}\r\n([^\r\n]{1,8})\r\n',
-    re.IGNORECASE,
-)
 _LINE = re.compile(rb"([\w-]+):[ \t]*([^\r\n]*)")
 _DISPOSITION = re.compile(
     rb'form-data; ?name=(?:"([\w.:\[\]-]*)"|([\w.-]+))(?:; ?filename=(?:"[^"\\\r\n]*"|[\w.-]+))?'
@@ -35,13 +31,12 @@ _BOUNDARY = re.compile(rb';\s*boundary\s*=\s*(?:"((?:[^"\\]|\\.){1,200})"|([^\s;
 _LINES = re.compile(rb"\r?\n(?![ \t])")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _NAME = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))', re.IGNORECASE)
-MODEL_BYTES_MAX = 1_024  # longest value of a form that is taken for a model's name
+VALUE_BYTES_MAX = 1_024  # longest value of a field that is read
 
 
-def form_streams(body: bytes) -> bool:
-    """Whether a multipart form asks for a stream."""
-    found = _STREAM.search(body)
-    return found is not None and word_is_true(found[1].decode("latin-1"))
+def form_streams(content_type: bytes, body: bytes) -> bool:
+    """Whether a multipart form, however it is written, asks for a stream."""
+    return word_is_true(_last(content_type, body, b"stream").decode("latin-1"))
 
 
 def url_form(body: bytes, *, sure: bool) -> tuple[str | None, bool]:
@@ -110,9 +105,14 @@ def _is_plain(name: bytes, value: bytes) -> bool:
 
 def any_form_model(content_type: bytes, body: bytes) -> str | None:
     """The value of the last field `model`, however the form is written; None where there is none, or an empty one."""
+    return _last(content_type, body, b"model").decode(errors="replace") or None
+
+
+def _last(content_type: bytes, body: bytes, field: bytes) -> bytes:
+    """The value of the last field of this name, without white space around it; b"" if there is none."""
     typed = _BOUNDARY.search(content_type)
     if typed is None:
-        return None
+        return b""
     delimiter = b"--" + (re.sub(rb"\\(.)", rb"\1", typed[1]) if typed[1] is not None else typed[2])
     found, at = b"", body.find(delimiter)
     for _ in range(PARTS_MAX):
@@ -120,9 +120,9 @@ def any_form_model(content_type: bytes, body: bytes) -> str | None:
             break
         start = at + len(delimiter)
         end = _next(body, delimiter, start)
-        value = _model_in(body, start, len(body) if end < 0 else end)
+        value = _value_in(body, start, len(body) if end < 0 else end, field)
         found, at = found if value is None else value, end
-    return found.decode(errors="replace").strip() or None
+    return found.strip()
 
 
 def _next(body: bytes, delimiter: bytes, start: int) -> int:
@@ -131,16 +131,16 @@ def _next(body: bytes, delimiter: bytes, start: int) -> int:
     return at + 1 if at >= 0 else -1
 
 
-def _model_in(body: bytes, start: int, end: int) -> bytes | None:
-    """The value of a part if it is the field `model`."""
+def _value_in(body: bytes, start: int, end: int, field: bytes) -> bytes | None:
+    """The value of a part if it is the field of this name."""
     head_end = _HEAD_END.search(body, start, min(end, start + HEAD_BYTES_MAX))
-    if head_end is None or end - head_end.end() > MODEL_BYTES_MAX:
+    if head_end is None or end - head_end.end() > VALUE_BYTES_MAX:
         return None
     for line in _LINES.split(body[start : head_end.start()]):
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"content-disposition":
             named = _NAME.search(value)
-            if named is not None and (named[1] if named[1] is not None else named[2]) == b"model":
+            if named is not None and (named[1] if named[1] is not None else named[2]) == field:
                 return body[head_end.end() : end].rstrip(b"\r\n")
     return None
 

@@ -184,8 +184,8 @@ def test_a_form_asks_for_a_stream(value: bytes) -> None:
         + value,
         b"Content-Type: text/plain\r\n" + STREAM + value,
     ):
-        assert form_streams(form(FILE, part))
-        assert form_streams(form(part, PLAIN))
+        assert form_streams(TYPE, form(FILE, part))
+        assert form_streams(TYPE, form(part, PLAIN))
     assert url_form(b"model=m&stream=" + value, sure=True) == ("m", True)
 
 
@@ -195,12 +195,12 @@ def test_a_form_asks_for_a_stream(value: bytes) -> None:
 )  # fmt: skip
 def test_a_form_asks_for_none(part: bytes) -> None:
     """What no engine takes for true, and what stands in another field."""
-    assert not form_streams(form(part, PLAIN))
+    assert not form_streams(TYPE, form(part, PLAIN))
 
 
 def test_forms_that_would_take_long_to_read() -> None:
     """A search that goes on behind each beginning of a field would never end."""
-    assert not form_streams(b'name="stream"\r\nA: b\r\n' * 200_000)
+    assert not form_streams(TYPE, b"--b\r\n" + b'name="stream"\r\nA: b\r\n' * 200_000)
     with pytest.raises(BadBody):
         url_form(b"a=b&" * 300, sure=False)
 
