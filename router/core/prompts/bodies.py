@@ -186,7 +186,7 @@ def as_type(type_: type[_T], raw: Raw) -> _T | None:
 
 def is_true(raw: Raw) -> bool:
     """True for what pydantic takes for true, as engines read a flag: `true`, 1 and 1.0, and words such as "yes"."""
-    return value_is_true(decoded(_decode_flag, raw) if raw else None)
+    return value_is_true(decoded(_decode_flag, bytes(raw)) if raw else None)
 
 
 def value_is_true(value: object) -> bool:
