@@ -86,7 +86,7 @@ class Refused(Exception):
     def response(self) -> web.Response:
         """The error as vLLM's response."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
-        return web.json_response({"error": error}, status=self.status)
+        return json_response({"error": error}, status=self.status)
 
 
 def source_of(body: Body) -> str:
@@ -138,3 +138,8 @@ def prompts_of(prompt: str | list[Any] | None) -> list[bytes]:
     if not all(prompts):
         raise Refused(400, "The decoder prompt cannot be empty", param="prompt")
     return prompts
+
+
+def json_response(data: Any, *, status: int = 200) -> web.Response:  # noqa: ANN401 - whatever JSON can say
+    """An answer of JSON, whose type names no charset, as engines send it."""
+    return web.Response(body=msgspec.json.encode(data), status=status, content_type="application/json")

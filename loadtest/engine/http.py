@@ -24,7 +24,7 @@ from xxhash import xxh3_64_hexdigest
 
 from loadtest.common import answers
 from loadtest.engine import tokens
-from loadtest.engine.bodies import BODY, Body, Refused, conversation, prompts_of, rendered, source_of
+from loadtest.engine.bodies import BODY, Body, Refused, conversation, json_response, prompts_of, rendered, source_of
 from loadtest.engine.pairs import DecodeSide, LegRefused, Link, Moment, PrefillSide
 from loadtest.engine.replica import Choices, SimulatedReplica
 from loadtest.engine.request import EngineRequest, RequestRefused
@@ -248,27 +248,27 @@ class Surface:
         data = rendered(body, messages) if messages is not None else prompts_of(body.prompt)[0]
         ids = tokens.ids(data)
         longest = self._replica.model.context_tokens_max
-        return web.json_response({"count": len(ids), "max_model_len": longest, "tokens": ids})
+        return json_response({"count": len(ids), "max_model_len": longest, "tokens": ids})
 
     async def _detokenize(self, http: web.Request) -> web.Response:
         try:
             ids = msgspec.json.decode(await http.read(), type=dict[str, Any])["tokens"]
-            return web.json_response({"prompt": tokens.from_ids(ids).decode(errors="replace")})
+            return json_response({"prompt": tokens.from_ids(ids).decode(errors="replace")})
         except (msgspec.DecodeError, KeyError, TypeError, ValueError):
             raise Refused(400, "Field required: tokens, a list of token ids", "Bad Request", "tokens") from None
 
     async def _reset_prefix_cache(self, _http: web.Request) -> web.Response:
-        return web.json_response({"success": self._replica.model.reset_prefix_cache()})
+        return json_response({"success": self._replica.model.reset_prefix_cache()})
 
     async def _models(self, _http: web.Request) -> web.Response:
-        return web.json_response(self.face.models(self._started))
+        return json_response(self.face.models(self._started))
 
     async def _health(self, _http: web.Request) -> web.Response:
         return web.Response()
 
     async def _load(self, _http: web.Request) -> web.Response:
         model = self._replica.model
-        return web.json_response({"server_load": model.running_n + model.waiting_n})
+        return json_response({"server_load": model.running_n + model.waiting_n})
 
     async def _metrics(self, _http: web.Request) -> web.Response:
         return web.Response(body=self.face.metrics().encode(), headers={"Content-Type": answers.METRICS_KIND})
@@ -283,7 +283,7 @@ class Surface:
             too_large = Refused(413, "Request body is too large", "Request Entity Too Large")
             return self.face.error(request.path, too_large)
         except web.HTTPNotFound:
-            return web.json_response({"detail": "Not Found"}, status=404)
+            return json_response({"detail": "Not Found"}, status=404)
 
 
 def _leg_refused(refused: LegRefused) -> Refused:

@@ -94,7 +94,11 @@ class Shape:
 
     def closing(self, job: Job) -> str:
         """Everything behind the last token."""
-        usage = f'{self.head(job)},"choices":[],"usage":{encoded(self.usage(job))}}}\n\n' if self.reports(job) else ""
+        usage = (
+            f'{self.head(job)},"choices":[],"usage":{encoded(without_nulls(self.usage(job)))}}}\n\n'
+            if self.reports(job)
+            else ""
+        )
         return usage + DONE
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
@@ -188,6 +192,15 @@ class Chat(Shape):
 def text_of(job: Job, index: int, start: int, end: int) -> str:
     """The text of one choice's tokens."""
     return job.texts[index][start * tokens.BYTES_PER_TOKEN : end * tokens.BYTES_PER_TOKEN]
+
+
+def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that have a value, at each level: vLLM's streams leave the others out of the usage."""
+    return {
+        name: without_nulls(value) if isinstance(value, dict) else value
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
 def encoded(fields: dict[str, Any]) -> str:

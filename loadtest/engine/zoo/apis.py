@@ -33,7 +33,8 @@ class Messages(Shape):
         delta = {"type": "text_delta", "text": text_of(job, index, start, end)}
         events = [named("content_block_delta", {"delta": delta, "index": 0})]
         if not start:
-            started = self._message(job, [], None) | {"usage": self._usage(job) | {"output_tokens": 0}}
+            usage = {"input_tokens": self._usage(job)["input_tokens"], "output_tokens": 0}
+            started = self._message(job, []) | {"stop_reason": None, "stop_sequence": None, "usage": usage}
             block = {"content_block": {"type": "text", "text": ""}, "index": 0}
             events[:0] = [named("message_start", {"message": started}), named("content_block_start", block)]
         return events
@@ -49,12 +50,13 @@ class Messages(Shape):
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
         """The whole message."""
-        message = self._message(job, [{"type": "text", "text": job.text(0)}], STOP_REASONS[job.reason(0)])
-        return msgspec.json.encode(message | {"usage": self._usage(job)} | more)
+        message = self._message(job, [{"type": "text", "text": job.text(0)}])
+        ended = {"stop_reason": STOP_REASONS[job.reason(0)], "usage": self._usage(job)}
+        return msgspec.json.encode(message | ended | more)
 
-    def _message(self, job: Job, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+    def _message(self, job: Job, content: list[dict[str, Any]]) -> dict[str, Any]:
         fields = {"id": job.response_id, "type": "message", "role": "assistant", "content": content}
-        return fields | {"model": self.outlook.model_name, "stop_reason": reason, "stop_sequence": None}
+        return fields | {"model": self.outlook.model_name}
 
     def _usage(self, job: Job) -> dict[str, Any]:
         prompt, cached, output = job.counts()

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from loadtest.engine.bodies import Refused
+from loadtest.engine.bodies import Refused, json_response
 from loadtest.engine.shapes import Chat, Job, Outlook, Shape, encoded, text_of
 from loadtest.engine.zoo.pages import sglang_page
 from loadtest.engine.zoo.vllm import CHAT, COMPLETIONS, Face
@@ -47,7 +47,7 @@ class SglangFace(Face):
 
     def error(self, path: str, refused: Refused) -> web.Response:
         """An error as a response; SGLang's are flat."""
-        return web.json_response(_error(refused), status=refused.status)
+        return json_response(_error(refused), status=refused.status)
 
     def error_event(self, refused: Refused) -> dict[str, Any]:
         """An error as the data of an event."""
@@ -61,12 +61,12 @@ class SglangFace(Face):
             "page_size": limits.block_tokens,
         }
         info |= {"dp_size": 1, "tp_size": self.member.tp, "pp_size": self.member.pp}
-        return web.json_response(info | {"kv_events": _kv_events(self._sources, limits.block_tokens)})
+        return json_response(info | {"kv_events": _kv_events(self._sources, limits.block_tokens)})
 
     async def _loads(self, _http: web.Request) -> web.Response:
         model = self._replica.model
         load = {"dp_rank": 0, "num_running_reqs": model.running_n, "num_waiting_reqs": model.waiting_n}
-        return web.json_response({"version": VERSION, "loads": [load | {"token_usage": model.kv_usage}]})
+        return json_response({"version": VERSION, "loads": [load | {"token_usage": model.kv_usage}]})
 
     async def _flush_cache(self, _http: web.Request) -> web.Response:
         done = self._replica.model.reset_prefix_cache()

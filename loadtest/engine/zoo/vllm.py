@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from loadtest.common import answers
-from loadtest.engine.bodies import Refused
+from loadtest.engine.bodies import Refused, json_response
 from loadtest.engine.metrics import moment_of, render
 from loadtest.engine.replica import SimulatedReplica
 from loadtest.engine.shapes import Chat, Outlook, Shape
@@ -93,7 +93,7 @@ class Face:
         """An error as a response."""
         if path == MESSAGES:
             error = {"type": "error", "error": {"type": refused.kind, "message": str(refused)}}
-            return web.json_response(error, status=refused.status)
+            return json_response(error, status=refused.status)
         return refused.response()
 
     def error_event(self, refused: Refused) -> dict[str, Any]:
@@ -109,10 +109,10 @@ class Face:
             self._parked_n -= 1
 
     async def _version(self, _http: web.Request) -> web.Response:
-        return web.json_response({"version": VERSION})
+        return json_response({"version": VERSION})
 
     async def _kv_event_sources(self, _http: web.Request) -> web.Response:
-        return web.json_response(self._sources)
+        return json_response(self._sources)
 
     async def _sleep(self, http: web.Request) -> web.Response:
         """Level 0 only stops; 1 and 2 forget the cache. `mode` is abort."""
@@ -122,12 +122,12 @@ class Face:
         self._replica.abort()
         if level:
             self._replica.model.reset_prefix_cache()
-        return web.json_response({"status": "sleeping", "level": level})
+        return json_response({"status": "sleeping", "level": level})
 
     async def _wake_up(self, http: web.Request) -> web.Response:
         self._asleep = None
         self._awake.set()
-        return web.json_response({"status": "awake", "tags": http.query.getall("tags", None)})
+        return json_response({"status": "awake", "tags": http.query.getall("tags", None)})
 
     async def _is_sleeping(self, _http: web.Request) -> web.Response:
-        return web.json_response({"is_sleeping": self._asleep is not None})
+        return json_response({"is_sleeping": self._asleep is not None})
