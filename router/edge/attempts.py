@@ -49,6 +49,7 @@ from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BlocksStalled,
     BlocksTimedOut,
+    BrokeEarly,
     ConnectFailed,
     EngineShed,
     Failure,
@@ -85,7 +86,7 @@ class Tried:
         self.sent = self.unsent = self.sheds = 0  # numbers of failed attempts; those that shed load also count as sent
         self.lacks = 0  # number of replicas that do not serve the model
         self.splits = 0  # number of failed attempts in two legs
-        self.stale = False  # a connection was stale, and others may be as old
+        self.stale = False  # the first connection was stale
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure) -> None:
@@ -98,6 +99,8 @@ class Tried:
         unsent = lacks or refused or _is_free(failure)
         self.unsent += unsent
         self.sent += not unsent
+        # A new connection that breaks likewise shows that the engine ended the stale one too, and not its idleness.
+        self.sent += self.stale and isinstance(failure, BrokeEarly)
         self.sheds += isinstance(failure, EngineShed)
         once_more = (
             left
@@ -173,7 +176,8 @@ class Attempts:
         while True:
             record.receipt, record.error = lease.receipt, None
             try:
-                begun = await self._begun(question, lease, fresh=question.stored or (tried is not None and tried.stale))
+                # Behind a failure used connections are not trusted either.
+                begun = await self._begun(question, lease, fresh=question.stored or tried is not None)
             except BaseException:
                 self._drop(lease, None, Ending.CLIENT_LEFT)
                 raise

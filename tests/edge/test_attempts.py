@@ -190,6 +190,32 @@ async def test_stale_connections_are_no_tries(retries_max: int) -> None:
         assert not any(member.breaker.failures for member in app.hub.router.members)
 
 
+@on_uvloop
+async def test_engines_that_reset_every_request_get_two_attempts() -> None:
+    """A used connection that is reset looks like a stale one. A new one that is reset as well shows that it was not,
+    so the request is not sent a third time."""
+    resets = False
+
+    async def play(wire: Wire) -> None:
+        if resets:
+            wire.reset()
+            return
+        await wire.send(OK)
+
+    more = {"upstream__retries_max": 1, "routing__policy": "round_robin"}
+    async with (
+        RawEngine(play) as one,
+        RawEngine(play) as two,
+        running(one.url, two.url, **more) as app,
+        ClientSession() as client,
+    ):
+        for status, attempts in ((200, 1), (200, 1), (502, 2), (502, 2)):
+            resets, before = status == 502, len(one.seen) + len(two.seen)
+            async with client.post(app.url + CHAT, json=BODY) as response:
+                assert response.status == status
+            assert len(one.seen) + len(two.seen) == before + attempts
+
+
 async def test_a_connection_that_waited_too_long_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the watchdog did not come round to close it: engines close such connections just when a request comes."""
     async with RawEngine(lambda wire: wire.send(OK)) as engine:
