@@ -299,13 +299,15 @@ class Weights(Struct, gc=False):
     @staticmethod
     def of_legs(market: Market, waits_ms: Sequence[float]) -> Weights:
         """The weights in a market where replicas that wait for so long may take the prefill: their queues count as the
-        fleet's do."""
+        fleet's do. Streams that a prefill would stall count in full while no prefill waits: no later arrival makes that
+        good, as it makes good an imbalance of streams."""
         weights = Weights.of(market)
+        weights.decoding = 1.0
         if waits_ms and max(waits_ms):
             backlog = sum(waits_ms) / len(waits_ms) / market.unit_ms
             weights.load_max = max(weights.load_max, backlog)
             units = sorted(waits_ms)[(len(waits_ms) - 1) // 2] / market.unit_ms
-            weights.decoding = min(weights.decoding, 1 / (1 + QUEUE * units))
+            weights.decoding = 1 / (1 + QUEUE * units)
         return weights
 
 
