@@ -141,5 +141,5 @@ def prompts_of(prompt: str | list[Any] | None) -> list[bytes]:
 
 
 def json_response(data: Any, *, status: int = 200) -> web.Response:  # noqa: ANN401 - whatever JSON can say
-    """An answer of JSON, whose type names no charset, as engines send it."""
+    """An answer of JSON. Its content type names no charset: engines send none."""
     return web.Response(body=msgspec.json.encode(data), status=status, content_type="application/json")

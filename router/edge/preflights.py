@@ -19,7 +19,7 @@ from router.placer import MODELS, Placer
 
 WAIT_S = 1.0  # longest wait for an engine, and for a place among those that ask
 AT_ONCE_MAX = 8  # preflights that are with engines
-KNOWN_S = 60.0  # for which an engine is not asked again for a page that comes without a preflight
+KNOWN_S = 60.0  # seconds for which an engine is not asked again for a page that comes without a preflight
 _PASSED = frozenset(
     (b"origin", b"access-control-request-method", b"access-control-request-headers",
      b"access-control-request-private-network")
@@ -33,7 +33,7 @@ class Preflights:
     """Preflights of pages, with one replica for all."""
 
     def __init__(self, placer: Placer, upstream: Upstream, cors: EnginesCors) -> None:
-        """`cors` is told what engines say."""
+        """`cors.every_page` is kept up to date."""
         self._placer, self._upstream, self._cors = placer, upstream, cors
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
         self._asking = asyncio.Lock()
@@ -41,7 +41,7 @@ class Preflights:
 
     async def ask(self, request: Request, *, known: bool) -> EngineAnswer | None:
         """An engine's answer to a preflight; None where it lets the page do nothing, or does not answer. Paths of
-        clients' own making (not `known`) are asked for as MODELS: engines answer the same on all."""
+        clients' own making (not `known`) are sent as MODELS: engines answer the same on all."""
         lines = [b"%b: %b\r\n" % (low, value) for low, _, value in request.lines if low in _PASSED]
         answer = await self._call(request.target if known else MODELS, lines)
         if answer is None:

@@ -203,4 +203,4 @@ async def test_a_prefilling_replica_that_is_killed_fails_no_request(
         back = await send_all(client, again)
     await judge_alone(direct, [*asked, *again], [*answers, *back])
     if 2 * len(two_legs(prefiller, decoder, back)) < len(back):
-        pytest.xfail("with the price of 2026-11-28 a restarted pair may be given less than half of the prompts")
+        pytest.xfail("owed: the first prefills of a restarted engine are late here, and its pair gets few of 8 prompts")

@@ -34,7 +34,7 @@ class StoredPrefix:
     tiers: dict[str, int] | None = None  # tokens of `tokens` that are to be loaded, by tier; None where none is
     kept_share: float = 0.0  # part of what its GPU stores that tiers have as well
     whole: bool = False  # the stored prefix is the whole prompt, and the engine counts its last block as cached too
-    dropped: int = 0  # tokens at the end of what is found that the engine computes again: a block under EAGLE and MTP
+    dropped: int = 0  # last matched tokens, which the engine computes again: a block under EAGLE and MTP
 
     @property
     def gpu_tokens(self) -> int:
