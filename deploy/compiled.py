@@ -41,8 +41,8 @@ ROOMS = {
     "core/cache": "estimate knowledge masks recency reported selfcheck tiered tiers unproven",
     "core/facts": "legs placements replicas requests",
     "core/fleet": (
-        "breaker fitness fleet health kv_room lease legs loads member models observations others prefill_queue pulls"
-        " roster unlearned"
+        "breaker expected fitness fleet health kv_room lease legs loads member models observations others"
+        " prefill_queue pulls roster unlearned"
     ),
     "core/learned": (
         "answer_tokens answers first_tokens least_squares loads means prefill reuse speed_factor speeds steps"

@@ -80,6 +80,9 @@ class Placer(Protocol):
     def engines(self, model: str) -> Iterable[str]:
         """Kinds of engines that serve the model."""
 
+    def awaited(self, model: str | None) -> str:
+        """The base model that a name, or its absence, stands for, if its replicas may all be gone; "" otherwise."""
+
     def parent(self, model: str) -> str:
         """The base model of a LoRA adapter; "" for any other name."""
 

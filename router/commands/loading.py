@@ -31,6 +31,7 @@ from router.settings.pairs import (
     base_urls,
     continue_problems,
     event_problems,
+    model_problems,
     objective_problems,
     peer_problems,
     split_problems,
@@ -250,7 +251,7 @@ def _check_split(settings: Settings) -> list[str]:
 
 def _check_discovery(discovery: DiscoverySettings) -> list[str]:
     """Problems of the settings about where replicas come from."""
-    source, port, problems = discovery.source, discovery.port, []
+    source, port, problems = discovery.source, discovery.port, model_problems(discovery.models)
     if source not in SOURCES:
         problems.append(f"'discovery.source': there is no source '{source}'{nearest(source, SOURCES)}")
     if discovery.scheme not in ("http", "https"):

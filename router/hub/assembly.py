@@ -23,6 +23,7 @@ from router.admin.observatory import Observatory
 from router.admin.pages import Pages
 from router.core.facts.replicas import Replica
 from router.core.facts.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
+from router.core.fleet.expected import ExpectedModels
 from router.core.kv_events.stream import StreamLimits
 from router.core.learned.loads import FLOOR_MS, LoadModel, guess
 from router.core.observatory.explain import Explainer
@@ -81,6 +82,7 @@ def router_of(hub: HubParts) -> Router:
         several=lambda id_: hub.roster.several(id_),
         suspect=lambda id_: hub.events.suspect(id_, "connection refused") if hub.events else None,
         explainer=Explainer(s.observatory.blocks_max, replay_window_s=window_s) if s.observatory.enabled else None,
+        expected=ExpectedModels(s.discovery.models, keeps=s.discovery.scale_from_zero),
     )
 
 

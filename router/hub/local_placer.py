@@ -62,7 +62,7 @@ class LocalPlacer:
         self._event_wait_s = event_wait_s
         self._standing, self._standing_until_s = "", float("-inf")
         self.resolve = router.models.resolve
-        self.engines = router.models.engines
+        self.engines, self.awaited = router.models.engines, router.models.awaited
         self.context_tokens = router.models.context_tokens
         self.parent = router.models.parent
         self._look, self._reread = look, reread

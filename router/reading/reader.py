@@ -310,6 +310,8 @@ class Reader:
             refusal = none_ready(self._placer.standing())
             if ask.model and self._placer.engines(ask.model):  # other names are the client's, and must not be counted
                 refusal.model = ask.model
+            else:
+                refusal.model = self._placer.awaited(ask.model)
             raise refusal from found
         if isinstance(found, UnknownModel):
             raise _unknown(ask, found, tenant) from found

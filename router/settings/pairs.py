@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from yarl import URL
 from router.settings.files import expanded
 from router.settings.schema import SplitSettings
 
+MODELS_MAX = 256  # names in `discovery.models`, each with series of its own
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")
 
 
@@ -125,6 +127,16 @@ def objective_problems(pairs: Iterable[str]) -> list[str]:
 def continued_models(pairs: Iterable[str]) -> dict[str, str]:
     """Parse `MODEL=exact` into a mapping."""
     return {model: mode for model, _, mode in (given.rpartition("=") for given in pairs)}
+
+
+def model_problems(names: Sequence[str]) -> list[str]:
+    """Problems of the setting `discovery.models`."""
+    problems = [f"'discovery.models': {name!r} is no name of a model" for name in names if not name.strip()]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    problems += [f"'discovery.models': '{name}' is given twice" for name in twice]
+    if len(names) > MODELS_MAX:
+        problems.append(f"'discovery.models': {len(names)} names are more than {MODELS_MAX}")
+    return problems
 
 
 def continue_problems(pairs: Iterable[str]) -> list[str]:

@@ -62,7 +62,7 @@ FIXED = frozenset(
         "discovery.pools",
         "discovery.source", "discovery.namespaces", "discovery.selector", "discovery.port", "discovery.scheme",
         "discovery.kubeconfig", "discovery.dns_name", "discovery.dns_interval_s", "discovery.resync_s",
-        "discovery.loopback", "discovery.replicas_max", "discovery.scale_from_zero",
+        "discovery.loopback", "discovery.replicas_max", "discovery.scale_from_zero", "discovery.models",
         "gateway.host", "gateway.port", "gateway.health_port", "gateway.fallbacks_max", "gateway.objectives",
         "gateway.sampled_ratio", "gateway.streams_max", "gateway.stream_s_max", "gateway.keepalive_s",
         "gateway.conformance",

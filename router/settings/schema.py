@@ -70,7 +70,11 @@ class DiscoverySettings:
     scale_from_zero: bool = False
     """Whether `/readyz`, and a picker's `readiness`, stay as they are with a replica while there is none: for engines
     whose autoscaler starts the first one by the requests that are refused here. They wait for the first list of
-    replicas all the same, and until each of these was probed once."""
+    replicas all the same, and until each of these was probed once. A model whose last replica has left is then kept
+    for as long as the router runs: requests for it get 503, not 404, and count for its autoscaler."""
+    models: tuple[str, ...] = ()
+    """Names of models that may have no replica yet, as clients ask for them: requests get 503 `no_replica_ready`, not
+    404, beside other models too, and are counted by model from 0 (`warmroute_requests_total`). At most 256."""
 
 
 @dataclass(frozen=True, slots=True)

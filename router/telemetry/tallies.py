@@ -356,16 +356,21 @@ class Tallies:
         label = (self._models.get(model) or self._model(model)).label
         self._of("shed_requests", code, priority.name.lower(), label)[0] += 1
 
-    def serve(self, models: Iterable[str]) -> None:
-        """Begin the refusals of models that replicas serve, of the first MODELS_BEGUN_MAX: an autoscaler looks at them,
-        and the first one counts."""
+    def serve(self, declared: Collection[str], models: Iterable[str]) -> None:
+        """Begin the refusals of models that settings declare, and of models that replicas serve, of the first
+        MODELS_BEGUN_MAX: an autoscaler looks at them, and the first one counts."""
+        for model in declared:
+            self._begin_refusals(model)
         for model in models:
-            if len(self._served) >= MODELS_BEGUN_MAX:
+            if len(self._served) >= MODELS_BEGUN_MAX + len(declared):
                 return
-            if model not in self._served:
-                self._served.add(model)
-                for path in PATHS:
-                    self._of("requests", path, self.label(model), 503)
+            self._begin_refusals(model)
+
+    def _begin_refusals(self, model: str) -> None:
+        if model not in self._served:
+            self._served.add(model)
+            for path in PATHS:
+                self._of("requests", path, self.label(model), 503)
 
     def recent(self) -> dict[str, RecentTokens]:
         """Prompt tokens of late by model's label, of models that had any."""

@@ -175,6 +175,7 @@ class HubServer:
         )
         said.hub = self._number
         said.parents = {model: row.parent for model in engines for row in rows[model] if row.parent}
+        said.expected, said.adapting = router.models.expected.bases(), tuple(router.models.expected.adapting())
         said.prefills = tuple(member.id for member in router.usable() if member.replica.role is Role.PREFILL)
         said.halves = tuple(member.id for member in router.usable() if not router.takes_whole(member))
         return messages.frame([said])

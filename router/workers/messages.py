@@ -312,6 +312,8 @@ class ReplicaView(Struct, tag=2, array_like=True):
     prefills: tuple[str, ...] = ()  # ready replicas that take whole requests only where no other one does
     halves: tuple[str, ...] = ()  # ready replicas that take no whole requests
     parents: dict[str, str] = {}  # LoRA adapter -> its base model
+    expected: dict[str, str] = {}  # model or adapter that may have no replica -> its base model
+    adapting: tuple[str, ...] = ()  # those of them that take `name:adapter`
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):

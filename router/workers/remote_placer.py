@@ -130,6 +130,10 @@ class RemotePlacer:
         """Kinds of engines that serve the model, by the hub's last view."""
         return self._view.engines(model)
 
+    def awaited(self, model: str | None) -> str:
+        """The base model that a name, or its absence, stands for, if its replicas may all be gone; "" otherwise."""
+        return self._view.awaited(model)
+
     def context_tokens(self, model: str | None) -> int:
         """The longest context that any replica has for the model, by the hub's last view."""
         return self._view.context_tokens(model)

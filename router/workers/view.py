@@ -11,6 +11,7 @@ from collections import Counter
 
 from router.core.facts.placements import Grade, Reason, Receipt
 from router.core.facts.replicas import Replica
+from router.core.fleet.expected import expected_base
 from router.core.fleet.models import CONTEXT_TOKENS, NoReplica, UnknownModel
 from router.core.placement.ring import Ring, under_bound
 from router.core.placement.wanted import Wanted
@@ -69,6 +70,10 @@ class LastView:
         """The longest context that any replica has for the model."""
         return self._view.contexts.get(model or "", CONTEXT_TOKENS)
 
+    def awaited(self, model: str | None) -> str:
+        """The expected base model that a name, or its absence, stands for; "" for any other name."""
+        return expected_base(model, self._view.expected, self._view.adapting)
+
     def parent(self, model: str) -> str:
         """The base model of a LoRA adapter; "" for any other name."""
         return self._view.parents.get(model, "")
@@ -90,7 +95,9 @@ class LastView:
         if model is None:
             if self._view.default in self._serving:
                 return self._view.default
-        elif model in self._view.unready or any(model in models for _, models in self._view.ready):
+        elif (
+            model in self._view.unready or any(model in models for _, models in self._view.ready) or self.awaited(model)
+        ):
             raise NoReplica
         raise UnknownModel(sorted(self._serving))
 

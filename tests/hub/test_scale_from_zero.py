@@ -70,3 +70,50 @@ async def test_replicas_that_are_listed_are_looked_at_first(client: ClientSessio
         while not seen or seen[-1] != 200:
             seen.append(await status(client, app.url + "/readyz"))
             assert seen[-1] == 503 or app.hub.router.usable()
+
+
+async def asked(client: ClientSession, app: App, model: str | None) -> int:
+    """The status of a request for this model, or for none."""
+    body = {"messages": [{"role": "user", "content": "hi"}]} | ({"model": model} if model is not None else {})
+    async with client.post(app.url + CHAT, json=body) as response:
+        assert response.status not in (429, 503) or "Retry-After" in response.headers
+        return response.status
+
+
+async def test_each_model_of_several_is_counted_by_its_name(client: ClientSession, told: Told) -> None:
+    """A model that settings declare, and one whose last replica has left, are refused as ones that come again, beside
+    another that is served; names that nobody knows are not, and count under no name of theirs."""
+    declared = settings(discovery__scale_from_zero=True, discovery__models=("new",))
+    async with App(declared) as app, FakeEngine() as engine, FakeEngine(models=("b",)) as other:
+        engine.rows = [{"id": "m", "owned_by": "vllm"}, {"id": "lora", "parent": "m", "owned_by": "vllm"}]
+        told.say(Replica(engine.url), Replica(other.url))
+        await until(lambda: len(app.hub.router.members) == 2)
+        await app.hub.probe_now()
+        assert [await refused(client, app, model) for model in ("new", "m", "b")] == [0, 0, 0]
+        assert [await asked(client, app, model) for model in ("new", "m", "lora", "b", "gpt")] == [
+            *(503, 200, 200, 200, 404),
+        ]
+        told.say(Replica(other.url))
+        await until(lambda: len(app.hub.router.members) == 1)
+        assert [await asked(client, app, model) for model in ("m", "lora", "b", "gpt")] == [503, 503, 200, 404]
+        told.say()
+        await until(lambda: not app.hub.router.members)
+        assert [await asked(client, app, model) for model in ("new", "m", "b", "gpt", None)] == [503] * 5
+        counted = {model: await refused(client, app, model) for model in ("new", "m", "b", "none")}
+        assert counted == {"new": 2, "m": 3, "b": 1, "none": 2}, "an adapter counts for its base model"
+        told.say(Replica(engine.url))
+        await until(lambda: app.hub.router.members)
+        await app.hub.probe_now()
+        assert await asked(client, app, "m") == 200
+        assert await refused(client, app, "m") == 3
+
+
+async def test_a_model_that_was_unloaded_does_not_exist(client: ClientSession, told: Told) -> None:
+    """Its replica is there still, and lists it no more."""
+    async with App(settings(discovery__scale_from_zero=True)) as app, FakeEngine(models=("m", "b")) as engine:
+        told.say(Replica(engine.url))
+        await until(lambda: app.hub.router.members)
+        await app.hub.probe_now()
+        engine.models = ("m",)
+        await app.hub.probe_now()
+        assert await asked(client, app, "b") == 404

@@ -110,15 +110,14 @@ def test_scaling_from_zero_has_routers_that_are_ready_without_a_replica(stack: l
     spec = named(found, "ScaledObject", "llama")["spec"]
     assert spec["minReplicaCount"] == 0
     demand = spec["triggers"][-1]["metadata"]
-    for model in ("llama", "none"):
-        assert f'increase(warmroute_requests_total{{status="503",model="{model}"}}[2m])' in demand["query"]
+    assert 'increase(warmroute_requests_total{status="503",model="llama"}[2m])' in demand["query"]
+    assert 'model="none"' not in demand["query"], "another model's requests must not start this one"
     assert demand["activationThreshold"] == "0"
     assert len(spec["triggers"]) == len(named(stack, "ScaledObject", "llama")["spec"]["triggers"]) + 1
     given = tools.template(*options(none), "--set", "config.discovery.scale_from_zero=false")
-    ready = [
-        yaml.safe_load(tools.settings_text(each))["discovery"].get("scale_from_zero") for each in (found, given, stack)
-    ]
-    assert ready == [True, False, None]
+    discovery = [yaml.safe_load(tools.settings_text(each))["discovery"] for each in (found, given, stack)]
+    assert [each.get("scale_from_zero") for each in discovery] == [True, False, None]
+    assert [each.get("models") for each in discovery] == [["llama"], ["llama"], None]
 
 
 def test_discovery_finds_what_serves(stack: list[tools.Document]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.core.facts.placements import Ending, Grade, Outcome, Reason, Usage
+from router.core.facts.replicas import ServedModel
 from router.core.facts.requests import Ask
 from router.core.fleet.models import NoReplica, UnknownModel
 from router.core.placement.wanted import Wanted
@@ -248,6 +249,12 @@ async def test_workers_answer_for_models_as_the_hub_does(path: Path) -> None:
         hub.ready("http://b")
         await until(lambda: placer.others_ready(NOBODY))
         assert placer.resolve(None) == "m"
+        hub.router.models.expected.left([ServedModel("s", owned_by="sglang"), ServedModel("lora", parent="s")], "m")
+        hub.ready("http://b")
+        await until(lambda: placer.awaited("s"))
+        assert [placer.awaited(name) for name in ("lora", "s:any", "m", "x")] == ["s", "s", "", ""]
+        with pytest.raises(NoReplica):
+            placer.resolve("lora")
 
 
 async def test_all_workers_hear_of_a_lost_replica(path: Path) -> None:

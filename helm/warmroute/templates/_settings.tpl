@@ -24,6 +24,9 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 {{- if and (include "warmroute.scalesFromZero" .) (not (hasKey $tree.discovery "scale_from_zero")) -}}
 {{- $_ := set $tree.discovery "scale_from_zero" true -}}
 {{- end -}}
+{{- if not (hasKey $tree.discovery "models") -}}
+{{- with include "warmroute.fromZero" . | fromJsonArray }}{{ $_ := set $tree.discovery "models" . }}{{ end -}}
+{{- end -}}
 {{- $pools := include "warmroute.pools" . | fromJsonArray -}}
 {{- if $pools -}}
 {{- $_ := set $tree.discovery "pools" $pools -}}
@@ -119,9 +122,19 @@ Helm's own YAML makes 2.68435456e+08 of 268435456.
 
 {{/* Whether an engine of this release may have no replica, whose first one requests start: "yes", or nothing. */}}
 {{- define "warmroute.scalesFromZero" -}}
-{{- range .Values.engines.enabled | ternary .Values.engines.models list -}}
-{{- with .autoscaling }}{{ if and (hasKey . "minReplicas") (not (int .minReplicas)) }}yes{{ end }}{{ end -}}
+{{- if include "warmroute.fromZero" . | fromJsonArray }}yes{{ end -}}
 {{- end -}}
+
+{{/* The engines of this release that may have no replica, as a JSON list of what clients call the model. */}}
+{{- define "warmroute.fromZero" -}}
+{{- $names := list -}}
+{{- range .Values.engines.enabled | ternary .Values.engines.models list -}}
+{{- $served := default .name .servedName -}}
+{{- with .autoscaling -}}
+{{- if and (hasKey . "minReplicas") (not (int .minReplicas)) }}{{ $names = append $names $served }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $names | toJson -}}
 {{- end -}}
 
 {{/* Whether the router leaves its state in the pod's own volume: "yes", or nothing. */}}

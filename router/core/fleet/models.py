@@ -9,6 +9,7 @@ from itertools import islice
 from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import ServedModel
+from router.core.fleet.expected import ExpectedModels, expected_base
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.learned.token_ratio import ModelTokens
@@ -39,8 +40,9 @@ class UnknownModel(Exception):
 class Models:
     """Reads the fleet; keeps what is learned of models."""
 
-    def __init__(self, fleet: Fleet, knowledge: Knowledge) -> None:
+    def __init__(self, fleet: Fleet, knowledge: Knowledge, expected: ExpectedModels) -> None:
         self._fleet = fleet
+        self.expected = expected  # models that may have no replica now
         self._knowledge = knowledge
         self.names = Names()
         self._tokens: dict[str, ModelTokens] = {}
@@ -66,7 +68,13 @@ class Models:
             return min(bases)
         if any(model in member.models for member in self._fleet.members.values()):
             raise NoReplica  # served by a replica that is not ready now
+        if self.awaited(model):
+            raise NoReplica  # its replicas are all gone, or yet to come
         raise UnknownModel(sorted(names))
+
+    def awaited(self, model: str | None) -> str:
+        """The expected base model that a name, or its absence, stands for; "" for any other name."""
+        return expected_base(model, self.expected.bases(), self.expected.adapting())
 
     def adapter(self, model: str) -> str:
         """The LoRA adapter that a model's name stands for; "" for a base model."""
@@ -118,6 +126,12 @@ class Models:
             if served:  # other names are anybody's
                 self._contexts[model or ""] = known
         return known
+
+    def left(self, members: Iterable[Member]) -> None:
+        """These have left the fleet."""
+        listed = {name for member in self._fleet.members.values() for name in member.models}
+        for member in members:
+            self.expected.left(member.models.values(), listed)
 
     def changed(self) -> None:
         """Replicas came or went, or serve something else."""

@@ -14,6 +14,7 @@ from router.core.cache.knowledge import Knowledge
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load, Replica, ServedModel, Sleep
 from router.core.fleet.engine_capacity import with_event_block
+from router.core.fleet.expected import ExpectedModels
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.fleet.models import Models
@@ -40,6 +41,7 @@ class Observations:
         suspect: Callable[[str], None],
         cleared: Callable[[str], None],
         several: Callable[[str], None] = lambda _: None,
+        expected: ExpectedModels | None = None,
     ) -> None:
         """Parameters are those of Router; `blocks_max_default` is the size of a cache of which nothing is said."""
         self._index = index
@@ -60,14 +62,17 @@ class Observations:
             repeats=repeats,
             tiers=tiers,
         )
-        self.models = Models(self.fleet, self.knowledge)
+        self.models = Models(self.fleet, self.knowledge, expected or ExpectedModels())
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
         """Take discovery's complete set; returns ids that joined and ids that left. What is known of a replica that
         left is dropped, though its open leases may still be finished. An engine that was replaced at its address has
         left, and another has joined: its id is in both lists."""
+        before = dict(self.fleet.members)
         joined, left = self.fleet.replace(replicas)
         self.models.changed()
+        if left:
+            self.models.left([before[id_] for id_ in left])
         for id_ in left:
             self._index.remove(id_)
             self.knowledge.forget(id_)
@@ -82,6 +87,7 @@ class Observations:
         member = self.fleet.members.get(id_)
         if member and self.fleet.observe_models(member, models):
             self.models.changed()
+            self.models.expected.came(member.models)
             self.models.names.observe(id_, member.models.values())
             self.knowledge.tiered.serves(id_, " ".join(sorted(m.name for m in member.models.values() if not m.parent)))
             self.models.judge(member)
@@ -125,6 +131,7 @@ class Observations:
         every second or so."""
         self.fleet.observe_share()
         self.fleet.observe_under_way(now_s)
+        self.models.expected.age(now_s)
         for member in self.fleet.members.values():
             self.knowledge.checked(member.id, member.load, now_s)
 

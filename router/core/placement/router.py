@@ -34,6 +34,7 @@ from router.core.facts.replicas import Replica
 from router.core.facts.requests import Priority
 from router.core.fleet import stuck, working
 from router.core.fleet.breaker import State
+from router.core.fleet.expected import ExpectedModels
 from router.core.fleet.fitness import Fitness
 from router.core.fleet.lease import DECODE, Lease
 from router.core.fleet.member import Member
@@ -94,6 +95,7 @@ class Router:
         cleared: Callable[[str], None] = lambda _: None,
         several: Callable[[str], None] = lambda _: None,
         explainer: Explainer | None = None,
+        expected: ExpectedModels | None = None,
     ) -> None:
         """`graded(replica, grade, why)` hears each change of grade once; `resync(replica)` is asked to have a replica's
         events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process.
@@ -102,7 +104,8 @@ class Router:
         of 0 no replica starts slowly. With an `explainer` receipts say why tokens miss the cache. `stored_blocks_max`
         limits the events of one replica, `stored_bytes_max` those of all; `repeats`: engines may be asked to repeat
         events (cache/engine_blocks.py). With `tiers` what engines hold behind their GPUs counts as cached;
-        `load_guesses` say by tier what loading it takes, before that is learned."""
+        `load_guesses` say by tier what loading it takes, before that is learned. `expected` are models that may have no
+        replica."""
         self.policy = policy
         self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
         # Ids of replicas that this router takes first of equals, since others take the rest (core/sharing/hearing.py).
@@ -123,6 +126,7 @@ class Router:
             suspect=suspect,
             cleared=cleared,
             several=several,
+            expected=expected,
         )
         self.fleet, self.knowledge, self.models = observations.fleet, observations.knowledge, observations.models
         self.fleet.means.load_guesses.update(load_guesses or {})

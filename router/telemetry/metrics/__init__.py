@@ -161,7 +161,7 @@ class Metrics:
         return b"".join(slices)
 
     def _of_tallies(self) -> list[Counter | Histogram]:
-        self._tallies.serve(sorted(self._router.model_names()))
+        self._tallies.serve(self._router.models.expected.declared, sorted(self._router.model_names()))
         self._tallies.hub_lost(self._totals.hub_lost())
         self._tallies.counted(self._engine_count.sums)
         ledger = self._ledger()
