@@ -19,7 +19,7 @@ import zmq
 import zmq.asyncio
 
 from loadtest.engine.kv_pool import AllBlocksCleared, KvEvent
-from loadtest.engine.zoo.kv_encoding import SglangEvents, VllmEvents
+from loadtest.engine.zoo.kv_encoding import encoding_of
 from loadtest.engine.zoo.member import DENSE, Family, Member
 
 BUFFER_BATCHES = 10_000
@@ -44,8 +44,7 @@ class KvPublisher:
     ) -> None:
         self._block_tokens = block_tokens
         self._clears_first = member.family is Family.SGLANG
-        encoding = SglangEvents(block_tokens) if self._clears_first else VllmEvents(block_tokens, member.groups)
-        self._encoded = encoding.encoded
+        self._encoded = encoding_of(member, block_tokens)
         self._topic = topic.encode()
         self._now = now
         self._seq = 0

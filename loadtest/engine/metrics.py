@@ -123,9 +123,12 @@ def render(
     lines: list[str] = []
     for name, text in _GAUGES.items():
         lines += [*_head(f"vllm:{name}", text, "gauge"), f"vllm:{name}{{{labels}}} {float(values[name])}"]
-    lines += _waiting_by_reason(model, labels, member, moment)
+    if not member.earlier:
+        lines += _waiting_by_reason(model, labels, member, moment)
     lines += _sleep_state(labels, moment.asleep)
     for name, text in _COUNTERS.items():
+        if member.earlier and name == "prompt_tokens_cached":
+            continue
         lines += [*_head(f"vllm:{name}_total", text, "counter")]
         lines.append(f"vllm:{name}_total{{{labels}}} {float(values[name])}")
     lines += _head("vllm:prompt_tokens_created", _COUNTERS["prompt_tokens"], "gauge")
@@ -190,6 +193,8 @@ def _cache_config(model: EngineModel, member: Member) -> list[str]:
         "prefix_caching_hash_algo": "xxh3_64",
         "sliding_window": None,
     }
+    if member.earlier:
+        del info["kv_cache_max_concurrency"], info["kv_cache_size_tokens"]
     labels = ",".join(f'{name}="{value}"' for name, value in info.items())
     text = "Information of the LLMEngine CacheConfig"
     return [*_head("vllm:cache_config_info", text, "gauge"), f"vllm:cache_config_info{{{labels}}} 1.0"]

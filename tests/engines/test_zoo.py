@@ -26,21 +26,30 @@ KINDS = [
     ("vllm-eagle", CHECKS),  # the last block that is found is computed again, which is learned
     ("vllm-processes", 0),
     ("sglang", 0),
+    ("vllm-0.15", 0),
+    ("sglang-0.5.8", 0),
 ]
+
+
+def where(engines: Engines) -> list[str]:
+    """Where events are published, for engines that do not say."""
+    pairs = zip(engines.urls, engines._publishers, strict=True)
+    return [f"{url}={each.endpoint}={each.replay_endpoint}" for url, each in pairs]
 
 
 @pytest.mark.parametrize(("name", "earned"), KINDS)
 async def test_predictions(name: str, earned: int) -> None:
     """Prompts that share their beginnings, through a cache that holds a few. The grade takes `earned` answers."""
+    member = MEMBERS[name]
     async with (
-        replicas(1, kv_tokens=4_096, member=MEMBERS[name]) as engines,
-        routing(*engines.urls) as app,
+        replicas(1, kv_tokens=4_096, member=member) as engines,
+        routing(*engines.urls, events__endpoints=where(engines) if member.earlier else ()) as app,
         ClientSession() as client,
     ):
         if not earned:
             await graded(app, Grade.EXACT)
         async with asyncio.timeout(60):
-            while any(member.grade is Grade.ESTIMATED for member in app.router.fleet.members.values()):
+            while any(each.grade is Grade.ESTIMATED for each in app.router.fleet.members.values()):
                 await asyncio.sleep(0.01)
         hits = 0
         for n in range(earned + 30):

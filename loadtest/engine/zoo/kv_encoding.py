@@ -7,12 +7,13 @@ first group does: none evicts what is outside of its window."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from loadtest.engine import tokens
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvEvent
-from loadtest.engine.zoo.member import Group
+from loadtest.engine.zoo.member import Family, Group, Member
 
 GPU = "GPU"
 FIRST = Group("full_attention")
@@ -130,6 +131,47 @@ class SglangEvents:
         }
         salt = _text(event).salt
         return [stored | ({"cache_salt": salt} if salt else {})]
+
+
+Encoded = Callable[[KvEvent], list[dict[str, Any]]]
+_STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
+_REMOVED = ("block_hashes", "medium")
+
+
+def encoding_of(member: Member, block_tokens: int) -> Callable[[KvEvent], Sequence[dict[str, Any] | list[Any]]]:
+    """What makes a member's events of an event of the pool."""
+    sglang = member.family is Family.SGLANG
+    encoded = SglangEvents(block_tokens).encoded if sglang else VllmEvents(block_tokens, member.groups).encoded
+    if not member.earlier:
+        return encoded
+    return partial(_sglang_arrays if sglang else _vllm_arrays, encoded)
+
+
+def _vllm_arrays(encoded: Encoded, event: KvEvent) -> list[list[Any]]:
+    """As vLLM 0.15.1 has them (distributed/kv_events.py): arrays that begin with their type."""
+    return [_array(told, len(_STORED), len(_REMOVED)) for told in encoded(event)]
+
+
+def _sglang_arrays(encoded: Encoded, event: KvEvent) -> list[list[Any]]:
+    """As SGLang 0.5.8 has them (srt/mem_cache/radix_cache.py): an event for each block, which says no medium."""
+    return [_array(told, _STORED.index("medium"), 1) for one in _each_block(event) for told in encoded(one)]
+
+
+def _each_block(event: KvEvent) -> list[KvEvent]:
+    if isinstance(event, BlocksRemoved):
+        return [BlocksRemoved([key], event.medium) for key in event.keys]
+    if not isinstance(event, BlockStored):
+        return [event]
+    parents = [event.parent, *event.keys]
+    return [
+        BlockStored(event.tag, event.first_block + number, [key], parents[number], event.medium)
+        for number, key in enumerate(event.keys)
+    ]
+
+
+def _array(told: dict[str, Any], stored_n: int, removed_n: int) -> list[Any]:
+    names = {"BlockStored": _STORED[:stored_n], "BlockRemoved": _REMOVED[:removed_n]}.get(told["type"], ())
+    return [told["type"], *(told.get(name) for name in names)]
 
 
 def _text(event: BlockStored) -> tokens.Text:

@@ -68,6 +68,9 @@ class Member:
     """Requests in the queue before the next one is refused (SGLang). None: vLLM's limit."""
     streams_reasoning: bool = True
     """Whether reasoning is sent as it comes. False: half of a chat's answer is reasoning, sent when it is whole."""
+    earlier: bool = False
+    """Whether it is the earlier one of two versions of its family that were read: vLLM 0.15.1 or SGLang 0.5.8. Their KV
+    events are arrays, and their pages leave out figures that later ones have."""
     forces_usage: bool = False
     """Whether every stream reports its usage, without being asked to."""
 

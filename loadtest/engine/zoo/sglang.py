@@ -17,7 +17,7 @@ from loadtest.engine.shapes import Chat, Job, Outlook, Shape, encoded, text_of
 from loadtest.engine.zoo.pages import sglang_page
 from loadtest.engine.zoo.vllm import CHAT, COMPLETIONS, Face
 
-VERSION = "0.5.23"
+VERSION, EARLIER = "0.5.23", "0.5.8"
 FULL = "The request queue is full."
 
 
@@ -53,20 +53,26 @@ class SglangFace(Face):
         """An error as the data of an event."""
         return {"error": _error(refused)}
 
+    @property
+    def _version_name(self) -> str:
+        return EARLIER if self.member.earlier else VERSION
+
     async def _server_info(self, _http: web.Request) -> web.Response:
         limits = self._replica.model.limits
         info: dict[str, Any] = {
-            "version": VERSION,
+            "version": self._version_name,
             "served_model_name": self.model_name,
             "page_size": limits.block_tokens,
         }
         info |= {"dp_size": 1, "tp_size": self.member.tp, "pp_size": self.member.pp}
-        return json_response(info | {"kv_events": _kv_events(self._sources, limits.block_tokens)})
+        if not self.member.earlier:
+            info["kv_events"] = _kv_events(self._sources, limits.block_tokens)
+        return json_response(info)
 
     async def _loads(self, _http: web.Request) -> web.Response:
         model = self._replica.model
         load = {"dp_rank": 0, "num_running_reqs": model.running_n, "num_waiting_reqs": model.waiting_n}
-        return json_response({"version": VERSION, "loads": [load | {"token_usage": model.kv_usage}]})
+        return json_response({"version": self._version_name, "loads": [load | {"token_usage": model.kv_usage}]})
 
     async def _flush_cache(self, _http: web.Request) -> web.Response:
         done = self._replica.model.reset_prefix_cache()

@@ -19,7 +19,7 @@ from loadtest.engine.zoo.member import Member
 
 WAITING_MAX = 10_000
 """Requests queued at a replica before it answers 503 (vLLM: --max-num-queued-reqs)."""
-VERSION = "0.32.0"
+VERSION, EARLIER = "0.32.0", "0.15.1"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
@@ -66,7 +66,9 @@ class Face:
 
     def routes(self) -> list[web.RouteDef]:
         """Pages beside those that every engine has."""
-        pages = [web.get("/version", self._version), web.get("/kv_event_sources", self._kv_event_sources)]
+        pages = [web.get("/version", self._version)]
+        if not self.member.earlier:
+            pages.append(web.get("/kv_event_sources", self._kv_event_sources))
         if not self.member.sleeps:
             return pages
         sleep, wake = web.post("/sleep", self._sleep), web.post("/wake_up", self._wake_up)
@@ -109,7 +111,7 @@ class Face:
             self._parked_n -= 1
 
     async def _version(self, _http: web.Request) -> web.Response:
-        return json_response({"version": VERSION})
+        return json_response({"version": EARLIER if self.member.earlier else VERSION})
 
     async def _kv_event_sources(self, _http: web.Request) -> web.Response:
         return json_response(self._sources)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -15,16 +16,16 @@ import pytest
 from loadtest.engine import tokens
 from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
 from loadtest.engine.command import settings
-from loadtest.engine.kv_pool import BlocksRemoved, BlockStored
-from loadtest.engine.zoo.kv_encoding import SglangEvents, VllmEvents
-from loadtest.engine.zoo.member import DENSE
+from loadtest.engine.kv_pool import AllBlocksCleared, BlocksRemoved, BlockStored
+from loadtest.engine.zoo.kv_encoding import SglangEvents, VllmEvents, encoding_of
+from loadtest.engine.zoo.member import DENSE, Member
 from loadtest.engine.zoo.members import MEMBERS
 from loadtest.engine.zoo.pages import page_of
 from loadtest.simulate.world.machine import Machine
 from loadtest.simulate.world.replicas import VirtualReplica
 from router.core import dialects
 from router.core.fleet.engine_metrics import parse_load
-from router.core.kv_events.decoding import decode
+from router.core.kv_events.decoding import Stored, decode
 from tests.loadtest.engine.test_http import BLOCK, running
 
 CHAT = {"messages": [{"role": "user", "content": "tell me of the river " * 20}], "max_tokens": 12}
@@ -299,3 +300,29 @@ def test_in_a_simulated_world(name: str) -> None:
 
 def _never(*_: object) -> None:
     raise AssertionError("nothing is asked of it")
+
+
+@pytest.mark.parametrize(("name", "fields", "removed"), [("vllm-0.15", 8, 3), ("sglang-0.5.8", 6, 2)])
+def test_events_of_earlier_versions(name: str, fields: int, removed: int) -> None:
+    """Arrays, without groups and salts, which the router's reader takes as it takes later ones."""
+    keys = tokens.chain(SALTED.data, BLOCK, "")[:2]
+    plain = tokens.Text(SALTED.data, "")
+    of_pool = [BlockStored(plain, 0, keys, None), BlocksRemoved(keys), AllBlocksCleared()]
+    said = [[each for event in of_pool for each in encoding_of(m, BLOCK)(event)] for m in _both(name)]
+    assert {(each[0], len(each)) for each in said[0] if isinstance(each, list)} == {
+        *(("BlockStored", fields), ("BlockRemoved", removed), ("AllBlocksCleared", 1)),
+    }
+    read = [decode(msgspec.msgpack.encode([1.0, each, 0])).events for each in said]
+    of_either = [
+        ([key for each in events if isinstance(each, Stored) for key in each.hashes], events[-1]) for events in read
+    ]
+    assert of_either[0] == of_either[1]
+    assert b"".join(each.tokens for each in read[0] if isinstance(each, Stored)) == b"".join(
+        each.tokens for each in read[1] if isinstance(each, Stored)
+    )
+
+
+def _both(name: str) -> tuple[Member, Member]:
+    """A member of an earlier version, and the later one."""
+    member = MEMBERS[name]
+    return member, replace(member, earlier=False)
