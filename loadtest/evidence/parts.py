@@ -189,6 +189,12 @@ PARTS = (
         (_loadtest("simulate", "--race", "--seeds", "claim", "--check"),),
     ),
     Part(
+        "zoo",
+        5,
+        "what engines' odd pages change: hits foretold, and shares of requests",
+        (_loadtest("simulate", "--zoo", "--check"),),
+    ),
+    Part(
         "events",
         4,
         "10,000 runs of a model engine and a lossy network against the event stream",

@@ -11,6 +11,7 @@ from loadtest.faults.rows.drain import terminated
 from loadtest.faults.rows.endings import endings
 from loadtest.faults.rows.memory import index_memory
 from loadtest.faults.rows.tenants import HOSTILE, oracle
+from loadtest.faults.rows.zoo import ROWS as ZOO
 
 Rows = Callable[[Bench], Awaitable[list[Row]]]
 
@@ -31,4 +32,5 @@ GOALS: dict[int, tuple[Rows, ...]] = {
     20: (abuse.admin_closed,),
     23: (abuse.slow_clients, abuse.bombs, bodies.bodies),
     27: (overload.neighbours, *HOSTILE, oracle),
+    28: ZOO,
 }

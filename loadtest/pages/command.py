@@ -50,6 +50,7 @@ from loadtest.pages.sizing import memory_block, sizing_block
 from loadtest.pages.story import story_block
 from loadtest.pages.tiers import tiers_block
 from loadtest.pages.transfers import transfers_block
+from loadtest.pages.zoo import figures_block as zoo_figures
 from loadtest.pages.zoo import zoo_table
 from loadtest.replay.demo import verdicts
 
@@ -63,6 +64,7 @@ BLOCKS = {
     "metrics": "docs/reference/metrics.md",
     "policies": "docs/reference/policies.md",
     "zoo": "docs/reference/instruments.md",
+    "zoo-figures": "docs/evidence/simulation.md",
     "floors": "docs/architecture/house.md",
     "scenarios": "docs/evidence/race.md",
     "rows": "docs/evidence/race.md",
@@ -118,6 +120,7 @@ FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "several": ("simulate --several", {"several": several_block}),
     "replayed": ("routers", {"replayed": replayed_block}),
     "shared": ("overhead --cases sharing", {"shared": shared_block}),
+    "zoo": ("simulate --zoo", {"zoo-figures": zoo_figures}),
     "tiers": ("simulate --tiers", {"tiers": tiers_block}),
     "pulls": ("simulate --pulls", {"pulls": pulls_block}),
     "split": ("simulate --split", {"split": split_block}),

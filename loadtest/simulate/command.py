@@ -9,6 +9,7 @@
     simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
     simulate --deadlines --seed 6-8 --check                  classes with deadlines and without, beside first come
     simulate --predictions --check                           are first tokens foretold well, below saturation and at it
+    simulate --zoo --check                                   what odd engines' pages change: hits foretold, shares
     simulate --several --seed 1-3 --json several.json        several routers that share what they know, beside one
 
 All times are simulated seconds. What the simulation leaves out is said in docs/evidence/simulation.md.
@@ -33,10 +34,12 @@ from rich.console import Console
 from loadtest.common.report import Row, progress_bar, report_console, table, write_json
 from loadtest.common.traces import TraceError
 from loadtest.engine.calibration import CALIBRATION, CALIBRATIONS
+from loadtest.engine.zoo.members import MEMBERS
 from loadtest.simulate.options import parser
 from loadtest.simulate.results import baseline, ladder, pulls, split, sweep, tiers
 from loadtest.simulate.results import deadlines as of_deadlines
 from loadtest.simulate.results import predictions as of_predictions
+from loadtest.simulate.results import zoo as of_zoo
 from loadtest.simulate.results.charts import write_charts
 from loadtest.simulate.results.claims import OF_ALL, ClaimsError, beaten_bounds, judge, missed
 from loadtest.simulate.results.figures import over_seeds
@@ -84,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _ladder(options, "simulate " + " ".join(arguments))
         if options.predictions:
             return _predictions(options)
+        if options.zoo is not None:
+            return _zoo(options, "simulate " + " ".join(arguments))
         if options.deadlines:
             return _deadlines(options, "simulate " + " ".join(arguments))
         earlier = [row for file in options.rows for row in read_rows(file)]
@@ -339,6 +344,30 @@ def _predictions(options: argparse.Namespace) -> int:
             progress(len(found))
     of_predictions.print_predictions(report_console(WIDTH), found)
     return 1 if options.check and not all(each.ok for each in found) else 0
+
+
+# Engines of the zoo
+
+
+OF_ZOO = ("zoo", "load", "seed", "requests", "jobs", "json", "check")
+"""Flags that it goes with: its fleets and its requests are its own."""
+
+
+def _zoo(options: argparse.Namespace, command: str) -> int:
+    """Hits foretold and shares of requests, of each kind of engine. Raises SimulateError."""
+    _goes_with(options, OF_ZOO)
+    jobs = [
+        of_zoo.ZooJob(name, load, tuple(options.seed or of_zoo.SEEDS), options.requests or of_zoo.REQUESTS)
+        for name in options.zoo or MEMBERS
+        for load in options.load or of_zoo.LOADS
+    ]
+    finished = count(1)
+    with progress_bar(Console(stderr=True), "engines and loads", len(jobs)) as progress:
+        rows = race(jobs, options.jobs, lambda _: progress(next(finished)), of_zoo.run_zoo)
+    if options.json:
+        write_json(options.json, command, rows)
+    of_zoo.print_zoo(report_console(WIDTH), rows)
+    return 1 if options.check and not all(row.ok for row in rows) else 0
 
 
 # Several routers

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from loadtest.common import flags
 from loadtest.common.answer_limits import FLAG, HELP, LimitsAction
+from loadtest.engine.zoo.members import MEMBERS
 from loadtest.simulate.results import pulls
 from loadtest.simulate.results.baseline import SHIPPED
 from loadtest.simulate.results.several import VARIANTS
@@ -46,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
     add("--several", nargs="*", choices=VARIANTS, metavar="LABEL", help=f"{labels}, or some".replace("%", "%%"))
     add("--deadlines", action="store_true", help="classes of requests, with deadlines and without, beside first come")
     add("--predictions", action="store_true", help="first tokens against what receipts foretold")
+    text = "engines of the zoo, each with its own metrics pages and with right ones; all, or some"
+    add("--zoo", nargs="*", choices=MEMBERS, metavar="NAME", help=text)
     links = "prices of a load from a tier, on links of several speeds; all of " + ", ".join(LINKS)
     add("--tiers", nargs="*", choices=LINKS, metavar="LINK", help=f"{links}, or some")
     links = "pulls between replicas, on links of several kinds; all of " + ", ".join(pulls.LINKS)

@@ -30,6 +30,8 @@ class Machine:
     member: Member = DENSE
     """The kind of engine, as far as its scheduler and its metrics page differ; its KV events are the dense engine's.
     With context parallelism, the setting's blocks are those of the scheduler."""
+    page: Member | None = None
+    """The kind of engine of its metrics page, if another one than `member`."""
 
     def limits(self, calibration: Calibration, block_tokens: int) -> Limits:
         """The limits of its engine's scheduler."""

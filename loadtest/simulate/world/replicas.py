@@ -154,7 +154,7 @@ class VirtualReplica:
 
     def load(self) -> Load:
         """What its `/metrics` would say."""
-        model, member = self.model, self.machine.member
+        model, member = self.model, self.machine.page or self.machine.member
         if member is not DENSE:
             self._scrapes += 1
             return parse_load(page_of(model, self.machine.model, member, self._scrapes))

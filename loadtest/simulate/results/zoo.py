@@ -1,0 +1,140 @@
+"""Engines of the zoo in virtual time: `python -m loadtest simulate --zoo`.
+
+Hits: a fleet of each kind is asked the same twice, once with its own metrics pages and once with those of the dense
+engine, which say what they seem to say. Of the prompt tokens that its engines found cached, receipts foretold a share;
+and some tokens that receipts foretold were not found. Both shares with its own pages must be within POINTS_MAX of those
+with a right page, in percentage points.
+
+Near saturation a run is a matter of chance: another first placement, and all that follows is another. So tokens are
+added up over several seeds.
+
+Shares: one replica of each kind beside dense ones, behind the product's own admission: no replica gets less than
+SHARE_MIN of its equal part of the requests, whatever its page counts as waiting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from rich.console import Console
+
+from loadtest.common.report import Row, drawn
+from loadtest.engine.zoo.member import Member
+from loadtest.engine.zoo.members import MEMBERS
+from loadtest.simulate.results.race import settled
+from loadtest.simulate.scenarios import zoo
+from loadtest.simulate.scenarios.scenario import Scenario
+from loadtest.simulate.world.admitted import AdmittedWorld
+from loadtest.simulate.world.world import World
+from router.core.placement.policies import POLICIES
+
+REQUESTS, LOADS, SEEDS = 800, ("below", "at"), (1, 2, 3, 4, 5)
+POINTS_MAX, SHARE_MIN = 3.0, 0.5
+FORETOLD, UNFOUND, SHARE = "hits foretold", "foretold and not found", "least share"
+BY_EVENTS = ", by events"
+
+
+@dataclass(frozen=True, slots=True)
+class ZooJob:
+    """One member at one load, on several seeds."""
+
+    name: str
+    load: str
+    seeds: tuple[int, ...] = SEEDS
+    requests: int = REQUESTS
+
+
+def run_zoo(job: ZooJob) -> list[Row]:
+    """The member's rows: hits foretold, tokens foretold and not found (`expected`: with a right page), the least share
+    of a replica."""
+    return rows_of(MEMBERS[job.name], job)
+
+
+def rows_of(member: Member, job: ZooJob) -> list[Row]:
+    """Likewise, of any member."""
+    with settled():
+        shown = dict[str, tuple[float, float]]()
+        for events in (False, True):
+            right, own = (
+                predicted(
+                    zoo.alike(member, job.load, seed, job.requests, right_page=page, events=events)
+                    for seed in job.seeds
+                )
+                for page in (True, False)
+            )
+            more = BY_EVENTS if events else ""
+            shown |= {FORETOLD + more: (right[0], own[0]), UNFOUND + more: (right[1], own[1])}
+        among = (zoo.one_among(member, job.load, seed, job.requests) for seed in job.seeds)
+        shown[SHARE] = SHARE_MIN, min(map(least_share, among))
+    return [
+        Row(
+            workload=member.name,
+            policy="warm",
+            case=case,
+            load_name=job.load,
+            seeds=len(job.seeds),
+            replicas=zoo.REPLICAS,
+            requests=job.requests,
+            expected=expected,
+            got=got,
+            ok=got >= expected if case == SHARE else abs(got - expected) <= POINTS_MAX / 100,
+        )
+        for case, (expected, got) in shown.items()
+    ]
+
+
+def predicted(scenarios: Iterable[Scenario]) -> tuple[float, float]:
+    """Of all prompt tokens that engines found cached: the part that receipts foretold, and the tokens that they
+    foretold and that were not found."""
+    runs = (World(each.workload, each.setting, POLICIES["warm"]).run() for each in scenarios)
+    found = foretold = unfound = 0
+    for sent in chain.from_iterable(run.sent for run in runs):
+        if sent.lease is None or sent.failure:
+            continue
+        said, cached = sent.lease.receipt.predicted_cached_tokens, sent.cached_tokens
+        found += cached
+        foretold += min(said, cached)
+        unfound += max(0, said - cached)
+    if not found:
+        raise ValueError("engines found nothing cached: there is nothing to foretell")
+    return foretold / found, unfound / found
+
+
+def least_share(scenario: Scenario) -> float:
+    """The requests of the replica that got the fewest, as a part of an equal share."""
+    result = AdmittedWorld(scenario.workload, scenario.setting, POLICIES["warm"], {}).run()
+    counts = Counter(sent.lease.replica for sent in result.sent if sent.lease is not None)
+    names = [scenario.setting.name(number) for number in range(scenario.setting.replicas)]
+    return min(counts[name] for name in names) * len(names) / len(result.sent)
+
+
+PAIRS = (FORETOLD, UNFOUND, FORETOLD + BY_EVENTS, UNFOUND + BY_EVENTS)
+HEADS = ("engine", "load", *(f"{case}, %" for case in PAIRS), f"{SHARE}, %", "verdict")
+
+
+def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line of the table for each member and load, under HEADS; in brackets with a right page."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row.workload or "", row.load_name or ""), {})[row.case or ""] = row
+    return [
+        (
+            *(name, load),
+            *(f"{_percent(cases[case].got)} ({_percent(cases[case].expected)})" for case in PAIRS),
+            _percent(cases[SHARE].got),
+            "ok" if all(row.ok for row in cases.values()) else "missed",
+        )
+        for (name, load), cases in found.items()
+    ]
+
+
+def _percent(part: float | None) -> str:
+    return f"{100 * (part or 0.0):.1f}"
+
+
+def print_zoo(console: Console, rows: Sequence[Row]) -> None:
+    """The table."""
+    console.print(drawn(HEADS, lines(rows), "engines of the zoo", left={"engine", "load", "verdict"}, no_wrap=False))
