@@ -50,10 +50,10 @@ class ZooJob:
 def run_zoo(job: ZooJob) -> list[Row]:
     """The member's rows: hits foretold, tokens foretold and not found (`expected`: with a right page), the least share
     of a replica."""
-    return rows_of(MEMBERS[job.name], job)
+    return rows_of_member(MEMBERS[job.name], job)
 
 
-def rows_of(member: Member, job: ZooJob) -> list[Row]:
+def rows_of_member(member: Member, job: ZooJob) -> list[Row]:
     """Likewise, of any member."""
     with settled():
         shown = dict[str, tuple[float, float]]()
