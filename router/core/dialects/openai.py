@@ -60,11 +60,11 @@ class _Error(msgspec.Struct):
 
 
 # Within strings quotes are escaped, so these find fields, of events whose beginning is cut off too; their end is not.
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"[^"][^\r\n]*[\r\n]')
-# Events that SGLang 0.5.23 (openai/serving_chat.py) sends behind the finish reason; they may fill the whole tail.
-_BEHIND = re.compile(
-    rb'(?:"delta"\s*:\s*\{[^{}]*"hidden_states"\s*:\s*\[|"choices"\s*:\s*\[\][^\n]*"sglext"\s*:\s*\{)[^\r\n]*[\r\n]'
-)
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
+# Fields of events that SGLang 0.5.23 (openai/serving_chat.py) sends behind the finish reason; they may fill the whole
+# tail.
+_HIDDEN_STATES = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"hidden_states"\s*:\s*\[')
+_NO_CHOICES, _EXTRAS = re.compile(rb'"choices"\s*:\s*\[\]'), re.compile(rb'"sglext"\s*:\s*\{')
 _USAGE_GIVEN = re.compile(rb'"usage"\s*:\s*\{')  # not null, which some engines send in every event
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # matches if a choice besides the first is there
@@ -144,12 +144,12 @@ class OpenAI:
         return abort_of(head) if b'"abort"' in head and _ABORTED.search(head) else None
 
     def begun(self, chunk: bytes) -> bool:
-        """Chunks come only after prefill: vLLM's first one, with the role, is made with the first token."""
-        return True
+        """Events with data come only after prefill: vLLM's first one, with the role, is made with the first token."""
+        return sse.has_data(chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
         """Whole: at least one choice has a reason to finish, and so has every choice that the tail shows."""
-        if (_FINISHED.search(tail) or _BEHIND.search(tail)) and not _goes_on(tail):
+        if (_has_line(_FINISHED, tail) or _is_behind(tail)) and not _goes_on(tail):
             return Ending.OK
         if b'"error"' in tail:
             for data in sse.payloads_backwards(tail):
@@ -191,6 +191,24 @@ class OpenAI:
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
         """An error event as vLLM sends it; no [DONE] follows, which would look like a good end."""
         return b"data: " + self.error(status, code, message) + b"\n\n"
+
+
+def _has_line(field: re.Pattern[bytes], tail: bytes) -> bool:
+    """Whether a line with this field is there to its end. That end is looked for apart: an expression that went on to
+    the end of the line would do so from each place at which the field stands."""
+    found = field.search(tail)
+    return found is not None and sse.line_ends(tail, found.end())
+
+
+def _is_behind(tail: bytes) -> bool:
+    """Whether `tail` has an event that comes behind the finish reason."""
+    if b'"hidden_states"' in tail and _has_line(_HIDDEN_STATES, tail):
+        return True
+    if b'"sglext"' not in tail:
+        return False
+    lines = tail.rsplit(b"\n", sse.EVENTS_BACK_MAX)[:-1]  # the last one has no end
+    choices = [(line, _NO_CHOICES.search(line)) for line in lines if b'"sglext"' in line]
+    return any(found is not None and _EXTRAS.search(line, found.end()) is not None for line, found in choices)
 
 
 def _goes_on(tail: bytes) -> bool:

@@ -87,8 +87,7 @@ _decode_ids = msgspec.json.Decoder(list[int | list[int]]).decode
 # meta_info at the end of an event whose beginning is cut off: objects in it hold none themselves.
 _META_AT = re.compile(rb'"meta_info"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})([^{}]*)')
 _ABORT = b'"abort"'
-# A reason in an event that is there to its end.
-_FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"[^"]|\{\s*")[^\r\n]*[\r\n]')
+_FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"[^"]|\{\s*")')
 _MEDIA = ("image_data", "video_data", "audio_data")
 
 
@@ -188,11 +187,12 @@ class SGLang(UsageUnasked):
 
     def begun(self, chunk: bytes) -> bool:
         """The first event carries the first token."""
-        return True
+        return sse.has_data(chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
         """Whole: at least one answer has a reason to finish, other than an error's status."""
-        finished = _FINISHED.search(tail) is not None
+        reason = _FINISHED.search(tail)
+        finished = reason is not None and sse.line_ends(tail, reason.end())  # the event is there to its end
         if finished and _ABORT not in tail:
             return Ending.OK
         for data in sse.payloads_backwards(tail):

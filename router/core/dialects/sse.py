@@ -12,18 +12,23 @@ from collections.abc import Iterator
 import msgspec
 
 _END = re.compile(rb"\r?\n\r?\n")
-_FIELD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*(?:(?:data|event|id|retry)?:|\Z)")
+_FIELD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*+(?:(?:data|event|id|retry)?:|\Z)")
+# A line of data that says something. Besides comments, some servers send these to keep connections open.
+_DATA = re.compile(rb'^data: ?(?![ \r\n]|\{ ?\}|\{ ?"type": ?"ping" ?\})', re.MULTILINE)
 END_BYTES_MAX = 3  # bytes of the longest terminator less one: the kept bytes may end within a terminator
 EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
+EVENTS_BACK_MAX = (
+    1_024  # events at the end of a stream that are looked at: the tail of an ordinary one has some hundred
+)
 
 
 class EventSplitter:
     """feed(bytes) -> whole events, terminators included; joined, they are the input byte for byte."""
 
     def __init__(self, *, bytes_max: int = EVENT_BYTES_MAX) -> None:
-        """An event longer than `bytes_max` is passed on in pieces."""
+        """An event longer than `bytes_max`, which may be replaced, is passed on in pieces."""
         self._held = bytearray()
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
 
     @property
     def holds(self) -> bool:
@@ -39,7 +44,7 @@ class EventSplitter:
             events.append(bytes(held[start : match.end()]))
             start = match.end()
         del held[:start]
-        if len(held) > self._bytes_max:
+        if len(held) > self.bytes_max:
             events.append(self.close())
         return events
 
@@ -48,6 +53,17 @@ class EventSplitter:
         held = bytes(self._held)
         self._held.clear()
         return held
+
+
+def has_data(events: bytes) -> bool:
+    """Whether these events, of which the first may follow the size line of a chunk, have data that is no ping. A server
+    that sends only comments, pings and empty objects makes no progress."""
+    return events.startswith(b'data: {"id"') or _DATA.search(events) is not None
+
+
+def line_ends(data: bytes, at: int) -> bool:
+    """Whether a line ends at this byte or behind it."""
+    return data.find(b"\n", at) >= 0 or data.find(b"\r", at) >= 0
 
 
 def begins_well(head: bytes) -> bool:
@@ -91,10 +107,10 @@ def several(head: bytes) -> bool:
 
 def payloads_backwards(tail: bytes) -> Iterator[bytes]:
     """Data of the whole events at the end of a stream, last first; the first piece of `tail` may be cut and is
-    given as it is."""
+    given as it is. Of more events than EVENTS_BACK_MAX the last ones are given."""
     # Bytes split ten times as fast as an expression does; where all lines end with LF it is the same.
-    first, *whole = _END.split(tail) if b"\r" in tail else tail.split(b"\n\n")
-    for event in reversed(whole):
+    first, *whole = _END.split(tail) if b"\r" in tail else tail.rsplit(b"\n\n", EVENTS_BACK_MAX)
+    for event in reversed(whole[-EVENTS_BACK_MAX:]):
         data = payload(event)
         if data:
             yield data

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from router.core.facts.replicas import CapacitySource, Load
 
 NUMBER_MAX = 2.0**53  # beyond it, as below zero and for NaN, a value is nonsense and counts as absent
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*+)"')
 
 _FIGURES = ("kv_cache_size_tokens", "block_size", "num_gpu_blocks")  # labels of the next
 _CONFIG = re.compile(r"^vllm:cache_config_info\{([^\n]*)\} ", re.MULTILINE)

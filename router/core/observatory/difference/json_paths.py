@@ -21,7 +21,7 @@ from router.core.prompts.canonical import BILLING_HEADER, OPAQUE_REPEATS
 PATH_CHARS_MAX = 200
 _OPAQUE_BYTES = 16 * OPAQUE_REPEATS
 _PLAIN = re.compile(r"[A-Za-z_$][\w$-]*")
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\S')
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.?)*+"?|\S', re.DOTALL)  # a string without an end goes to the end of the text
 
 
 class MessageSource(Struct):
