@@ -60,7 +60,10 @@ ROOMS = {
     "core/sharing": "delays engines hearing mirror news sharing telling",
     "edge": "attempts proxy relay retry_budget routes",
     "gateway": "answer endpoints following head hints incoming parts stream wire words",
-    "http": "body_budget chunks client_connection cors exchange intake outbox pace pool receiver request upstream",
+    "http": (
+        "body_budget chunks client_connection cors engine_connection exchange intake outbox pace pool receiver request"
+        " upstream"
+    ),
     "reading": (
         "answering body callers charge codings continuing deadlines forwarding kinship observer paths placing question"
         " reader turns usage used"

@@ -32,6 +32,7 @@ from router.core.dialects.continuing.carried import PROMPT_BYTES_MAX
 from router.core.dialects.ranks import for_rank
 from router.core.dialects.sse import EventSplitter
 from router.core.facts.placements import Ending, Outcome
+from router.core.facts.progress import is_progress
 from router.core.facts.replicas import Replica
 from router.edge.attempts import Call, stays
 from router.edge.relay import Relay
@@ -59,7 +60,9 @@ from router.telemetry.record import RequestRecord
 AGAIN_S = 0.25  # before a stream that was broken on purpose is offered to other replicas again
 DIFFERS = "what was said was not said again"
 _REFUSED = Outcome(Ending.REFUSED_BY_ENGINE)
-EVENT_BYTES_MAX = PROMPT_BYTES_MAX + (1 << 20)  # the first event has the ids of the prompt
+# The longest first event, which has the ids of the prompt: so many bytes for each of the request, or for what is not in
+# it, such as an image. Later events may have sse.EVENT_BYTES_MAX.
+FIRST_EVENT_BYTES_MAX, ID_BYTES_MAX = PROMPT_BYTES_MAX + sse.EVENT_BYTES_MAX, 8
 
 
 class Carrying:
@@ -78,7 +81,8 @@ class Carrying:
         self.refused = False  # the engine said that the request itself is at fault, which ends the stream
         self._dialect = question.dialect
         self._relay = relay
-        self._splitter = EventSplitter(bytes_max=EVENT_BYTES_MAX)
+        first_bytes_max = sse.EVENT_BYTES_MAX + ID_BYTES_MAX * question.wanted.body_bytes
+        self._splitter = EventSplitter(bytes_max=min(FIRST_EVENT_BYTES_MAX, first_bytes_max))
         self._told: Callable[[], None] | None = None
 
     @property
@@ -102,10 +106,9 @@ class Carrying:
     def _pass(self, events: list[bytes]) -> None:
         if self.differs or not events:
             return
-        if not self.begun:
-            self.begun = True
-            if self._told is not None:
-                self._told()
+        if any(map(is_progress, events)):
+            self.answer.moved = True
+            self._has_begun()
         stream = self.resumed or self.carried
         try:
             made = b"".join([event if self._refuses(event) else stream.take(event) for event in events])
@@ -115,6 +118,14 @@ class Carrying:
             return
         if made:
             self._relay.body(made)
+
+    def _has_begun(self) -> None:
+        """An event of the present answer has come."""
+        if not self.begun:
+            self.begun = True
+            self._splitter.bytes_max = sse.EVENT_BYTES_MAX
+            if self._told is not None:
+                self._told()
 
     def _refuses(self, event: bytes) -> bool:
         """Whether the engine has refused the request, with this event or before: no other replica would do better."""

@@ -50,5 +50,5 @@ async def at_work(answer: EngineAnswer, works: Callable[[bytes], bool], upstream
     except BaseException:
         upstream.done(answer)
         raise
-    answer.begun = True
+    answer.begun = answer.moved = True
     return answer

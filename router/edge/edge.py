@@ -23,6 +23,7 @@ from router.edge.routes import Routes
 from router.http.accepting import cannot_listen, url_of
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
+from router.http.pace import Pace
 from router.http.server import Server
 from router.http.upstream import EngineLimits, Upstream
 from router.loop import closed_on_error, in_background
@@ -182,10 +183,11 @@ class Edge:
 
     def _build(self) -> None:
         s = self._settings
-        self._outbox = Outbox(asyncio.get_running_loop())
+        self._outbox, self._pace = Outbox(asyncio.get_running_loop()), Pace(asyncio.get_running_loop())
         self.upstream = Upstream(
             _engine_limits(s),
             outbox=self._outbox,
+            pace=self._pace,
             alive=self._placer.alive,
             full=says_full,
             tls=tls.for_replicas(s.upstream),
@@ -237,6 +239,7 @@ class Edge:
             admit=self._routes.admit,
             tls=tls.for_listener(s.listen),
             outbox=self._outbox,
+            pace=self._pace,
             cors=self._routes.cors,
         )
         self._stack.push_async_callback(self._server.close)

@@ -23,8 +23,9 @@ from collections.abc import Callable
 from router.core.dialects import Dialect, sse
 from router.core.dialects.usage_filter import UsageFilter
 from router.core.facts.placements import Ending
+from router.core.facts.progress import is_progress
 from router.http.exchange import EngineAnswer
-from router.http.failures import Unfinished
+from router.http.failures import BrokeMidway, Unfinished
 from router.http.request import Stream
 
 # The tail of a stream: its last pieces, each at least a whole event unless that is very long, and bytes kept of each.
@@ -33,6 +34,7 @@ TOLD = (Ending.FAILED, Ending.REFUSED_BY_ENGINE)  # endings that the engine has 
 RAW_TAIL_BYTES = TAIL_PIECES * TAIL_BYTES
 NAME_BYTES = 512  # bytes before a cut event that are looked at, too: enough to tell the kind of the events there
 PARTIAL_BYTES_MAX = 64 << 10
+EVENT_BYTES_MAX = 256 << 20  # the longest that engines send: hidden states of a whole answer
 
 _END_BYTES = 2  # length of the longest end of an event, less one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
@@ -46,7 +48,8 @@ class Relay:
 
     __slots__ = (
         "_answer", "_begun", "_client", "_cuts", "_dropping", "_events_only", "_judge", "_last", "_last_bytes",
-        "_long_ended", "_partial", "_speaks", "_tail", "_usage", "bytes", "ending", "events", "mark", "paused",
+        "_long_bytes", "_long_ended", "_partial", "_speaks", "_tail", "_usage", "bytes", "ending", "events", "mark",
+        "paused",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +81,7 @@ class Relay:
         self._long_ended: Ending | None = None  # the ending that an event told which is too long for the tail
         self.ending: Ending | None = None  # the ending that the stream told, known at its end
         self._partial = bytearray()
+        self._long_bytes = 0  # bytes that have passed of an event that is not whole
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._last_bytes = bytearray()  # bytes of a body that is no stream of events
         self.events = 0
@@ -215,6 +219,12 @@ class Relay:
             if len(partial) <= PARTIAL_BYTES_MAX:
                 return b""
             end = len(partial)
+            self._answer.moved = True  # a long event may take long to come, too
+            self._long_bytes += end
+            if self._long_bytes > EVENT_BYTES_MAX:
+                self._answer.fail(BrokeMidway(f"an event of more than {EVENT_BYTES_MAX} bytes"))
+        else:
+            self._long_bytes = 0
         passed = bytes(partial[:end])
         del partial[:end]
         return passed
@@ -223,6 +233,8 @@ class Relay:
         """Pass bytes of a body that is no stream of events."""
         if self._begun is not None and self._begun(data):
             self._begun = None
+        if not data.isspace():
+            self._answer.moved = True
         self.bytes += len(data)
         self._last_bytes += data
         if len(self._last_bytes) > 2 * RAW_TAIL_BYTES:
@@ -239,6 +251,8 @@ class Relay:
                 return
         if self._begun is not None and self._begun(data):
             self._begun = None
+        if self._begun is None and is_progress(data):
+            self._answer.moved = True
         self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
         self.bytes += len(data)
         piece = self._framed(data)

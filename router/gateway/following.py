@@ -18,6 +18,7 @@ from typing import Any
 from grpc.aio import EOF
 
 from router.core.facts.placements import Ending, Outcome, Shed
+from router.core.facts.progress import is_progress
 from router.core.fleet.models import NoReplica
 from router.core.observatory.explain import settled
 from router.core.observatory.places import places_of
@@ -196,7 +197,11 @@ class Following:
         if self._asks and not self._watch.seen:
             self._parts.asked, self._parts.answers_come = 0, True
             self._parts.shown += 1
-        if lease is not None and now_s - self._alive_s >= ALIVE_S:
+        if (
+            lease is not None
+            and now_s - self._alive_s >= ALIVE_S
+            and (not self._watch.judged or is_progress(body.body))
+        ):
             self._alive_s = now_s
             self._parts.placer.alive(lease.replica)
         instead = self._watch.take(body.body, end=body.end_of_stream)

@@ -10,6 +10,7 @@ import re
 
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
+BYTES_MAX = 128 << 10  # of the longest: less than a read that fills its buffer (pace.py)
 BYTES_MIN = 54  # of the shortest such chunk; `event: message_stop` and its data have up to 53 bytes
 CHUNK_END = b"}\n\n\r\n"  # end of an object, an event and a chunk
 NEWLINES_OF_TWO = 6  # newlines of two events and of the framing of their chunk, at least
@@ -21,7 +22,7 @@ sizes = dict[bytes, int]()  # size line -> size; events have few sizes, which co
 def learn(data: bytes) -> None:
     """Remember the size line of the chunk that the parser has just taken, if it stands at the beginning of `data`."""
     line = data[: data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)]
-    if line not in sizes and _SIZE_LINE.match(line) and int(line, 16) >= BYTES_MIN:
+    if line not in sizes and _SIZE_LINE.match(line) and BYTES_MIN <= int(line, 16) <= BYTES_MAX:
         if len(sizes) >= SIZES_MAX:
             sizes.clear()
         sizes[line] = int(line, 16)

@@ -1,28 +1,32 @@
-"""How much is read from clients before all others have had their turn of the event loop.
+"""How much is read from clients and engines before all others have had their turn of the event loop.
 
-libuv reads up to 32 full buffers from one socket before it looks at the next, 8 MB, which take 6 ms. So a connection
-that filled a buffer is not read any further in this turn, and of those that wait for their next read only a few get one
-in each turn. What refused clients go on sending is dropped, so that they read their refusal, but slowly: it would take
-the loop's time as fast as the network is.
+libuv reads up to 32 full buffers from one socket before it looks at the next, 8 MB, which take 6 ms and more. So a
+connection that filled a buffer, or has more to parse than it may in one turn, is not read any further in this turn, and
+of those that wait only a few go on in each turn, and fewer where that takes long. What refused clients go on sending is
+dropped, so that they read their refusal, but slowly: it would take the loop's time as fast as the network is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
 FULL_BYTES = 256_000  # a read of so many bytes filled uvloop's buffer; asyncio's own has 262,144
 READS_A_TURN = 4  # such reads in a turn of the loop; one takes some 0.1 ms
+TURN_S = 0.002  # time in a turn of the loop after which no other connection goes on
 DROPPED_BYTES_MAX, DROPPED_IN_S = 1 << 20, 0.01  # dropped for all refused clients together in so many seconds
 
 
 class Pace:
     """The pace of one server."""
 
-    __slots__ = ("_dropped_bytes", "_loop", "_paused", "_timed", "_waiting")
+    __slots__ = ("_dropped_bytes", "_loop", "_paused", "_timed", "_waiting", "clock")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` goes on within a turn, as the loop's own does not."""
+        self.clock = clock
         self._loop = loop
         self._waiting: deque[Callable[[], None]] = deque()
         self._dropped_bytes = 0  # since the timer was set
@@ -36,9 +40,11 @@ class Pace:
         self._waiting.append(read_on)
 
     def _turn(self) -> None:
-        waiting = self._waiting
+        waiting, until_s = self._waiting, self.clock() + TURN_S
         for _ in range(min(READS_A_TURN, len(waiting))):
             waiting.popleft()()
+            if self.clock() > until_s:
+                break
         if waiting:
             self._loop.call_soon(self._turn)
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import cache
 from urllib.parse import urlsplit
 
-from router.http.exchange import EngineConnection
+from router.http.engine_connection import EngineConnection
 from router.http.failures import ConnectFailed, NoDescriptor, ReplicaLeft, say
 from router.http.outbox import Outbox
+from router.http.pace import Pace
 from router.settings.descriptors import none_left
 from router.settings.tls import replica_context
 
@@ -19,10 +20,22 @@ from router.settings.tls import replica_context
 class EnginePool:
     """One engine's address and the free connections to it, the one used last on top."""
 
-    __slots__ = ("_forgotten", "_free", "_host", "_loop", "_outbox", "_port", "_tls", "host_line", "path", "served_s")
+    __slots__ = (
+        "_forgotten",
+        "_free",
+        "_host",
+        "_loop",
+        "_outbox",
+        "_pace",
+        "_port",
+        "_tls",
+        "host_line",
+        "path",
+        "served_s",
+    )
 
-    def __init__(self, url: str, outbox: Outbox, tls: Callable[[], ssl.SSLContext]) -> None:
-        self._outbox = outbox
+    def __init__(self, url: str, outbox: Outbox, pace: Pace, tls: Callable[[], ssl.SSLContext]) -> None:
+        self._outbox, self._pace = outbox, pace
         self._loop = asyncio.get_running_loop()  # the loop is kept: asking for the running one takes a system call
         parts = urlsplit(url)
         self._host = parts.hostname or ""
@@ -49,7 +62,7 @@ class EnginePool:
     async def connect(self, timeout_s: float) -> EngineConnection:
         """A new connection. Raises ConnectFailed, ReplicaLeft if the engine is forgotten meanwhile, and NoDescriptor
         where this process may open no more files."""
-        loop, connection = self._loop, EngineConnection(self._give_back, self._outbox)
+        loop, connection = self._loop, EngineConnection(self._give_back, self._outbox, self._pace)
         try:
             async with asyncio.timeout(timeout_s):
                 await loop.create_connection(

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
 from router.core.facts.replicas import REST_MAX_S, Replica
+from router.http.engine_connection import EngineConnection
 from router.http.engine_failed import EngineFailed
-from router.http.exchange import EngineAnswer, EngineConnection
+from router.http.exchange import EngineAnswer
 from router.http.failures import (
     BrokeEarly,
     BrokeMidway,
@@ -32,6 +33,7 @@ from router.http.failures import (
     TimedOut,
 )
 from router.http.outbox import Outbox
+from router.http.pace import Pace
 from router.http.pool import EnginePool, client_tls
 from router.settings.descriptors import shortage
 
@@ -75,13 +77,14 @@ class Upstream:
         limits: EngineLimits,
         *,
         outbox: Outbox | None = None,
+        pace: Pace | None = None,
         alive: Callable[[str], None] = lambda _: None,
         full: Callable[[EngineAnswer], bool | None] = lambda _: False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`outbox` None: a new one. `tls` None: replicas' certificates are checked against the machine's authorities.
-        `alive(replica)` is called at most twice a second for each replica whose streams go on. `full` judges answers of
-        status 503: True for a full queue, None for an error that may mean that.
+        """`outbox` and `pace` None: new ones. `tls` None: replicas' certificates are checked against the machine's
+        authorities. `alive(replica)` is called at most twice a second for each replica whose streams go on. `full`
+        judges answers of status 503: True for a full queue, None for an error that may mean that.
 
         `limits` may be replaced, for calls under way too, `tls` for connections to come, and `on_lost`, which is called
         with each replica that is lost."""
@@ -97,6 +100,7 @@ class Upstream:
         self._pools: dict[str, EnginePool] = {}  # pool of each replica, by its id
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
+        self._pace = pace or Pace(self._loop)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -274,7 +278,7 @@ class Upstream:
         whole_bytes_max = self.limits.whole_bytes_max if whole_bytes_max is None else whole_bytes_max
         pool = self._pools.get(replica)
         if pool is None:
-            pool = EnginePool(Replica(replica).url, self._outbox, lambda: self.tls or client_tls())
+            pool = EnginePool(Replica(replica).url, self._outbox, self._pace, lambda: self.tls or client_tls())
             self._pools[replica] = pool
         head = b"".join(
             (f"{method} {pool.path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.host_line, *lines,

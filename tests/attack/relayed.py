@@ -11,9 +11,11 @@ import httptools
 
 from router.core.dialects import OPENAI, Dialect
 from router.edge.relay import TAIL_BYTES, TAIL_PIECES, Relay
-from router.http.exchange import EngineAnswer, EngineConnection
+from router.http.engine_connection import EngineConnection
+from router.http.exchange import EngineAnswer
 from router.http.failures import BrokeEarly, BrokeMidway, Unfinished
 from router.http.outbox import Outbox
+from router.http.pace import Pace
 from tests.attack import plain
 
 WHOLE_BYTES_MAX = 3_000
@@ -116,7 +118,7 @@ def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = ()) -> Got
     """What a client gets. `late` says of each piece whether the tasks that wait for it run only behind the next."""
     got, client = Got(), Client(way.chunked)
     given_back: list[EngineConnection] = []
-    connection = EngineConnection(given_back.append, Outbox(cast("Any", _Turns())))
+    connection = EngineConnection(given_back.append, Outbox(cast("Any", _Turns())), Pace(cast("Any", _Turns())))
     connection.connection_made(cast("Any", _Transport()))
     answer = EngineAnswer("r", _LOOP, until_whole=way.until_whole, whole_bytes_max=WHOLE_BYTES_MAX)
     task = _exchange(connection, answer, client, way, got)

@@ -15,6 +15,7 @@ import pytest
 
 from router.core.dialects import ANTHROPIC, OPENAI, RESPONSES, SGLANG, Dialect, errors, forms, sse, told
 from router.core.dialects.usage_filter import UsageFilter
+from router.core.facts.progress import is_progress
 from router.core.fleet.engine_metrics import engines, parse_load
 from router.core.prompts import bodies
 from router.http import chunks
@@ -62,7 +63,7 @@ SCANNERS: dict[str, Scanner] = {
     **_dialect(RESPONSES),
     **_dialect(SGLANG),
     "begins_well": sse.begins_well,
-    "has_data": sse.has_data,
+    "is_progress": is_progress,
     "several": sse.several,
     "payload": sse.payload,
     "backwards": lambda data: list(sse.payloads_backwards(data)),

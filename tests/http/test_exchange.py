@@ -361,7 +361,7 @@ async def test_a_lost_replica(monkeypatch: pytest.MonkeyPatch) -> None:
         now_s = asyncio.get_running_loop().time()
         for each in app.edge.upstream._answers:
             each.silent_since(now_s - 100)  # as if the watchdog had looked long ago
-        await wires[2].send(b"6\r\n: ok\n\n\r\n")
+        await wires[2].send(chunked([b'data: {"choices":[]}\n\n']).partition(b"\r\n\r\n")[2][:-5])
         for _ in range(3):
             app.edge.lost(engine.url)
         assert (await clients[0].answer()).status == 502

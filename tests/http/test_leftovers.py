@@ -13,7 +13,8 @@ import pytest
 from router.edge.attempts import Call
 from router.edge.relay import Relay
 from router.http.client_connection import ClientConnection
-from router.http.exchange import EngineAnswer, EngineConnection
+from router.http.engine_connection import EngineConnection
+from router.http.exchange import EngineAnswer
 from router.http.receiver import Receiver
 from router.http.request import Request
 from tests.http.wire import CHAT, STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied, settled

@@ -23,7 +23,7 @@ import uvloop
 
 import router.http.pool
 from router.app import App
-from router.http.exchange import EngineConnection
+from router.http.engine_connection import EngineConnection
 from tests.compiled import COMPILED
 from tests.support.fakes import idle, running
 

@@ -15,6 +15,7 @@ from msgspec import Raw
 from router.core.dialects import errors, sse
 from router.core.dialects.base import Abort, abort_of
 from router.core.facts.placements import Ending, Usage
+from router.core.facts.progress import is_progress
 from router.core.facts.requests import Ask, TemplateInput
 from router.core.prompts import agents, bodies
 from router.core.prompts.beginnings import Seen
@@ -145,7 +146,7 @@ class OpenAI:
 
     def begun(self, chunk: bytes) -> bool:
         """Events with data come only after prefill: vLLM's first one, with the role, is made with the first token."""
-        return sse.has_data(chunk)
+        return is_progress(chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
         """Whole: at least one choice has a reason to finish, and so has every choice that the tail shows."""

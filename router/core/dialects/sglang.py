@@ -22,6 +22,7 @@ from xxhash import xxh3_128_digest
 from router.core.dialects import errors, sse
 from router.core.dialects.base import Abort, UsageUnasked, abort_of
 from router.core.facts.placements import Ending, Usage
+from router.core.facts.progress import is_progress
 from router.core.facts.requests import Ask, Prompt, TemplateInput
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
@@ -187,7 +188,7 @@ class SGLang(UsageUnasked):
 
     def begun(self, chunk: bytes) -> bool:
         """The first event carries the first token."""
-        return sse.has_data(chunk)
+        return is_progress(chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
         """Whole: at least one answer has a reason to finish, other than an error's status."""

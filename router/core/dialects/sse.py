@@ -13,8 +13,6 @@ import msgspec
 
 _END = re.compile(rb"\r?\n\r?\n")
 _FIELD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*+(?:(?:data|event|id|retry)?:|\Z)")
-# A line of data that says something. Besides comments, some servers send these to keep connections open.
-_DATA = re.compile(rb'^data: ?(?![ \r\n]|\{ ?\}|\{ ?"type": ?"ping" ?\})', re.MULTILINE)
 END_BYTES_MAX = 3  # bytes of the longest terminator less one: the kept bytes may end within a terminator
 EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
 EVENTS_BACK_MAX = (
@@ -53,12 +51,6 @@ class EventSplitter:
         held = bytes(self._held)
         self._held.clear()
         return held
-
-
-def has_data(events: bytes) -> bool:
-    """Whether these events, of which the first may follow the size line of a chunk, have data that is no ping. A server
-    that sends only comments, pings and empty objects makes no progress."""
-    return events.startswith(b'data: {"id"') or _DATA.search(events) is not None
 
 
 def line_ends(data: bytes, at: int) -> bool:

@@ -1,0 +1,380 @@
+"""One connection to an engine: requests one after the other. What a streamed token costs is decided here.
+
+A token comes as one chunk of a chunked body, and the chunk holds one event (vLLM 0.32 and SGLang 0.5 write an event at
+a time). A read of whole chunks, each of which ends with an object and a blank line, takes the shortcut: it is handed on
+as it came, framing included, in one write, without parser, copy, or a task that is woken. Everything else, also the
+short pieces at the end of a stream ([DONE], `message_stop`), goes through httptools, which is llhttp, and is handed on
+as bytes of a body. Skipping the parser is sound: it stands between two chunks before the read and behind it, and each
+size line is one that it has accepted before (chunks.py).
+
+Other connections wait while one is read. So a read is parsed in slices, and what is left of it after SLICE_S, or while
+the client does not read, waits for one of the next turns of the loop. A read that filled its buffer has more behind it,
+for which the connection waits likewise (pace.py).
+
+What belongs to no body (trailers, extensions and sizes of chunks) may not go on for ever: each chunk may bring as much
+of it as any honest engine sends, and EXCESS_BYTES_MAX come on top, as in Go's net/http (https://go.dev/issue/64433).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from router.core.facts.progress import is_progress
+from router.http.chunks import CHUNK_END, NEWLINES_OF_TWO, learn, passable, sizes
+from router.http.exchange import EngineAnswer
+from router.http.failures import say
+from router.http.outbox import Outbox
+from router.http.pace import FULL_BYTES, Pace
+from router.http.request import ADDRESS_HEADERS, HOP_HEADERS, OWN_HEADERS
+
+CR = 13
+HEAD_BYTES_MAX = 64 << 10
+LINES_MAX = 256  # header lines in a head
+SLICE_BYTES = 16 << 10  # parsed at once, unless all of it is one body; chunks of one byte cost 1 ms natively
+SLICE_S = 0.001  # CPU time for one connection in one turn of the loop, but for a slice that takes longer
+EXCESS_BYTES_MAX = 16 << 10
+EXCESS_BYTES_A_CHUNK = 18  # a size of up to 14 digits and two line ends; on top come twice the bytes of the chunk
+# What Connection may say without naming a header to take out, or one without which an answer is not what it was.
+KEPT_BY_CONNECTION = frozenset((b"", b"close", b"keep-alive", b"content-type", b"content-encoding"))
+
+_NO_PARSER = httptools.HttpResponseParser(object())
+
+
+class EngineConnection(asyncio.Protocol):
+    """A connection to an engine, used for one request after the other."""
+
+    __slots__ = (
+        "_answer", "_before_last", "_between", "_body_bytes", "_chunks", "_excess_bytes", "_follows", "_headed",
+        "_held", "_keep", "_last", "_mark", "_outbox", "_pace", "_parser", "_piece", "_pieces", "_rest", "_transport",
+        "_waits", "_write", "bytes", "events", "give_back", "head_bytes", "idle_since_s",
+    )  # fmt: skip
+
+    def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox, pace: Pace) -> None:
+        """`give_back` is called when the connection may take another request."""
+        self._outbox = outbox
+        self._pace = pace
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._answer: EngineAnswer | None = None
+        self._headed = False  # the head of the answer was read to its end
+        self.head_bytes = 0  # bytes read so far, at least the head's; 0 = the engine has sent nothing
+        self._keep = False  # the connection may take another request behind this answer
+        self._between = False  # the parser stands between two chunks
+        self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
+        self._mark = b""  # BodySink.mark, while the shortcut is open
+        self.events = self.bytes = 0  # events, and bytes with their size lines, that took the shortcut
+        self._last = self._before_last = b""  # the last two chunks that took the shortcut
+        self.give_back = give_back
+        self.idle_since_s = 0.0
+        self._piece = b""  # the first piece of the body in the slice that is parsed
+        self._pieces: list[bytes] = []  # those behind it
+        self._body_bytes = self._chunks = 0  # bytes of the body and chunks in that slice
+        self._excess_bytes = 0
+        self._follows = False  # more of the read follows the slice that is parsed
+        self._rest = b""  # what was read and is not parsed yet
+        self._held = False  # the client does not read
+        self._waits = False  # for its turn
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection is open. One on which something unexpected came is not."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
+        """Send a request. What comes back goes to `answer`."""
+        self._answer, self._headed, self.head_bytes, self._excess_bytes = answer, False, 0, 0
+        if self._transport is None:
+            answer.broke("connection closed")
+        else:
+            self._outbox.put(self._transport, head, body)
+
+    def says_something(self) -> bool:
+        """Whether the last event that took the shortcut has data."""
+        return is_progress(self._last)
+
+    def pause(self) -> None:
+        """Read no more for now."""
+        self._held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._held = False
+        if self._rest:
+            self._wait()
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        transport = self._transport
+        if transport is not None and not transport.is_closing() and not self._held and not self._waits:
+            transport.resume_reading()
+
+    def _wait(self) -> None:
+        """Read no more before this connection's next turn."""
+        transport = self._transport
+        if self._waits or transport is None or transport.is_closing():
+            return
+        self._waits = True
+        transport.pause_reading()
+        self._pace.later(self._go_on)
+
+    def _go_on(self) -> None:
+        """Its turn has come."""
+        self._waits = False
+        if self._rest and not self._held:
+            rest, self._rest = self._rest, b""
+            self._parse_slices(rest)
+        if not self._rest:
+            self._read_on()
+
+    def abort(self) -> None:
+        """Close at once. The answer is not told."""
+        self.detour()
+        self._answer, self._rest = None, b""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def detour(self) -> None:
+        """Leave the shortcut, and tell the sink what took it."""
+        if self._write is not None and self._answer is not None and self._answer.sink is not None:
+            self._answer.sink.passed(self.events, self.bytes, (self._before_last, self._last))
+            self._answer.moved = True
+        self._write, self.events, self.bytes, self._last, self._before_last = None, 0, 0, b"", b""
+
+    # -- the transport's side ------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Asyncio has set TCP_NODELAY."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine or the network closed the connection."""
+        rest, self._rest = self._rest, b""
+        if rest and self._answer is not None:
+            self._parse(rest, follows=False)
+        self.detour()
+        self._transport, self._parser = None, _NO_PARSER  # a parser and its connection refer to each other
+        answer, self._answer = self._answer, None
+        if answer is None:
+            return
+        if exc is None and self._headed and answer.until_eof:
+            answer.ended()
+        else:
+            answer.broke(say(exc) if exc is not None else "connection closed")
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came. The hot path, one chunk that is one event, touches this object and the client's transport and no
+        other: with hundreds of streams each object is a cache miss. Bytes are looked at without calls of methods, which
+        is what native code is fast at."""
+        write = self._write
+        if write is not None:
+            end, size, mark = 2, len(data), self._mark
+            if not mark or mark not in data:
+                while end < size and data[end] != CR:
+                    end += 1
+                if sizes.get(data[:end]) == size - end - 4 and data[-5:] == CHUNK_END:
+                    write(data)
+                    self.events += 1 if data.count(b"\n") < NEWLINES_OF_TWO else data.count(b"\n\n")
+                    self.bytes += size
+                    self._before_last, self._last = self._last, data
+                    return
+                data = self._pass_chunks(data, write)
+                if not data:
+                    if size >= FULL_BYTES:
+                        self._wait()
+                    return
+            self.detour()
+        if self._rest:  # a transport may still bring what it had when it was told to pause
+            self._rest += data
+        elif len(data) <= SLICE_BYTES:
+            self._parse(data, follows=False)
+        else:
+            is_full = len(data) >= FULL_BYTES
+            self._parse_slices(data)
+            if is_full:
+                self._wait()
+
+    def _pass_chunks(self, data: bytes, write: Callable[[bytes], None]) -> bytes:
+        """Write what may take the shortcut at the beginning of `data`, all at once. Returns what is left. Several
+        chunks come in one read when the engine or the router is behind, which is when each write counts most."""
+        before_last, last, end = passable(data)
+        if not end:
+            return data
+        passed = data[:end]
+        write(passed)
+        self.events += passed.count(b"\n\n")
+        self.bytes += end
+        self._before_last = passed[before_last:last] if last else self._last
+        self._last = passed[last:]
+        return data[end:]
+
+    def _parse_slices(self, data: bytes) -> None:
+        """Parse in slices, and keep what is left when this connection's time is over."""
+        clock, at, size = self._pace.clock, 0, len(data)
+        until_s = clock() + SLICE_S
+        while at < size:
+            answer = self._answer
+            is_body = self._headed and answer is not None and answer.body_bytes >= 0
+            end = size if is_body else min(size, at + SLICE_BYTES)
+            self._parse(data[at:end], follows=end < size)
+            at = end
+            if at < size:
+                if self._answer is None:
+                    return  # it broke
+                if self._held or clock() > until_s:
+                    self._rest = data[at:]
+                    if not self._held:
+                        self._wait()
+                    return
+
+    def _parse(self, data: bytes, *, follows: bool) -> None:
+        """Parse what came. `follows`: more has come behind it."""
+        answer = self._answer
+        if answer is None:  # a byte that nobody asked for, such as an engine's notice of a timeout
+            self.abort()
+            return
+        self.head_bytes += len(data)
+        self._follows, self._body_bytes, self._chunks = follows, 0, 0
+        headed, why = self._headed, ""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, httptools.HttpParserCallbackError) as error:
+            why = f"not HTTP: {error.__context__ or error}"
+        self._hand_over(answer)
+        if headed:
+            beside = len(data) - self._body_bytes
+            allowed = EXCESS_BYTES_A_CHUNK * self._chunks + 2 * self._body_bytes
+            self._excess_bytes = max(0, self._excess_bytes + beside - allowed)
+        if why:
+            pass
+        elif not self._headed and self.head_bytes > HEAD_BYTES_MAX:
+            why = f"a head of more than {HEAD_BYTES_MAX} bytes"
+        elif self._excess_bytes > EXCESS_BYTES_MAX:
+            why = f"trailers or extensions of chunks of more than {EXCESS_BYTES_MAX} bytes"
+        if why:
+            self.abort()
+            answer.broke(why)
+        elif self._between and not follows and data.endswith(b"\r\n") and self._answer is not None:
+            sink = answer.sink
+            if sink is not None:
+                self._write, self._mark = sink.shortcut(), sink.mark
+                if self._write is not None:
+                    learn(data)
+
+    def _hand_over(self, answer: EngineAnswer) -> None:
+        """Hand on what was parsed of the body: many small chunks are one piece."""
+        piece = self._piece
+        if piece:
+            if self._pieces:
+                piece = b"".join((piece, *self._pieces))
+                self._pieces.clear()
+            self._piece = b""
+            answer.take(piece)
+
+    # -- the parser's side ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A head begins. Raises RuntimeError where no answer is waited for."""
+        if self._answer is None:
+            raise RuntimeError("an answer that nobody asked for")
+        self._headed = self._between = False
+        answer = self._answer
+        answer.lines.clear()
+        answer.named, answer.tells_where, answer.until_eof = b"", False, True
+        answer.streams, answer.coded, answer.body_bytes = False, False, -1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header came. Trailers, which come behind the body, are dropped."""
+        answer = self._answer
+        if answer is None or self._headed:
+            return
+        low = name.lower()
+        if low not in HOP_HEADERS:
+            if low.startswith(OWN_HEADERS):
+                return
+            answer.lines.append(b"%b: %b\r\n" % (name, value))
+            if low == b"content-type":
+                answer.streams = value[:17].lower() == b"text/event-stream"
+            elif low == b"content-encoding":
+                answer.coded = value.strip().lower() not in (b"", b"identity")
+            elif low in ADDRESS_HEADERS:
+                answer.tells_where = True
+        elif low == b"content-length":
+            answer.until_eof, answer.body_bytes = False, int(value)
+        elif low == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":  # passed on, the body would not be what the client takes it for
+                raise RuntimeError("a transfer coding other than chunked")
+            answer.until_eof = False
+        elif low == b"connection":
+            answer.named += b"," + value
+
+    def on_headers_complete(self) -> None:
+        """The head is whole. Its body may take long to begin."""
+        answer, status = self._answer, self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            raise RuntimeError("a status that is none")
+        if answer is None or 100 <= status < 200:
+            if status == 101:
+                raise RuntimeError("an upgrade that nobody asked for")
+            return
+        self._look_at_head(answer)
+        answer.headed(status)
+        self._keep = self._parser.should_keep_alive() and not answer.until_eof
+        self._headed = True
+
+    def _look_at_head(self, answer: EngineAnswer) -> None:
+        """Take out the headers that Connection names. Raises RuntimeError for a head over its limits, which may have
+        come in one read."""
+        lines = answer.lines
+        if len(lines) > LINES_MAX:
+            raise RuntimeError(f"a head of more than {LINES_MAX} lines")
+        if self.head_bytes > HEAD_BYTES_MAX < sum(map(len, lines)) + len(answer.named):
+            raise RuntimeError(f"a head of more than {HEAD_BYTES_MAX} bytes")
+        if answer.named:
+            named = {name.strip().lower() for name in answer.named.split(b",")} - KEPT_BY_CONNECTION
+            if named:
+                answer.lines = [line for line in lines if line[: line.index(b":")].lower() not in named]
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins."""
+        self._between = False
+        self._chunks += 1
+
+    def on_chunk_complete(self) -> None:
+        """A chunk has ended."""
+        self._between = True
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body was parsed. Raises RuntimeError for one of an interim answer, which has none."""
+        if not self._headed:
+            raise RuntimeError("an interim answer with a body")
+        self._body_bytes += len(data)
+        if not self._piece:
+            self._piece = data
+        else:
+            self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole. The connection is free now, unless the engine wants it closed, has not read all of the
+        request, or has sent more than was asked for."""
+        answer = self._answer
+        if answer is None or not self._headed:
+            return
+        self._hand_over(answer)
+        if self._answer is None:
+            return  # what took the body has given the answer up
+        self._answer, self._between = None, False
+        transport = self._transport
+        if transport is not None:
+            is_free = self._keep and not self._follows and not transport.is_closing()
+            if is_free and not transport.get_write_buffer_size():
+                self.give_back(self)
+            else:
+                transport.abort()  # an engine that has answered may never read the rest of the request
+        answer.ended()
