@@ -155,7 +155,7 @@ class Relay:
             self._finish()
             return False
         self.ending = self._ended(judge, tail)
-        whole = self.ending is Ending.OK and (not judge.says_done or _DONE.search(tail) is not None)
+        whole = self.ending is Ending.OK and (not judge.says_done or _done(tail) is not None)
         if whole or self.ending in TOLD:
             self._close()
         else:
@@ -242,7 +242,7 @@ class Relay:
         self._client.write(self._framed(data))
 
     def _pass(self, data: bytes) -> None:
-        if self._judge is not None and (found := _DONE.search(data)):
+        if self._judge is not None and (found := _done(data)):
             # Judged by what came before its end: what stands behind may come in another piece, which is too late.
             ends = _EVENT_END.search(data, found.end())
             said = data[: ends.end()] if ends is not None else data
@@ -306,6 +306,11 @@ def _is_event(partial: bytes) -> bool:
     """Whether this is a whole event but for its blank line."""
     data = sse.payload(partial.rstrip())
     return data == b"[DONE]" or (bool(data) and sse.begins_well(partial + b"\n\n"))
+
+
+def _done(data: bytes) -> re.Match[bytes] | None:
+    """The first event that clients take for the end. An expression looks at each byte, so that it comes last."""
+    return _DONE.search(data) if b"[DONE]" in data or b"message_stop" in data else None
 
 
 def _unframed(piece: bytes) -> bytes:

@@ -246,17 +246,16 @@ class EngineConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, httptools.HttpParserCallbackError) as error:
             why = f"not HTTP: {error.__context__ or error}"
-        self._hand_over(answer)
+        if self._piece:
+            self._hand_over(answer)
         if headed:
-            beside = len(data) - self._body_bytes
-            allowed = EXCESS_BYTES_A_CHUNK * self._chunks + 2 * self._body_bytes
-            self._excess_bytes = max(0, self._excess_bytes + beside - allowed)
-        if why:
-            pass
-        elif not self._headed and self.head_bytes > HEAD_BYTES_MAX:
-            why = f"a head of more than {HEAD_BYTES_MAX} bytes"
-        elif self._excess_bytes > EXCESS_BYTES_MAX:
-            why = f"trailers or extensions of chunks of more than {EXCESS_BYTES_MAX} bytes"
+            excess_bytes = len(data) - 3 * self._body_bytes - EXCESS_BYTES_A_CHUNK * self._chunks
+            if excess_bytes > 0 or self._excess_bytes:
+                self._excess_bytes = max(0, self._excess_bytes + excess_bytes)
+                if self._excess_bytes > EXCESS_BYTES_MAX:
+                    why = why or f"trailers or extensions of chunks of more than {EXCESS_BYTES_MAX} bytes"
+        elif self.head_bytes > HEAD_BYTES_MAX and not self._headed:
+            why = why or f"a head of more than {HEAD_BYTES_MAX} bytes"
         if why:
             self.abort()
             answer.broke(why)
@@ -269,13 +268,11 @@ class EngineConnection(asyncio.Protocol):
 
     def _hand_over(self, answer: EngineAnswer) -> None:
         """Hand on what was parsed of the body: many small chunks are one piece."""
-        piece = self._piece
-        if piece:
-            if self._pieces:
-                piece = b"".join((piece, *self._pieces))
-                self._pieces.clear()
-            self._piece = b""
-            answer.take(piece)
+        piece, self._piece = self._piece, b""
+        if self._pieces:
+            piece = b"".join((piece, *self._pieces))
+            self._pieces.clear()
+        answer.take(piece)
 
     # -- the parser's side ---------------------------------------------------------------------------------------
 
@@ -366,9 +363,10 @@ class EngineConnection(asyncio.Protocol):
         answer = self._answer
         if answer is None or not self._headed:
             return
-        self._hand_over(answer)
-        if self._answer is None:
-            return  # what took the body has given the answer up
+        if self._piece:
+            self._hand_over(answer)
+            if self._answer is None:
+                return  # what took the body has given the answer up
         self._answer, self._between = None, False
         transport = self._transport
         if transport is not None:

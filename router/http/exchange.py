@@ -254,11 +254,13 @@ class EngineAnswer:
         is_long = self._size > FIRST_EVENT_BYTES_MAX
         if b"\n" not in data and not is_long:
             return False
-        head = b"".join(self._pieces)
-        self._pieces = [head]
-        end = len(head) if is_long else max(head.rfind(b"\n\n") + 2, head.rfind(b"\n\r\n") + 3)
-        if end < 3:
-            return False
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        head, end = self._pieces[0], self._size
+        if not is_long and not head.endswith(b"\n\n"):
+            end = max(head.rfind(b"\n\n") + 2, head.rfind(b"\n\r\n") + 3)
+            if end < 3:
+                return False
         if has_data(head[self._barren_bytes : end]):
             return True
         self._barren_bytes = end

@@ -38,7 +38,8 @@ class EventSplitter:
         held, events = self._held, list[bytes]()
         seen, start = max(0, len(held) - END_BYTES_MAX), 0
         held += data
-        while match := _END.search(held, max(seen, start)):
+        # An expression looks at each byte, also where no line ends in a long event.
+        while held.find(b"\n", max(seen, start)) >= 0 and (match := _END.search(held, max(seen, start))):
             events.append(bytes(held[start : match.end()]))
             start = match.end()
         del held[:start]
