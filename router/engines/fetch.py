@@ -5,10 +5,12 @@ One way to set up a session, and one to read a page, never more of it than its r
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
 import ssl
+from collections.abc import AsyncIterator
 
 import aiohttp
 from aiohttp.tracing import Trace
@@ -81,6 +83,13 @@ def words(error: BaseException) -> str:
     if type(error) in (OSError, aiohttp.ClientOSError):
         return "network error"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__).lower()
+
+
+async def pieces(response: aiohttp.ClientResponse, piece_bytes_max: int) -> AsyncIterator[bytes]:
+    """A page in pieces, each in a turn of the loop of its own."""
+    while not response.content.at_eof():
+        yield await response.content.read(piece_bytes_max)
+        await asyncio.sleep(0)
 
 
 async def read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:

@@ -3,21 +3,29 @@
 Rendering the page costs an engine some milliseconds of the thread that schedules, more with many adapters. So a server
 has at most one request for it at a time, whoever waits for the page. After one that was late there is a pause, twice as
 long each time, and `probe.metrics_interval_s` makes all of them rarer.
+
+A page is read in slices, of which only the lines that matter are kept. A long one is read the less often the longer it
+is, and one that is too long as seldom as one that is late: what an engine sends must not cost what its requests need.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from dataclasses import dataclass
 
 import aiohttp
 
 from router.core.fleet.engine_metrics import engines
+from router.core.fleet.metrics_lines import SLICE_BYTES, MetricsLines, PageTooLong
 from router.engines import fetch
 from router.settings.schema import ProbeSettings
 
-PAUSE_S_MAX = 60.0  # longest pause after pages that were late
+log = logging.getLogger(__name__)
+
+PAUSE_S_MAX = 60.0  # longest pause after pages that were late or too long
+LONG_BYTES = BYTES_PER_S = 1 << 20  # a longer page is long; of a server's long ones so many bytes a second are read
 SPREAD = 0.9  # rounds of probes are up to 10 % shorter than their interval
 
 
@@ -28,7 +36,8 @@ class _Server:
     reading: asyncio.Task[str | None] | None = None
     due_s: float = 0.0  # not read before
     read_s: float = float("-inf")  # time of the last page
-    late: int = 0  # pages in a row that did not come in time
+    late: int = 0  # pages in a row that did not come in time, or were too long
+    told_long: bool = False  # a warning says that its pages are long
     counts: bool = False  # engines on the page are counted
     engines: int | None = None  # as of the last page, if they are counted
     kept: str | None = None  # a page that was read for ranks, for the first probe
@@ -92,26 +101,42 @@ class MetricsPages:
         server.late = 0
         server.due_s = began_s + self._interval_s
         try:
-            page = await self._page(f"{url}/metrics")
-        except TimeoutError:
+            page, size = await self._page(f"{url}/metrics")
+        except (TimeoutError, PageTooLong) as error:
             server.late = late + 1
             server.due_s = loop.time() + min(self._timeout_s * 2**server.late, PAUSE_S_MAX)
+            if isinstance(error, PageTooLong):
+                self._tell_long(url, server, 0, "is too long")
             return None
         except (aiohttp.ClientError, OSError):
             return None
         finally:
             server.reading = None
+        if size > LONG_BYTES:
+            server.due_s = max(server.due_s, loop.time() + size / BYTES_PER_S)
+            self._tell_long(url, server, size, "is long, and read less often")
         if page is not None:
             server.read_s = loop.time()
             if server.counts:
                 server.engines = max(1, len(engines(page)))
         return page
 
-    async def _page(self, url: str) -> str | None:
+    def _tell_long(self, url: str, server: _Server, size: int, what: str) -> None:
+        """Warn of a long page once. A `size` of 0: too long."""
+        if not server.told_long:
+            server.told_long = True
+            fields = {"replica": url, "bytes": size, "bytes_max": self._page_bytes_max}
+            log.warning("metrics page %s", what, extra={"event": "metrics_page_long", "fields": fields})
+
+    async def _page(self, url: str) -> tuple[str | None, int]:
+        """The lines of the page that matter, and the bytes of all of it. Raises PageTooLong."""
         async with self._session.get(url, allow_redirects=False) as response:
-            if response.status == 404:
-                return ""
             if response.status != 200:
-                return None
-            page = await fetch.read(response, self._page_bytes_max)
-        return page.decode(errors="replace") if len(page) <= self._page_bytes_max else None
+                return ("" if response.status == 404 else None), 0
+            lines, size = MetricsLines(), 0
+            async for piece in fetch.pieces(response, SLICE_BYTES):
+                size += len(piece)
+                if size > self._page_bytes_max:
+                    raise PageTooLong
+                lines.feed(piece)
+        return lines.close(), size

@@ -16,7 +16,7 @@ import random
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,6 +29,7 @@ from yarl import URL
 
 from router.core.facts.replicas import CapacitySource, Load, Replica, ServedModel, Sleep
 from router.core.fleet.engine_metrics import parse_load
+from router.core.fleet.metrics_lines import pages_of_ranks
 from router.core.placement.router import Router
 from router.engines import fetch
 from router.engines.metrics_page import MetricsPages
@@ -44,7 +45,7 @@ ROWS_BYTES_MAX, ALL_ROWS_BYTES_MAX = 1 << 20, 64 << 20  # bytes of rows that are
 LOOK_S, LOOK_WAIT_S = 1.0, 2.0  # least time between two looks at all replicas' models; longest wait for one
 LOOKERS_MAX, LOOKS_AT_ONCE = 256, 16  # requests that may wait for a look; replicas that are asked at once
 SOON_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
-PARSE_BYTES_MAX = 256 << 10  # a longer metrics page is parsed off the event loop
+PARSE_BYTES_MAX = 16 << 10  # more lines of metrics are parsed off the event loop
 PARSE_MODELS_BYTES_MAX = 64 << 10  # bytes of a page of models that are parsed on the event loop
 
 
@@ -225,8 +226,12 @@ class Prober:
         if served is not None:
             self._stale.discard(replica)
             self._serves(replica, served)
-        for rank in self._ranks(replica):
-            load = await self._load(rank, page)
+        ranks = self._ranks(replica)
+        parts: Sequence[str | None] = [page] * len(ranks)
+        if Replica(replica).rank is not None and page is not None:
+            parts = await asyncio.get_running_loop().run_in_executor(None, pages_of_ranks, page, len(ranks))
+        for rank, part in zip(ranks, parts, strict=True):
+            load = await self._load(rank, part)
             self._router.observe_load(rank, load, time.monotonic())
             self._judge(rank, load.sleep)
 
@@ -310,11 +315,10 @@ class Prober:
         if page is None:  # the last page's load is the best estimate
             member = self._router.member(replica)
             return member.load if member else Load()
-        rank = Replica(replica).rank
         if len(page) <= PARSE_BYTES_MAX:
-            load = parse_load(page, rank)
+            load = parse_load(page)
         else:
-            load = await asyncio.get_running_loop().run_in_executor(None, parse_load, page, rank)
+            load = await asyncio.get_running_loop().run_in_executor(None, parse_load, page)
         if load.sleep is None and page.find("vllm:") >= 0:
             load = replace(load, sleep=await self._sleep(Replica(replica).url))
         return self._with_capacity(load)

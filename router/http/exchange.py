@@ -42,7 +42,7 @@ class BodySink(Protocol):
         """Note what took the shortcut since it was taken: how many events and bytes, and the last two chunks."""
 
 
-class Connection(Protocol):
+class EngineWire(Protocol):
     """The connection on which an answer comes (engine_connection.py)."""
 
     events: int
@@ -106,7 +106,7 @@ class EngineAnswer:
         self._pieces: list[bytes] = []
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._connection: Connection | None = None
+        self._connection: EngineWire | None = None
         self._paused = False
         self._seen_events = 0
         self._barren_bytes = 0  # bytes of whole events without data at the beginning of a stream that has not begun
@@ -128,7 +128,7 @@ class EngineAnswer:
 
     # -- for the caller ------------------------------------------------------------------------------------------
 
-    async def begin(self, connection: Connection, head: bytes, body: bytes) -> None:
+    async def begin(self, connection: EngineWire, head: bytes, body: bytes) -> None:
         """Send the request, and return when the answer has begun. Raises BrokeEarly, and what `fail` was given."""
         self._connection = connection
         self._waiter = self._loop.create_future()

@@ -316,7 +316,8 @@ class ProbeSettings:
     api_key: str = ""
     """Bearer token sent with probes, for engines started with `--api-key`; clients' own keys are passed on."""
     page_bytes_max: Positive = 8 << 20
-    """Bytes of a metrics or models page that are read; a longer one is a failed probe."""
+    """Bytes of a metrics or models page that are read; a longer one of models is a failed probe, one of metrics says
+    nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 
 from router.core.facts.replicas import Replica, Sleep
+from router.core.fleet.metrics_lines import SLICE_BYTES
 from router.core.placement.policies import POLICIES
 from router.core.placement.router import Router
-from router.engines.metrics_page import MetricsPages
+from router.engines.metrics_page import BYTES_PER_S, MetricsPages
 from router.engines.probe import Prober
 from router.engines.ranks import Ranks
 from router.settings.schema import ProbeSettings
@@ -153,3 +154,69 @@ async def test_an_engine_without_a_page_of_its_sleep_is_asked_once() -> None:
             await probe()
         assert router.fleet.members[engine.url].ready
         assert engine.probes["is_sleeping"] == 1
+
+
+class LongPage(FakeEngine):
+    """Has a page of so many bytes of other metrics behind its own."""
+
+    noise_bytes = 0
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        page = await super()._metrics(request)
+        line = 'vllm:request_success_total{engine="0",finished_reason="stop"} 1.0\n'
+        page.text = (page.text or "") + line * (self.noise_bytes // len(line))
+        return page
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """The fields of warnings of long pages."""
+    return [line.fields for line in caplog.records if getattr(line, "event", "") == "metrics_page_long"]
+
+
+async def test_a_long_page_is_read_less_often_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """All of it is read, in slices; then there is a pause as long as it is."""
+    async with LongPage(metrics=TWO) as engine, reading(metrics_interval_s=0.0) as pages:
+        engine.noise_bytes = 6_500_000
+        assert await pages.read(engine.url) == TWO
+        assert await pages.read(engine.url) is None
+        server = pages._servers[engine.url]
+        assert server.due_s - server.read_s >= 6_500_000 // BYTES_PER_S
+        server.due_s = 0.0
+        assert await pages.read(engine.url) == TWO
+        assert engine.probes["metrics"] == 2
+        engine.noise_bytes, server.due_s = 0, 0.0
+        assert await pages.read(engine.url) == TWO
+        assert await pages.read(engine.url) == TWO
+    [fields] = told(caplog)
+    assert fields["replica"] == engine.url
+    assert fields["bytes"] > 6_000_000
+
+
+@pytest.mark.parametrize("lines", ["too many", "too long"])
+async def test_a_page_that_is_too_long_says_nothing(lines: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Too many lines that matter, or too many bytes: there is a pause as behind late pages."""
+    page = (
+        TWO if lines == "too long" else "".join(f'vllm:num_requests_running{{engine="{n}"}} 1\n' for n in range(20_000))
+    )
+    async with LongPage(metrics=page) as engine, reading(page_bytes_max=1_000_000) as pages:
+        engine.noise_bytes = 1_100_000 if lines == "too long" else 0
+        for _ in range(3):
+            assert await pages.read(engine.url) is None
+        assert engine.probes["metrics"] == 1
+        server = pages._servers[engine.url]
+        server.due_s = 0.0
+        assert await pages.read(engine.url) is None
+        assert server.late == 2
+    assert len(told(caplog)) == 1
+
+
+async def test_others_have_their_turns_while_a_page_is_read() -> None:
+    """Between two slices the loop runs whatever else is due."""
+    async with LongPage(metrics=TWO) as engine, reading() as pages:
+        engine.noise_bytes = 4_000_000
+        turns, reader = 0, asyncio.ensure_future(pages.read(engine.url))
+        while not reader.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert await reader == TWO
+        assert turns >= 4_000_000 // SLICE_BYTES

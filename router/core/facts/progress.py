@@ -1,7 +1,7 @@
 """Which events of a stream are progress: those with data that is more than a ping.
 
 A server may keep a connection open by comments, blank lines, empty objects or pings though nothing is worked on: none
-of these shows that an engine makes tokens. Lines of data are found without an expression, which would look at each byte.
+of these shows that an engine makes tokens. No expression looks for lines of data, since it would look at each byte.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ _GAUGES = {
     "sglang:num_pages": "num_pages",
     "sglang:max_total_num_tokens": "kv_tokens_max",
 }
+NAMES = (*_GAUGES, "vllm:prompt_tokens_created", "process_start_time_seconds", "vllm:cache_config_info")  # all read
 _MEANS = ("kv_usage", "page_tokens")  # fields that are averaged over engines; all others are added up
 _LINE = re.compile("^(" + "|".join(map(re.escape, _GAUGES)) + r")(?:\{([^\n]*)\})? ([^ \n]+)", re.MULTILINE)
 # Times at which its process began: that of the counter where there is one, since a rank has its own.
@@ -107,7 +108,8 @@ def parse_load(page: str, rank: int | None = None) -> Load:
 def _fields(page: str, is_ours: Callable[[str], bool], rank: int | None) -> dict[str, float]:
     """Fields of the page with one value each, over all engines on it that count."""
     values: dict[str, _Values] = {}
-    for name, text, value in _LINE.findall(page):
+    for found in _LINE.finditer(page):  # other threads may run between two lines
+        name, text, value = found[1], found[2] or "", found[3]
         if rank is not None and not (is_ours(text) or name == "sglang:page_size"):
             continue
         number = number_of(value)

@@ -1,0 +1,88 @@
+"""The lines of an engine's `/metrics` that are read, taken from the page as it comes.
+
+A page has some hundred lines for each that is of interest, and 4 MB where an engine has 64 ranks. So lines are chosen
+piece by piece, of which each takes well below a millisecond, and only the chosen ones are kept. A page that has more of
+them than any engine is refused: numbers of thousands of engines cost as much to add up as they did to send.
+"""
+
+from __future__ import annotations
+
+import re
+
+from router.core.fleet.engine_metrics import NAMES, engines
+
+SLICE_BYTES = 16 << 10  # looked at in one go
+LINE_BYTES_MAX = 16 << 10  # a longer line is left out; vLLM's longest, its configuration, has some 2 KB
+KEPT_BYTES_MAX = 512 << 10  # of all lines that are kept: 40 lines for each of 128 ranks
+
+_WANTED = re.compile(b"^(?:%b)[{ ][^\\n]*" % b"|".join(re.escape(name.encode()) for name in NAMES), re.MULTILINE)
+_ENGINE, _RANK = re.compile(r'[{,]engine="(\d{1,6})"'), re.compile(r'[{,]dp_rank="(\d{1,6})"')
+COMMON_LINES_MAX = 1_024  # lines that each rank is given; SGLang's page size is said once by each rank
+OF_ALL_RANKS = ("sglang:page_size", "process_start_time_seconds ")  # what a page says of the server, and holds for all
+
+
+class PageTooLong(Exception):
+    """A page has more lines of interest than any engine's."""
+
+
+class MetricsLines:
+    """The lines of one page."""
+
+    def __init__(self) -> None:
+        self._partial = b""  # the line that has not ended
+        self._skips = False  # the line that has not ended is too long
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take at most SLICE_BYTES of the page. Raises PageTooLong."""
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._hold(data)
+            return
+        whole = data[:end]
+        if self._skips:
+            whole = whole[whole.find(b"\n") + 1 :]
+        self._keep(self._partial + whole)
+        self._partial, self._skips = b"", False
+        self._hold(data[end:])
+
+    def close(self) -> str:
+        """All lines that were kept, as one page."""
+        self._keep(self._partial)
+        self._partial = b""
+        return b"".join(line + b"\n" for line in self._kept).decode(errors="replace")
+
+    def _hold(self, data: bytes) -> None:
+        """Keep the beginning of a line."""
+        if self._skips:
+            return
+        self._partial += data
+        if len(self._partial) > LINE_BYTES_MAX:
+            self._partial, self._skips = b"", True
+
+    def _keep(self, lines: bytes) -> None:
+        for line in _WANTED.findall(lines):
+            if len(line) > LINE_BYTES_MAX:
+                continue
+            self._kept.append(line)
+            self._kept_bytes += len(line) + 1
+            if self._kept_bytes > KEPT_BYTES_MAX:
+                raise PageTooLong
+
+
+def pages_of_ranks(page: str, count: int) -> list[str]:
+    """The page as each of so many ranks would have it alone: its own lines, by vLLM's label `engine` or SGLang's
+    `dp_rank`, and those that hold for all of them. One look at the page for all ranks."""
+    known = engines(page)
+    label = _ENGINE if known else _RANK
+    own, common = dict[str, list[str]](), list[str]()
+    for line in page.splitlines(keepends=True):
+        if line.startswith(OF_ALL_RANKS):
+            common.append(line)
+        elif (found := label.search(line)) is not None:
+            own.setdefault(found[1], []).append(line)
+    del common[COMMON_LINES_MAX:]
+    names = [str(engine) for engine in known[:count]] if known else [str(rank) for rank in range(count)]
+    pages = ["".join([*own.get(name, ()), *common]) for name in names]
+    return pages + ["".join(common)] * (count - len(pages))
