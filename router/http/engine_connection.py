@@ -129,7 +129,12 @@ class EngineConnection(asyncio.Protocol):
         self._waits = False
         if self._rest and not self._held:
             rest, self._rest = self._rest, b""
-            self._parse_slices(rest)
+            try:
+                self._parse_slices(rest)
+            except BaseException:  # a bug: the transport would close itself if this were its own call
+                if self._transport is not None:
+                    self._transport.abort()
+                raise
         if not self._rest:
             self._read_on()
 
@@ -144,7 +149,8 @@ class EngineConnection(asyncio.Protocol):
         """Leave the shortcut, and tell the sink what took it."""
         if self._write is not None and self._answer is not None and self._answer.sink is not None:
             self._answer.sink.passed(self.events, self.bytes, (self._before_last, self._last))
-            self._answer.moved = True
+            if self.says_something():
+                self._answer.moved = True
         self._write, self.events, self.bytes, self._last, self._before_last = None, 0, 0, b"", b""
 
     # -- the transport's side ------------------------------------------------------------------------------------
@@ -192,6 +198,9 @@ class EngineConnection(asyncio.Protocol):
             self.detour()
         if self._rest:  # a transport may still bring what it had when it was told to pause
             self._rest += data
+        elif len(data) > SLICE_BYTES and self._pace.waiting:  # each takes its turn behind those that wait for theirs
+            self._rest = data
+            self._wait()
         elif len(data) <= SLICE_BYTES:
             self._parse(data, follows=False)
         else:

@@ -22,31 +22,39 @@ DROPPED_BYTES_MAX, DROPPED_IN_S = 1 << 20, 0.01  # dropped for all refused clien
 class Pace:
     """The pace of one server."""
 
-    __slots__ = ("_dropped_bytes", "_loop", "_paused", "_timed", "_waiting", "clock")
+    __slots__ = ("_dropped_bytes", "_loop", "_paused", "_timed", "_turns", "clock", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` goes on within a turn, as the loop's own does not."""
         self.clock = clock
         self._loop = loop
-        self._waiting: deque[Callable[[], None]] = deque()
+        self.waiting: deque[Callable[[], None]] = deque()  # reads of connections that wait for their turn
         self._dropped_bytes = 0  # since the timer was set
         self._paused: list[asyncio.Transport] = []
         self._timed = False
+        self._turns = False  # the next turn of the loop calls `_turn`
 
     def later(self, read_on: Callable[[], None]) -> None:
         """Call `read_on`, which reads a connection again, in one of the next turns of the loop."""
-        if not self._waiting:
+        self.waiting.append(read_on)
+        self._next()
+
+    def _next(self) -> None:
+        if self.waiting and not self._turns:
+            self._turns = True
             self._loop.call_soon(self._turn)
-        self._waiting.append(read_on)
 
     def _turn(self) -> None:
-        waiting, until_s = self._waiting, self.clock() + TURN_S
-        for _ in range(min(READS_A_TURN, len(waiting))):
-            waiting.popleft()()
-            if self.clock() > until_s:
-                break
-        if waiting:
-            self._loop.call_soon(self._turn)
+        """Each of those that wait may wait again at once, for the turn after this one."""
+        waiting, until_s = self.waiting, self.clock() + TURN_S
+        try:
+            for _ in range(min(READS_A_TURN, len(waiting))):
+                waiting.popleft()()
+                if self.clock() > until_s:
+                    break
+        finally:
+            self._turns = False
+            self._next()
 
     def dropped(self, transport: asyncio.Transport, size: int) -> None:
         """So many bytes of a refused client were dropped: it is not read for a moment where they are too many."""

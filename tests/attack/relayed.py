@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -48,10 +49,21 @@ class _Transport:
 
 
 class _Turns:
-    """A loop whose turns do not end."""
+    """A loop whose turns end when they are told to."""
 
-    def call_soon(self, *_: object) -> None:
-        """Never."""
+    def __init__(self) -> None:
+        self._soon: list[Callable[[], None]] = []
+
+    def call_soon(self, work: Callable[[], None], *_: object) -> None:
+        """In the next turn."""
+        self._soon.append(work)
+
+    def end(self) -> None:
+        """Take turns until nothing is left to do."""
+        while self._soon:
+            soon, self._soon = self._soon, []
+            for work in soon:
+                work()
 
 
 @dataclass
@@ -114,11 +126,14 @@ def ways(dialect: Dialect) -> tuple[Way, ...]:
     )
 
 
-def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = ()) -> Got:
-    """What a client gets. `late` says of each piece whether the tasks that wait for it run only behind the next."""
+def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = (), *, hurried: bool = False) -> Got:
+    """What a client gets. `late` says of each piece whether the tasks that wait for it run only behind the next.
+    `hurried`: the time of a connection's turn is over with each slice that it parses."""
+    clock = itertools.count().__next__ if hurried else lambda: 0.0
+    turns = _Turns()
     got, client = Got(), Client(way.chunked)
     given_back: list[EngineConnection] = []
-    connection = EngineConnection(given_back.append, Outbox(cast("Any", _Turns())), Pace(cast("Any", _Turns())))
+    connection = EngineConnection(given_back.append, Outbox(cast("Any", _Turns())), Pace(cast("Any", turns), clock))
     connection.connection_made(cast("Any", _Transport()))
     answer = EngineAnswer("r", _LOOP, until_whole=way.until_whole, whole_bytes_max=WHOLE_BYTES_MAX)
     task = _exchange(connection, answer, client, way, got)
@@ -126,6 +141,7 @@ def relayed(pieces: Sequence[bytes], way: Way, late: Sequence[bool] = ()) -> Got
     for at, piece in enumerate(pieces):
         if connection.usable:
             connection.data_received(piece)
+            turns.end()
         if going and _ready(answer) and not (at < len(late) and late[at]):
             going = _step(task)
     if way.closes:

@@ -54,7 +54,7 @@ class _Event(msgspec.Struct):
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 
-_EARLY = frozenset((b"response.created", b"response.queued", b"response.in_progress"))
+_EARLY = frozenset((b"response.created", b"response.queued", b"response.in_progress", b"ping"))
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FAILED = ("error", "response.failed")
 _NAMED_LAST = re.compile(rb"^event: ?response\.(completed|incomplete|failed)\r?\n[^\n]*\n\r?\n", re.MULTILINE)
