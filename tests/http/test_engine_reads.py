@@ -42,6 +42,9 @@ class Socket(Transport):
         """All of the request was sent."""
         return 0
 
+    def writelines(self, _: object) -> None:
+        """The request is of no interest."""
+
 
 class Fed:
     """A connection without a socket, an answer that waits for its first bytes, and turns of a loop by hand."""
@@ -53,7 +56,7 @@ class Fed:
         self.transport = Socket()
         self.why = ""
         self.free: list[EngineConnection] = []
-        self.connection = EngineConnection(self.free.append, cast("Outbox", self), self.pace)
+        self.connection = EngineConnection(self.free.append, Outbox(cast("Any", Loop())), self.pace)
         self.connection.connection_made(cast("Any", self.transport))
         self.answer = EngineAnswer("r", cast("Any", self), until_whole=False, whole_bytes_max=64 << 20)
         self.answer._connection = self.connection
@@ -62,9 +65,6 @@ class Fed:
     def time(self) -> float:
         """No time passes."""
         return 0.0
-
-    def put(self, *_: object) -> None:
-        """The request is of no interest."""
 
     @property
     def got(self) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from router.core.fleet.engine_capacity import NUMBER_MAX
 from router.core.fleet.engine_metrics import engines, parse_load
+from router.core.fleet.metrics_lines import MetricsLines, pages_of_ranks
 from router.engines.metrics_page import MetricsPages
 from router.engines.probe import ProbeFailed, Prober
 from router.engines.ranks import RANKS_MAX, VERSION_CHARS_MAX, Ranks
@@ -23,7 +24,14 @@ MODELS_MAX = 64
 
 
 def metrics(data: bytes) -> None:
-    """A page of metrics: loads that can be, of the whole server and of its ranks."""
+    """A page of metrics: loads that can be, of the whole server and of its ranks, and no more of what is kept of it."""
+    lines = MetricsLines()
+    for at in range(0, len(data), 16):
+        lines.feed(data[at : at + 16])
+    page = lines.close()
+    assert len(page) <= len(data) * 3 + 1  # bytes that are no UTF-8 are replaced
+    for part in pages_of_ranks(page, 3):
+        parse_load(part)
     page = data.decode(errors="replace")
     ranks = engines(page)
     assert ranks == sorted(set(ranks))
