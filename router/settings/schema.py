@@ -581,10 +581,12 @@ class UpstreamSettings:
     connect_timeout_s: Seconds = 2.0
     """Seconds to connect. In one cluster that takes a millisecond."""
     first_byte_timeout_s: Seconds = 600.0
-    """Seconds from sending a request to the first byte of its answer. A long prompt behind a queue takes minutes."""
+    """Seconds from sending a request to the first byte of its answer, without pings. A long prompt behind a queue
+    takes minutes."""
     idle_timeout_s: Seconds = 600.0
-    """Seconds between two pieces of an answer. While its replica works a stream may be silent for an hour, since it may
-    hide what it makes; at an engine without metrics that is well, for `upstream.first_byte_timeout_s`."""
+    """Seconds between two pieces of an answer, pings left out. While its replica works a stream may be silent for an
+    hour, since it may hide what it makes; at an engine without metrics that is well, for
+    `upstream.first_byte_timeout_s`."""
     stuck_after_s: Seconds = 3.0
     """Seconds beyond the time in which a replica should have given a first token; then it counts as stuck, gets no
     more, and what is silent there is tried elsewhere."""
