@@ -10,7 +10,8 @@ changed by what is seen of it:
     exact         the stream is whole, or its predictions equalled the engine's count on 99 % of 200 answers
     catching-up   the stream is there and not whole, or says more than we may hold, or is of a model whose other layers
                   (sliding window, state) hold blocks of their own: what it says is credited, and so is our own estimate
-    estimated     no stream; or predictions that drifted; or no tokenizer for its models; or pages too short
+    estimated     no stream; or predictions that drifted; or no tokenizer for its models; or pages too short; or salted
+                  prompts, which its events do not tell from others
 
 Predictions that drift make the grade fall and ask for a clean replay, later each time it happens again. While a stream
 is suspended nothing that it said is credited; if there is evidence of a restart or a break, our own estimate is not
@@ -110,6 +111,8 @@ class Knowledge:
         if isinstance(event, Stored):
             known.hybrid |= not event.prefix
             judge = known.hybrid is not hybrid or engine.block_tokens != size
+            if event.salt and not known.names_salts:
+                known.names_salts, judge = True, True
         else:
             known.begin()
             if known.suspended:  # the replica's blocks began anew, and would be seen again
@@ -141,6 +144,7 @@ class Knowledge:
             known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # grade until the stream says its own
         if why.startswith(RESTARTED):
             known.hybrid = known.whole = False  # another model may be served there now
+            known.names_salts = None
             self._restarted(replica)
         known.answers.forget()  # the stream may be another process's, with other flags
         known.begin()
@@ -172,6 +176,7 @@ class Knowledge:
             self._empty_engine(known)
             known.suspended = known.distrusted = ""
             known.hybrid = known.whole = False  # another model may publish there next
+            known.names_salts = None
             known.answers.forget()
         self._judge(replica, known)
 
@@ -322,7 +327,11 @@ class Knowledge:
     def expect(self, replica: str, lease: int, prompt: TokenPrompt, stored: StoredPrefix) -> None:
         """The prompt's blocks behind those that its GPU stores are about to be computed there, or loaded."""
         known = self._known.get(replica)
-        if known is None or not stored.block_tokens:
+        if known is None:
+            return
+        if prompt.salt and known.misses_salts(prompt.tokens, stored.gpu_tokens):
+            self._judge(replica, known)
+        if not stored.block_tokens:
             return
         keys, size = prompt.keys.get(stored.block_tokens, []), stored.block_tokens
         first = stored.gpu_tokens // size

@@ -17,6 +17,7 @@ BLOCK_TOKENS_MIN = 8  # shorter pages (SGLang's default is 1) would cost a hash 
 DISTRUST_S, DISTRUST_S_MAX = 10.0, 640.0
 NO_STREAM = "no event stream"
 HYBRID = "its sliding-window or state layers are not followed"
+NO_SALTS = "a salted prompt was sent there, and no event has named a salt yet"
 
 
 @dataclass(slots=True)  # not frozen: one is made for every replica that holds some of a request's prompt
@@ -69,6 +70,7 @@ class Reported:
     hybrid: bool = False  # blocks of a group were seen that do not answer for a whole prefix
     epoch: int = 0  # counts new beginnings: a prediction from an older one says nothing
     whole: bool = False  # an answer showed that the replica loads the block of a prompt's last token too
+    names_salts: bool | None = None  # whether events name salts; False: a salted prompt was sent, and none has yet
     block_hint: int | None = None  # tokens of its block by its metrics, until an event says
     kv_tokens_max: int | None = None
     shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)  # the grade that counts, and why
@@ -88,6 +90,8 @@ class Reported:
             return Grade.ESTIMATED, self.distrusted
         if self.untokened:
             return Grade.ESTIMATED, self.untokened
+        if self.names_salts is False:
+            return Grade.ESTIMATED, NO_SALTS
         block = self.engine.block_tokens
         if block and block < BLOCK_TOKENS_MIN:
             return Grade.ESTIMATED, f"pages of {block} tokens are too short to follow: use {BLOCK_TOKENS_MIN} or more"
@@ -109,6 +113,18 @@ class Reported:
         said = StoredPrefix(0, size, self.shown[0], self.epoch, suspended, suspended and self.doubted, free)
         said.kept_share, said.dropped = engine.kept_share, self.answers.dropped_blocks * size
         return said
+
+    def misses_salts(self, tokens: int, stored_tokens: int) -> bool:
+        """A salted prompt was sent, of which so much is stored. Whether that changes the grade: it does from the first
+        such prompt whose first block is new, until an event names a salt.
+
+        Events of vLLM 0.15 and SGLang 0.5.8 name none. By these, a plain prompt would count as cached wherever a salted
+        one with the same tokens is: a wrong prediction, and a word to its sender about another tenant.
+        """
+        if self.names_salts is not None or stored_tokens or tokens < (self.block_tokens or BLOCK_TOKENS_MIN):
+            return False
+        self.names_salts = False
+        return True
 
     def begin(self) -> None:
         """What was predicted before says nothing of what will be predicted."""

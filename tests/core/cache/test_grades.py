@@ -6,7 +6,7 @@ from array import array
 
 from router.core.cache.engine_blocks import BLOCK_BYTES
 from router.core.cache.knowledge import SETTLE_S
-from router.core.cache.reported import DISTRUST_S, HYBRID, StoredPrefix
+from router.core.cache.reported import DISTRUST_S, HYBRID, NO_SALTS, StoredPrefix
 from router.core.cache.selfcheck import CHECKS, DRIFT_TOKENS_MIN
 from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
@@ -227,3 +227,49 @@ def test_who_holds_nothing_costs_nothing() -> None:
     assert changed is not None
     assert changed.free_tokens == 1_600 - 96
     assert world.knowledge.empty("unheard of") is None
+
+
+def _sent(world: World, prompt: TokenPrompt, lease: int = 1) -> None:
+    """A request with this prompt is placed on the replica."""
+    stored = world.said(prompt)["a"]
+    world.knowledge.expect("a", lease, prompt, stored)
+
+
+def test_events_without_salts_count_for_nothing_once_a_salted_prompt_was_sent() -> None:
+    """vLLM 0.15 and SGLang 0.5.8 name none, so a plain prompt would count as cached wherever a salted one is, and
+    receipts would show its sender that somebody asked the same."""
+    world = World()
+    world.join()
+    world.store(prompt_of(96))
+    _sent(world, prompt_of(160))
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT  # plain prompts change nothing
+    _sent(world, prompt_of(160, salt=b"acme"), 2)
+    assert world.knowledge.grade_of("a") == (Grade.ESTIMATED, NO_SALTS)
+    world.store(prompt_of(160))  # the salted prompt, by such an engine's events
+    assert world.held(prompt_of(160)) == {}
+    world.knowledge.clear("a", f"{RESTARTED}: other bytes", 3.0)  # perhaps as another release
+    world.knowledge.grade("a", Grade.EXACT, "joined", 3.0)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+
+
+def test_a_salt_in_an_event_brings_the_grade_back_for_good() -> None:
+    """Releases that name salts lose it from the first salted prompt to its events, once."""
+    world = World()
+    world.join()
+    salted = prompt_of(160, salt=b"acme")
+    _sent(world, salted)
+    world.store(salted)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+    assert world.held(salted) == {"a": 160}
+    assert world.held(prompt_of(160)) == {"a": 0}
+    _sent(world, prompt_of(160, salt=b"other"), 2)
+    assert [grade for _, grade, _ in world.grades] == [Grade.EXACT, Grade.ESTIMATED, Grade.EXACT]
+
+
+def test_a_salted_prompt_of_no_whole_block_changes_nothing() -> None:
+    """No event will ever come of it."""
+    world = World()
+    world.join()
+    world.store(prompt_of(96))
+    _sent(world, prompt_of(BLOCK - 1, salt=b"acme"))
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
