@@ -54,7 +54,7 @@ def _exercised_metrics() -> Metrics:
         engine_version=lambda _: "0.32.0",
         discoveries=lambda: {"static": fresh},
         ledger=lambda: ledger,
-        sharing=lambda: SharingFigures(True, 2, True, 0.001, {}, {}),
+        sharing=lambda: SharingFigures(True, 2, 0, True, 0.001, {}, {}),
         state=lambda: StateFigures({"estimate": 0, "events": 0}, {"restored": 0}, {}, 0, 0.0),
     )
     metrics = Metrics(router, lambda: 0.0, figures, otel_names=True, splits=True)

@@ -261,7 +261,7 @@ class Hub:
         self.metrics.know_tenants(tenants, self.settings.auth.tenants_max)
         self.admission.set_tenants(tenants)
         if self.link is not None:
-            self.link.things.tenants.configured()
+            self.link.take_keys(keys)
 
     def reload(self, settings: Settings) -> None:
         """Apply the settings that may change at run time (settings/reloading.py); replicas come and go as in any other

@@ -1,7 +1,8 @@
 """Which replica made a stored response, so that a request which continues the response goes to the same replica.
 
-Memory is shared among tenants: where there is none left, whoever has the most ids loses its oldest one, so that nobody
-who stores very many makes others' unknown.
+Memory is shared among tenants: where there is none left, the tenant with the most ids loses its oldest one, so that a
+tenant that stores very many makes no other tenant's unknown. Responses that other routers have reported have a memory
+of their own: no report, whoever wrote it, replaces or pushes out what was learned from answers that passed here.
 """
 
 from __future__ import annotations
@@ -9,70 +10,93 @@ from __future__ import annotations
 from router.placer import UnknownResponse
 
 
-class ResponseOwners:
-    """Which replica made which stored response, and for whom; bounded, oldest forgotten first."""
+class _Memory:
+    """Owners by id, at most `ids_max`."""
 
-    def __init__(self, ids_max: int, *, private: bool = False) -> None:
-        """`private`: each is its tenant's own, and one that is not remembered is nobody's."""
-        self._ids_max = ids_max
-        self._private = private
-        self._owners: dict[str, tuple[str, str]] = {}
+    def __init__(self, ids_max: int, *, private: bool) -> None:
+        self._ids_max, self._private = ids_max, private
+        self.owners: dict[str, tuple[str, str]] = {}
         self._of: dict[str, dict[str, None]] = {}  # tenant -> its ids, the oldest first; all are of "" unless private
         self._with: dict[int, dict[str, None]] = {}  # number of ids -> tenants that have so many
         self._most = 0  # largest such number
 
     def learn(self, response_id: str, replica: str, tenant: str) -> None:
-        """Remember it. Nobody takes over what is another's."""
-        known = response_id in self._owners
-        if known and self._private and self._owners[response_id][1] != tenant:
+        """Remember it, unless it is another tenant's."""
+        before = self.owners.get(response_id)
+        if before is not None and self._private and before[1] != tenant:
             return
-        self._owners[response_id] = (replica, tenant)
-        if known:
+        self.owners[response_id] = (replica, tenant)
+        if before is not None:
             return
-        whose = tenant if self._private else ""
-        ids = self._of.setdefault(whose, {})
+        of = tenant if self._private else ""
+        ids = self._of.setdefault(of, {})
         ids[response_id] = None
-        self._counted(whose, len(ids) - 1, len(ids))
-        if len(self._owners) > self._ids_max:
-            self._forget()
+        self._counted(of, len(ids) - 1, len(ids))
+        if len(self.owners) > self._ids_max:
+            fullest = next(iter(self._with[self._most]))
+            self.forget(next(iter(self._of[fullest])))
+
+    def forget(self, response_id: str) -> None:
+        """Forget it, if it is remembered."""
+        made = self.owners.pop(response_id, None)
+        if made is None:
+            return
+        of = made[1] if self._private else ""
+        ids = self._of[of]
+        del ids[response_id]
+        self._counted(of, len(ids) + 1, len(ids))
+        if not ids:
+            del self._of[of]
+
+    def _counted(self, of: str, before: int, now: int) -> None:
+        """Note that a tenant has so many ids, and had so many before."""
+        if before:
+            del self._with[before][of]
+            if not self._with[before]:
+                del self._with[before]
+        if now:
+            self._with.setdefault(now, {})[of] = None
+        if now > self._most or (before == self._most and before not in self._with):
+            self._most = now
+
+
+class ResponseOwners:
+    """Which replica made which stored response, and for which tenant; bounded, oldest forgotten first."""
+
+    def __init__(self, ids_max: int, *, private: bool = False) -> None:
+        """`ids_max`: most responses that are remembered of this router, and as many again of others. `private`: each
+        is its tenant's own, and one that is not remembered is unknown to all."""
+        self._private = private
+        self._own = _Memory(ids_max, private=private)
+        self._reported = _Memory(ids_max, private=private)
+
+    def learn(self, response_id: str, replica: str, tenant: str) -> None:
+        """Remember a response whose answer passed here. It stays the first tenant's, whatever was reported."""
+        self._own.learn(response_id, replica, tenant)
+        self._reported.forget(response_id)
+
+    def report(self, response_id: str, replica: str, tenant: str) -> None:
+        """Remember what another router reports of a response that this one has not seen."""
+        if response_id not in self._own.owners:
+            self._reported.learn(response_id, replica, tenant)
 
     def owner(self, response_id: str | None, tenant: str) -> str | None:
         """The replica, if it is remembered. Raises UnknownResponse."""
         if not response_id:
             return None
-        replica, whose = self._owners.get(response_id, (None, None))
-        if self._private and whose != tenant:
+        replica, of = self.made(response_id) or (None, None)
+        if self._private and of != tenant:
             raise UnknownResponse(response_id)
         return replica
 
     def knows(self, response_id: str) -> bool:
-        """Whether the response is remembered, whoever it is for."""
-        return response_id in self._owners
+        """True if the response is remembered, of any tenant."""
+        return response_id in self._own.owners or response_id in self._reported.owners
 
     def known(self) -> list[str]:
-        """All ids that are remembered, oldest first."""
-        return list(self._owners)
+        """All ids that are remembered: those of others, then this router's own, each oldest first."""
+        return [*self._reported.owners, *self._own.owners]
 
     def made(self, response_id: str) -> tuple[str, str] | None:
         """The replica and the tenant of a response; None if it is not remembered."""
-        return self._owners.get(response_id)
-
-    def _forget(self) -> None:
-        whose = next(iter(self._with[self._most]))
-        ids = self._of[whose]
-        oldest = next(iter(ids))
-        del ids[oldest], self._owners[oldest]
-        self._counted(whose, len(ids) + 1, len(ids))
-        if not ids:
-            del self._of[whose]
-
-    def _counted(self, whose: str, before: int, now: int) -> None:
-        """Note that a tenant has so many ids, and had so many before."""
-        if before:
-            del self._with[before][whose]
-            if not self._with[before]:
-                del self._with[before]
-        if now:
-            self._with.setdefault(now, {})[whose] = None
-        if now > self._most or (before == self._most and before not in self._with):
-            self._most = now
+        return self._own.owners.get(response_id) or self._reported.owners.get(response_id)

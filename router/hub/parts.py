@@ -22,6 +22,7 @@ from router.hub.sharing import RouterLink
 from router.hub.warm_start import WarmStart
 from router.placer import Edges
 from router.prewarm.warmer import Warmer
+from router.settings.keys import Keys
 from router.settings.schema import Settings
 from router.telemetry.metrics import Metrics
 from router.telemetry.process_counts import Totals
@@ -57,6 +58,10 @@ class HubParts(Protocol):
     placer: LocalPlacer
     link: RouterLink | None
     state: WarmStart | None
+
+    @property
+    def keys(self) -> Keys | None:
+        """API keys in force; None where the router asks for none."""
 
     def ready(self) -> bool:
         """Whether requests should come here."""

@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.sharing import Sharing
+from router.settings import secrets
+from router.settings.keys import Keys
+from router.settings.schema import AuthSettings
 from router.sharing.addresses import BadAddress, StoreAddress
 from router.sharing.checks import address_of
 from router.sharing.link import LinkLimits, SharingLink
+from router.sharing.seals import Seals, secret_of_keys
 from router.sharing.session import Session, StoreFailed
 from router.sharing.shared import SharedThings
 from router.telemetry.metrics.figures import SharingFigures
@@ -46,17 +50,21 @@ class RouterLink:
         self.things = SharedThings(
             hub.admission.quotas,
             hub.router,
-            hub.placer.owners.learn,
+            hub.placer.owners.report,
             routers_assumed=shared.routers_assumed,
+            served=hub.router.base_models,
             clock=time.monotonic,
         )
+        self._secrets = _secrets(hub.settings.auth)
+        self._seals = Seals(shared.name, self._secrets or _secrets_of(hub.keys), time.monotonic)
         self.link = SharingLink(
             self._opened,
             self._core,
             self.things,
             name=self.name,
             origin=origin,
-            limits=LinkLimits(hub.settings.limits.response_ids_max, limits.peers_max),
+            limits=LinkLimits(hub.settings.limits.response_ids_max, limits.peers_max, shared.replicas_in_common),
+            seals=self._seals,
             state=hub.state if hub.settings.state.siblings else None,
         )
         if hub.state is not None and hub.settings.state.siblings:
@@ -74,6 +82,12 @@ class RouterLink:
         """How long another router's word on a stored response may take to come; 0 where none is heard."""
         return OWNER_WAIT_S if self.link.whole and self.link.routers > 1 else 0.0
 
+    def take_keys(self, keys: Keys | None) -> None:
+        """Other API keys are in force: tenants, and the secret where it is made of the keys, may be other ones."""
+        self.things.tenants.configured()
+        if not self._secrets and self._seals.renew(_secrets_of(keys)):
+            self.link.resealed()
+
     def reload(self) -> None:
         """Go to where the store is by the settings in force; if that is where it was, nothing is interrupted."""
         try:
@@ -87,7 +101,9 @@ class RouterLink:
     async def _opened(self) -> AsyncIterator[Session]:
         """A session by the settings in force: files are read anew, since what they hold may have been replaced. Raises
         StoreFailed."""
-        from router.sharing.store import TlsFiles, opened  # an extra: imported where there is something to share
+        # An extra: imported where there is something to share.
+        from router.sharing.clients import TlsFiles
+        from router.sharing.store import opened
 
         shared, self._address = self._hub.settings.shared, None
         try:
@@ -112,6 +128,8 @@ class RouterLink:
             "refused": link.refusal,
             "delay_ms": delay_ms,
             "routers": [{"name": name, "age_s": round(age_s, 3)} for name, age_s in link.peers()],
+            "authenticated": bool(self._seals),
+            "strangers": link.strangers(),
         }
 
     def figures(self) -> SharingFigures:
@@ -120,8 +138,21 @@ class RouterLink:
         return SharingFigures(
             whole=link.whole,
             routers=link.routers,
+            strangers=len(link.strangers()),
             writable=link.whole and not link.refusal,
             delay_s=link.delay_s if link.whole else None,
             counts=link.counts,
             failures=link.failures,
         )
+
+
+def _secrets(auth: AuthSettings) -> list[bytes]:
+    """The secrets that the settings give, the one in force first. Raises OSError and UnicodeDecodeError."""
+    secret = secrets.read(auth.secret, auth.secret_file)
+    before = secrets.read(auth.secret_before, auth.secret_before_file)
+    return [each.encode() for each in (secret, before) if secret and each]
+
+
+def _secrets_of(keys: Keys | None) -> list[bytes]:
+    """The secret of a router whose settings give none."""
+    return [secret_of_keys(keys.digests)] if keys is not None else []

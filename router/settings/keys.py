@@ -134,6 +134,11 @@ class Keys:
     def __len__(self) -> int:
         return len(self._by_digest)
 
+    @property
+    def digests(self) -> list[str]:
+        """SHA-256 of each key, as the file has them."""
+        return list(self._by_digest)
+
     def find(self, key: bytes) -> Tenant | None:
         """The tenant of a key; None if the key is not in the file."""
         return self._by_digest.get(hashlib.sha256(key).hexdigest())

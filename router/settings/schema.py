@@ -13,7 +13,15 @@ from typing import Annotated, Any, Literal, get_type_hints
 from msgspec import Meta
 
 # Settings that are never shown.
-SECRETS = ("admin.token", "auth.secret", "probe.api_key", "shared.password", "shared.url", "upstream.api_key")
+SECRETS = (
+    "admin.token",
+    "auth.secret",
+    "auth.secret_before",
+    "probe.api_key",
+    "shared.password",
+    "shared.url",
+    "upstream.api_key",
+)
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Positive = Annotated[int, Meta(gt=0)]
@@ -246,9 +254,16 @@ class AuthSettings:
     """Whether every tenant's cached prefixes are its own: prompts are salted, so that nobody finds out by time what
     others have asked. A key may say otherwise for its tenant."""
     secret: str = ""
-    """From which tenants' salts are derived; the same for all routers before one fleet. At least 32 characters."""
+    """From which tenants' salts are derived, and by which routers with `shared.url` prove their messages to each other;
+    the same for all routers before one fleet. At least 32 characters. Empty: messages are proved by a secret made of
+    all API keys, and without keys by none."""
     secret_file: str = ""
     """File that holds the secret."""
+    secret_before: str = ""
+    """The secret of before, while a new one goes from router to router: messages are proved by both, and one is
+    enough. No salt is derived from it."""
+    secret_before_file: str = ""
+    """File that holds the secret of before."""
     receipts: bool = False
     """Whether tenants' answers carry `x-warmroute-*` receipts. Off: where a prompt was found tells who asked before."""
     tenants_max: Positive = 1_000
@@ -533,6 +548,10 @@ class SharedSettings:
     routers_assumed: Positive = 2
     """Routers that there are as long as this one has not heard the store: until then it gives out one part of so many
     of each tenant's rate."""
+    replicas_in_common: bool = True
+    """Whether a router is of this one's fleet only if both have a replica in common, with one base model: another one
+    with the same store and name is not believed. False: the name alone decides, as for routers of several zones that
+    keep one rate for each tenant."""
     tls_ca: str = ""
     """PEM file of authorities that the store's certificate is checked against; empty: the machine's."""
     tls_certificate: str = ""

@@ -22,6 +22,7 @@ FRAME_BYTES_MAX = 5 << 20  # bytes of a message; a longer one is neither said no
 OWNERS_MAX = 512  # owners of stored responses in a message
 TENANTS_MAX = 256  # tenants whose rates are in a message
 DEAD_MAX = 256  # replicas in a message that were found dead
+REPLICAS_MAX, NUMBER_BYTES = 1_024, 8  # replicas in a message, and bytes of each one's number
 NAME_CHARS_MAX = 253
 WORD_CHARS_MAX = 1_024  # characters of any other word that is heard
 Word = Annotated[str, Meta(max_length=WORD_CHARS_MAX)]
@@ -61,6 +62,8 @@ class Frame(msgspec.Struct, array_like=True, kw_only=True):
     """The core's message; empty where it has nothing to say."""
     asks: tuple[str, int] | None = None
     """Name of the router that this one asks for all that it knows, and how many parcels of that it has taken."""
+    replicas: Annotated[bytes, Meta(max_length=REPLICAS_MAX * NUMBER_BYTES)] = b""
+    """Numbers of the router's replicas (peers.py), little-endian; in some messages only, b"" in the others."""
 
 
 class FrameHead(msgspec.Struct, frozen=True):
@@ -101,6 +104,10 @@ def frame_of(message: bytes) -> Frame:
         raise BadFrame(f"not what routers say: {error}") from error
     if not frame.name.isprintable() or (frame.spent and not _finite(frame.spent)):
         raise BadFrame("words or numbers that are none")
+    if len(frame.spent) > 1 and len({each.tenant for each in frame.spent}) < len(frame.spent):
+        raise BadFrame("a tenant twice")  # each time is bounded by what a tenant may use
+    if len(frame.replicas) % NUMBER_BYTES:
+        raise BadFrame("numbers of replicas that are none")
     return frame
 
 

@@ -16,7 +16,8 @@ from contextlib import aclosing
 import msgspec
 
 from router.sharing.frames import Frame
-from router.sharing.hearing import HeardRouters
+from router.sharing.peers import HeardRouters
+from router.sharing.seals import MARK_BYTES, PARCEL, SECRETS_MAX, Seals
 from router.sharing.session import REFUSALS, Session, StoreFailed
 from router.sharing.sides import StateSide
 
@@ -31,6 +32,7 @@ LOOK_S = 0.01  # between two looks for the next one
 FIRST_S = 4.0  # longest wait for the first one, or the next one; then another router is asked
 LISTEN_S = 0.4  # time after which all routers were heard that there are
 ASKERS_MAX = 64  # routers that may ask at once
+NEXT = "nothing: another router is asked, if there is one"
 ASKED_MAX = 3  # routers that are asked, one after another
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -47,12 +49,13 @@ class Handing:
         *,
         name: str,
         origin: int,
+        seals: Seals,
         whole: Callable[[], bool],
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         """`whole` says whether others are heard, and `wake` has the next message said soon."""
-        self._side, self._peers, self._name, self._origin = side, peers, name, origin
+        self._side, self._peers, self._name, self._origin, self._seals = side, peers, name, origin, seals
         self._whole, self._wake, self._clock = whole, wake, clock
         self.asks: tuple[str, int] | None = None  # router that is asked, and parcels taken of it so far
         self._askers: dict[int, int] = {}  # routers that ask this one -> parcels that they have taken
@@ -67,8 +70,12 @@ class Handing:
             if origin not in self._served:
                 self._asked.set()
         else:
-            self._askers.pop(origin, None)
-            self._served.discard(origin)
+            self.silent(origin)
+
+    def silent(self, origin: int) -> None:
+        """A router is not heard any more, or asks no more: its place is another asker's."""
+        self._askers.pop(origin, None)
+        self._served.discard(origin)
 
     # -- giving ------------------------------------------------------------------------------------------------------
 
@@ -78,6 +85,8 @@ class Handing:
             await self._asked.wait()
             self._asked.clear()
             for origin in self._askers.keys() - self._served:
+                if origin not in self._askers:  # it fell silent while others had their turn
+                    continue
                 try:
                     await self._give(session, origin)
                 except StoreFailed as failed:
@@ -85,7 +94,8 @@ class Handing:
                         raise
                     about = {"event": "state_not_handed", "fields": {"why": failed.text}}
                     log.info("the store does not take what this router knows", extra=about)
-                self._served.add(origin)
+                if origin in self._askers:
+                    self._served.add(origin)
 
     async def _give(self, session: Session, to: int) -> None:
         number = 0
@@ -96,7 +106,8 @@ class Handing:
                     await asyncio.sleep(LOOK_S)
                 if to not in self._askers or self._ahead(to, number):
                     return  # the asker has what it wants, is gone, or takes nothing
-                await session.put(_key(to, self._origin, number), parcel, KEPT_S)
+                key = _key(to, self._origin, number)
+                await session.put(key, self._sealed(key, parcel), KEPT_S)
                 number += 1
 
     def _ahead(self, to: int, number: int) -> bool:
@@ -122,6 +133,10 @@ class Handing:
         while not self._whole():  # noqa: ASYNC110 - a look every so often; the session ends where that never comes
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(LISTEN_S)
+        # Which routers are of this fleet is known by replicas, of which the first probes tell.
+        began_s = self._clock()
+        while not self._peers.has_replicas and self._clock() - began_s < FIRST_S:  # noqa: ASYNC110 - likewise
+            await asyncio.sleep(LOOK_S)
         tried = set[int]()
         while len(tried) < ASKED_MAX and (found := self._peers.longest(tried)) is not None:
             origin, name = found
@@ -136,13 +151,14 @@ class Handing:
         self.asks = (name, 0)
         self._wake()
         while size <= BYTES_MAX:
-            parcel = await session.take(_key(self._origin, origin, number))
+            key = _key(self._origin, origin, number)
+            parcel = await session.take(key)
             if parcel is None:
                 if self._clock() - since_s > FIRST_S or not self._peers.hears(origin):
                     return None
                 await asyncio.sleep(LOOK_S)
                 continue
-            some = opened(parcel)
+            some = self._opened(key, parcel)
             if some is None:
                 return None
             if not some:
@@ -152,6 +168,29 @@ class Handing:
             self.asks = (name, number)
             if not number % (WINDOW // 4):
                 self._wake()
+        return None
+
+    # -- parcels -----------------------------------------------------------------------------------------------------
+
+    def _sealed(self, key: str, parcel: bytes) -> bytes:
+        """A parcel with its marks, which are of its key too: it is for one process, by one, and in its place."""
+        marks = self._seals.mark(PARCEL, key.encode() + parcel)
+        return bytes((len(marks) // MARK_BYTES,)) + marks + parcel if marks else parcel
+
+    def _opened(self, key: str, sealed: bytes) -> list[bytes] | None:
+        """The pieces in a parcel, none in the last one; None for one that no router of this fleet has made."""
+        if len(sealed) > PARCEL_BYTES_MAX + SECRETS_MAX * MARK_BYTES:
+            return None
+        if not self._seals:
+            return opened(sealed)
+        begin = 1 + sealed[0] * MARK_BYTES
+        parcel = sealed[begin:]
+        if self._seals.holds(PARCEL, key.encode() + parcel, sealed[1:begin]):
+            return opened(parcel)
+        log.warning(
+            "what was handed over is of no router of this fleet",
+            extra={"event": "state_ignored", "fields": {"why": "its marks are by another secret", "next": NEXT}},
+        )
         return None
 
 

@@ -1,9 +1,9 @@
 """The link between this router and others, through the store, in the background.
 
 What the core and the store's side have to tell is said as one message to all (saying.py), and what others say is heard
-(hearing.py); a task keeps owners of stored responses in the store. All of it belongs to a session, which ends at its
-first failure, and another is opened at once, then every RETRY_S. No request waits for any of it: what requests tell the
-link it remembers, and what they ask it answers from memory.
+(hearing.py); a task keeps owners of stored responses in the store (keeping.py). All of it belongs to a session, which
+ends at its first failure, and another is opened at once, then every RETRY_S. No request waits for any of it: what
+requests tell the link it remembers, and what they ask it answers from memory.
 
 A router hears its own messages as well. While it does, it knows that others can hear it and that it would hear them:
 the link is whole. When it has heard none for ALONE_S, whatever the store may be doing, it is alone, says so once, and
@@ -15,15 +15,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 
 from router.sharing.frames import BadFrame, Frame, packed
 from router.sharing.handing import Handing
-from router.sharing.hearing import HeardRouters, Hearing
+from router.sharing.hearing import Hearing
+from router.sharing.keeping import Keeping
+from router.sharing.peers import HeardRouters
 from router.sharing.saying import Saying
-from router.sharing.session import REFUSALS, Open, Session, StoreFailed, Written
+from router.sharing.seals import Seals
+from router.sharing.session import ODD, Open, Session, StoreFailed
 from router.sharing.sides import CoreSharing, StateSide, StoreSide
 
 log = logging.getLogger(__name__)
@@ -31,15 +34,9 @@ log = logging.getLogger(__name__)
 ALONE_S = 0.75  # longest time without an own message heard; then this router is alone
 WATCH_S = 0.1  # interval of the looks whether the link is whole
 RETRY_S = 0.1  # between two tries to open a session
-KEEP_S = 1.0  # between two writes of this router's presence
-PRESENCE_S = 5.0  # time for which presence counts in the store
-OVERLAP_MS = 5_000  # owners are read again from so long before the last whole moment
+RETRY_ODD_S = 5.0  # the same at most where something answers that is no Redis: it may be made to cost much
+TICK_S = 1.0  # between two calls of what is shared besides (StoreSide.tick)
 CLOSE_S = 0.3  # longest time that saying goodbye may take
-WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
-REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
-# Times after a session's begin at which owners are read: what another router has said before this one listened it may
-# have written since, and what a store has lost again others may write only after REWRITE_S.
-READS_S = (0.0, KEEP_S, REWRITE_S + 2 * KEEP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,7 @@ class LinkLimits:
 
     owners_max: int  # owners of stored responses that are kept in the store, and that wait to be written
     peers_max: int = 64  # other routers that are listened to
+    replicas_in_common: bool = True  # whether a router is only of this fleet if it has a replica in common
 
 
 class SharingLink:
@@ -62,22 +60,24 @@ class SharingLink:
         name: str,
         origin: int,
         limits: LinkLimits,
+        seals: Seals,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         state: StateSide | None = None,
     ) -> None:
-        """`name` is this router's, `origin` a number of its process that no other has; without `state` nothing is
-        handed over to routers that start."""
+        """`name` is this router's, `origin` a number of its process that no other has; `seals` proves messages;
+        without `state` nothing is handed over to routers that start."""
         self.name, self.origin = name, origin
         self._open, self._core, self._side, self._limits, self._clock = open_, core, side, limits, clock
+        self._seals, self._wall = seals, wall
         self.whole = False
         self.why = "not connected yet"  # why it is not whole
         self._said_alone = False  # since it was last whole
-        self.refusal = ""  # the store's words where it answers and takes no writes
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()  # counts by kind
         self.delay_s: float | None = None  # time from saying to hearing the last own message
-        self._peers = HeardRouters(name, origin, limits.peers_max)
-        self._hearing = Hearing(self._peers, core, side, self.counts, origin)
+        self._peers = HeardRouters(name, origin, limits.peers_max, in_common=limits.replicas_in_common)
+        self._hearing = Hearing(self._peers, core, side, self.counts, origin, seals, wall)
         self._saying = Saying(
             core,
             side,
@@ -88,20 +88,35 @@ class SharingLink:
             owners_max=limits.owners_max,
             routers=lambda: self.routers,
             clock=clock,
+            seals=seals,
+            wall=wall,
         )
         self.urgent, self.changed = self._saying.urgent, self._saying.changed  # the core has something to say
         self._handing: Handing | None = None
         if state is not None:
             wake = self._saying.soon
             self._handing = Handing(
-                state, self._peers, name=name, origin=origin, whole=lambda: self.whole, wake=wake, clock=clock
+                state,
+                self._peers,
+                name=name,
+                origin=origin,
+                seals=seals,
+                whole=lambda: self.whole,
+                wake=wake,
+                clock=clock,
             )
             self._hearing.handing = self._saying.handing = self._handing
-        self._unwritten: deque[Written] = deque(maxlen=limits.owners_max)  # owners that the store was not told of
-        self._made: deque[Written] = deque(maxlen=limits.owners_max)  # all owners that this router has told of
-        self._lost = False  # whether the store had something of this router's, and has it no more
-        self._present, self._rewritten_s = False, float("-inf")
-        self._write = asyncio.Event()
+        self._keeping = Keeping(
+            side.own,
+            self._hearing,
+            seals,
+            name=name,
+            origin=origin,
+            owners_max=limits.owners_max,
+            counts=self.counts,
+            failures=self.failures,
+            clock=clock,
+        )
         # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
         # late but not read yet.
         self._awake_s = 0.0
@@ -116,10 +131,8 @@ class SharingLink:
     def made(self, response_id: str, replica: str, tenant: str) -> None:
         """A stored response was made: others are told at once, and the store soon."""
         made = (response_id, replica, tenant)
-        self._unwritten.append(made)
-        self._made.append(made)
+        self._keeping.made(made)
         self._saying.made(made)
-        self._write.set()
 
     # -- what it is asked --------------------------------------------------------------------------------------------
 
@@ -128,11 +141,24 @@ class SharingLink:
         """Routers that this one hears, itself included."""
         return 1 + self._peers.heard
 
+    @property
+    def refusal(self) -> str:
+        """The store's words if it answers and takes no writes, else ""."""
+        return self._keeping.refusal
+
     def peers(self) -> list[tuple[str, float]]:
         """Name of each other router that is heard, and seconds since its last message."""
         return self._peers.rows(self._clock())
 
+    def strangers(self) -> list[str]:
+        """Names of routers of other fleets that share this one's store and name."""
+        return self._peers.strangers()
+
     # -- its life ----------------------------------------------------------------------------------------------------
+
+    def resealed(self) -> None:
+        """The secrets have changed (seals.py)."""
+        self._keeping.resealed()
 
     def reopen(self) -> None:
         """The store is at another address now, or wants another password: end the session, which counts as no failure,
@@ -151,7 +177,8 @@ class SharingLink:
         if session is not None and self.whole:
             try:
                 async with asyncio.timeout(CLOSE_S):
-                    session.say(packed(Frame(name=self.name, leaving=True), self.origin, self._clock()))
+                    goodbye = packed(Frame(name=self.name, leaving=True), self.origin, self._clock())
+                    session.say(self._seals.sealed(goodbye, self._wall()))
                     await session.leave(self.name)
             except (StoreFailed, TimeoutError):
                 log.debug("others were not told that this router leaves", extra={"event": "sharing_not_left"})
@@ -159,6 +186,7 @@ class SharingLink:
 
     async def _run(self) -> None:
         """Keep a session open, one after another."""
+        retry_s = RETRY_S
         while True:
             began_s = self._clock()
             if self._elsewhere.is_set():
@@ -173,14 +201,17 @@ class SharingLink:
                         self._session = None
             except StoreFailed as failed:
                 self._failed(failed)
-            await asyncio.sleep(max(RETRY_S / 10, RETRY_S - (self._clock() - began_s)))
+                retry_s = min(2 * retry_s, RETRY_ODD_S) if failed.kind == ODD else RETRY_S
+            else:
+                retry_s = RETRY_S
+            await asyncio.sleep(max(RETRY_S / 10, retry_s - (self._clock() - began_s)))
 
     async def _serve(self, session: Session) -> None:
         """Say, hear and keep, until one of them fails or the store is elsewhere. Raises StoreFailed."""
         works = [
             session.listen(self._heard),
             self._saying.say(session),
-            self._keep(session),
+            self._keeping.keep(session, self._whole_s),
             self._silence(),
             self._moved(),
         ]
@@ -222,9 +253,11 @@ class SharingLink:
             elif not self.whole and not self._said_alone and self._awake_s >= ALONE_S:
                 self._became_alone(now_s)  # the store could not be used from the start
             for origin in self._peers.silent(now_s):
-                self._side.silent(origin, left=False)
+                self._hearing.silent(origin, left=False)
+            self._peers.serve(self._side.replicas())
+            self._hearing.forget_strangers()
             self._core.tick(now_s)
-            if now_s - ticked_s >= KEEP_S:
+            if now_s - ticked_s >= TICK_S:
                 ticked_s = now_s
                 self._side.tick()
 
@@ -266,82 +299,6 @@ class SharingLink:
         else:
             self._saying.answer()
 
-    # -- keeping -----------------------------------------------------------------------------------------------------
-
-    async def _keep(self, session: Session) -> None:
-        """Keep in the store what it is to remember. What it refuses is tried again, and said once. Raises StoreFailed
-        where it does not answer."""
-        last_s, began_s, reads = self._whole_s, self._clock(), 0
-        while True:
-            try:
-                if reads < len(READS_S) and self._clock() - began_s >= READS_S[reads]:
-                    await self._read(session, last_s)
-                    last_s, reads = began_s, reads + 1
-                await self._written(session)
-            except StoreFailed as failed:
-                if failed.kind not in REFUSALS:
-                    raise
-                self._refused(failed)
-            else:
-                self._accepted()
-            await self._next_write()
-
-    async def _next_write(self) -> None:
-        """Wait until there is something to write: at once, unless the store has refused; else for the next presence."""
-        if self.refusal:
-            await asyncio.sleep(KEEP_S / 2)
-            return
-        self._write.clear()
-        if not self._unwritten:
-            try:
-                async with asyncio.timeout(KEEP_S):
-                    await self._write.wait()
-            except TimeoutError:
-                pass
-
-    async def _written(self, session: Session) -> None:
-        """Write presence, and owners that wait; and those of before again where the store has lost them."""
-        there = await session.present(self.name, b"%d" % self.origin, PRESENCE_S)
-        self._lost = self._lost or (self._present and not there)
-        self._present, now_s = True, self._clock()
-        if self._lost and now_s - self._rewritten_s >= REWRITE_S:
-            self._lost, self._rewritten_s = False, now_s
-            self._unwritten.clear()
-            self._unwritten.extend(self._made)
-        while self._unwritten:
-            some = [self._unwritten[n] for n in range(min(WRITTEN_MAX, len(self._unwritten)))]
-            await session.write(some, self._limits.owners_max)
-            for each in some:  # the oldest may have been dropped for newer ones meanwhile
-                if self._unwritten and self._unwritten[0] is each:
-                    self._unwritten.popleft()
-            self.counts["written"] += len(some)
-
-    async def _read(self, session: Session, last_s: float | None) -> None:
-        """Read owners that were written since this router last heard the others; all of them at its start."""
-        since_ms = 0
-        if last_s is not None:
-            away_ms = int((self._clock() - last_s) * 1_000)
-            since_ms = max(0, await session.now_ms() - away_ms - OVERLAP_MS)
-        async for owners in session.read(since_ms):
-            self._side.own(owners)
-            await asyncio.sleep(0)
-
-    def _refused(self, failed: StoreFailed) -> None:
-        self.failures[failed.kind] += 1
-        text = f"{failed.kind}: {failed.text}"
-        if not self.refusal:
-            fields = {
-                "why": text,
-                "next": "give the store room, or the right to write; routers hear each other without",
-            }
-            log.warning("the shared store takes no writes", extra={"event": "sharing_refused", "fields": fields})
-        self.refusal = text
-
-    def _accepted(self) -> None:
-        if self.refusal:
-            log.info("the shared store takes writes again", extra={"event": "sharing_accepted"})
-        self.refusal = ""
-
 
 async def _ended(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:
     """Cancel these, and wait for their ends; again after `again_s`, since asyncio.wait_for, which redis-py writes with,
@@ -363,4 +320,4 @@ async def _kept_up(work: Callable[[], Coroutine[None, None, None]]) -> None:
             await work()
         except Exception:
             log.exception("bug: sharing failed inside the router", extra={"event": "bug"})
-        await asyncio.sleep(KEEP_S)
+        await asyncio.sleep(TICK_S)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from router.sharing.frames import OWNERS_MAX, Frame, packed
 from router.sharing.handing import Handing
 from router.sharing.hearing import Hearing
+from router.sharing.seals import Seals
 from router.sharing.session import Session, Written
 from router.sharing.sides import CoreSharing, StoreSide
 
@@ -40,10 +41,13 @@ class Saying:
         owners_max: int,
         routers: Callable[[], int],
         clock: Callable[[], float],
+        seals: Seals,
+        wall: Callable[[], float],
     ) -> None:
         """`routers` is how many hear each message; of owners that wait to be told the newest `owners_max` are kept."""
         self._core, self._side, self._hearing, self._counts = core, side, hearing, counts
         self._name, self._origin, self._routers, self._clock = name, origin, routers, clock
+        self._seals, self._wall = seals, wall
         self.handing: Handing | None = None
         self._news: deque[Written] = deque(maxlen=owners_max)  # owners that others were not told of
         # Owners that others were told of in messages that this router has not heard yet, with the times of these.
@@ -194,4 +198,4 @@ class Saying:
         frame.owners = [self._news.popleft() for _ in range(min(OWNERS_MAX, len(self._news)))]
         self._unheard.extend((now_s, owner) for owner in frame.owners)
         self._begin = self._hearing.asked = False
-        return packed(frame, self._origin, now_s)
+        return self._seals.sealed(packed(frame, self._origin, now_s), self._wall())

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 Written = tuple[str, str, str]  # owner of a stored response: id of the response, replica, tenant
+Entry = tuple[Written, bytes]  # the same in the store, with the mark of the router that wrote it (seals.py)
 
 REFUSALS = frozenset(("full", "read_only", "denied", "answer"))  # kinds of failures in which the store has answered
 
@@ -19,7 +20,8 @@ class StoreFailed(Exception):
         self.kind, self.text = kind, text
 
 
-KINDS = ("unreachable", "timeout", "refused", "silent", *sorted(REFUSALS))
+ODD = "protocol"  # kind of a failure in which something answers that is no Redis
+KINDS = ("unreachable", "timeout", "refused", "silent", ODD, *sorted(REFUSALS))
 
 
 class Session(Protocol):
@@ -41,7 +43,7 @@ class Session(Protocol):
     async def leave(self, router: str) -> None:
         """Say that this router is there no more."""
 
-    async def write(self, owners: Iterable[Written], owners_max: int) -> None:
+    async def write(self, entries: Iterable[Entry], owners_max: int) -> None:
         """Keep owners of stored responses."""
 
     async def put(self, key: str, value: bytes, for_s: float) -> None:
@@ -50,8 +52,8 @@ class Session(Protocol):
     async def take(self, key: str) -> bytes | None:
         """Take what was left, which is gone from then on; None where there is nothing."""
 
-    def read(self, since_ms: int) -> AsyncIterator[Sequence[Written]]:
-        """Owners that were kept since then, a page at a time."""
+    def read(self, since_ms: int, owners_max: int) -> AsyncIterator[Sequence[Entry]]:
+        """Owners that were kept since then, a page at a time; about `owners_max` in all."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Session]]

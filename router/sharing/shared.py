@@ -6,15 +6,19 @@ The hub gives what each of these is about; the link brings and takes the message
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from router.core.admission.rates import Quotas
+from router.core.sharing.engines import number_of
 from router.sharing.deaths import DeathNotices
 from router.sharing.frames import DEAD_MAX, Frame
+from router.sharing.peers import numbers_of
 from router.sharing.session import Written
 from router.sharing.tenants import TenantsTogether
 
+REPLICAS_LOOK_S = 1.0  # between two looks for the replicas by which this router's fleet is known
+SERVED_EVERY = 40  # messages to one that has them though none has changed: one may have been lost
 LOOK_S = 0.1  # between two looks at the whole fleet for replicas that were found dead
 
 
@@ -38,19 +42,40 @@ class SharedThings:
         learn: Callable[[str, str, str], None],
         *,
         routers_assumed: int,
+        served: Callable[[], Iterable[tuple[str, str]]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`learn(response_id, replica, tenant)` takes owners of stored responses."""
+        """`learn(response_id, replica, tenant)` takes owners of stored responses; `served` is (id, base model) of each
+        replica, with each of its models."""
+        self._models_of = served
         self._replicas, self._learn, self._clock = replicas, learn, clock
         self.tenants = TenantsTogether(quotas, routers_assumed=routers_assumed, clock=clock)
         self._deaths = DeathNotices()
         self._dead: frozenset[str] = frozenset()  # found by this router
         self._looked_s = float("-inf")
+        self._served: frozenset[int] = frozenset()
+        self._served_s = float("-inf")
+        self._served_told: frozenset[int] = frozenset()
+        self._since_served = 0  # messages since the last one that had them
+
+    def replicas(self) -> frozenset[int]:
+        """Numbers of this router's replicas, each with a model: another fleet may have the same addresses."""
+        now_s = self._clock()
+        if not self._served or now_s - self._served_s >= REPLICAS_LOOK_S:
+            self._served_s = now_s
+            served = frozenset(number_of(f"{id_}\n{model}") for id_, model in self._models_of())
+            if served != self._served:
+                self._served = served
+        return self._served
 
     def add_to(self, frame: Frame, *, everything: bool) -> None:
         """Rates and evidence; owners come from the link, which has them from requests."""
         frame.spent = self.tenants.say(everything=everything)
         frame.dead = sorted(self._found())[:DEAD_MAX]
+        self._since_served += 1
+        if everything or self._served is not self._served_told or self._since_served >= SERVED_EVERY:
+            frame.replicas = numbers_of(self._served)
+            self._served_told, self._since_served = self._served, 0
 
     def hear(self, origin: int, frame: Frame, *, leaving: bool) -> None:
         """Take in what another router says."""

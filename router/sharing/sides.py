@@ -31,6 +31,9 @@ class StoreSide(Protocol):
     def add_to(self, frame: Frame, *, everything: bool) -> None:
         """Put into a frame what others are to be told; `everything` as far as it fits."""
 
+    def replicas(self) -> frozenset[int]:
+        """Numbers of this router's replicas, by which its fleet is known (peers.py)."""
+
     def hear(self, origin: int, frame: Frame, *, leaving: bool) -> None:
         """Another router has said this."""
 

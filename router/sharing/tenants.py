@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from router.core.admission.rates import Quotas, RateLevels
+from router.core.admission.rates import MINUTE_S, Quotas, RateLevels
 from router.sharing.frames import TENANTS_MAX, Spent
 
 FADE_S = 60.0  # time in which what was spent loses two thirds of its weight: a rate is by the minute
@@ -43,6 +43,22 @@ class _Demand:
 
 
 @dataclass(slots=True)
+class _Used:
+    """What was taken of one tenant's rates for one router, in minute's worths: what is in the tenant's bucket there is
+    one less that."""
+
+    at_s: float
+    requests: float = 0.0
+    tokens: float = 0.0
+
+    def fade(self, now_s: float) -> None:
+        """The bucket is filled with time."""
+        minutes = max(0.0, now_s - self.at_s) / MINUTE_S
+        self.requests, self.tokens = max(0.0, self.requests - minutes), max(0.0, self.tokens - minutes)
+        self.at_s = max(now_s, self.at_s)
+
+
+@dataclass(slots=True)
 class _Other:
     """Another router, by what it has said."""
 
@@ -50,6 +66,7 @@ class _Other:
     demand: dict[str, _Demand] = field(default_factory=dict)
     silent_since_s: float | None = None  # None while it is heard
     levels_heard: set[str] = field(default_factory=set)  # tenants whose levels were taken over from it
+    used: dict[str, _Used] = field(default_factory=dict)  # it was charged with so much of each tenant's rates lately
 
 
 class TenantsTogether:
@@ -117,18 +134,49 @@ class TenantsTogether:
             return
         before = other.told.get(tenant)
         if before is None:  # spending until now is past
-            before = (each.requests, each.tokens)
-        # A minute's worth at most: no message, whoever wrote it, may shut a tenant out for longer.
-        requests = max(0.0, min(each.requests - before[0], limits[0] or 0.0))
-        tokens = max(-(limits[1] or 0.0), min(each.tokens - before[1], limits[1] or 0.0))
-        other.told[tenant] = (each.requests, each.tokens)
-        if requests or tokens:
-            self._demand(other.demand, tenant, requests, tokens, now_s)
-            if not self._alone:
-                self._rates.debit(tenant, requests, tokens, now_s, elsewhere=True)
+            other.told[tenant] = (each.requests, each.tokens)
+        elif before[0] != each.requests or before[1] != each.tokens:  # most are only told again
+            requests, tokens = self._possible(other, each, before, limits, now_s)
+            if requests or tokens:
+                self._demand(other.demand, tenant, requests, tokens, now_s)
+                if not self._alone:
+                    self._rates.debit(tenant, requests, tokens, now_s, elsewhere=True)
         if now_s < self._new_until_s and tenant not in other.levels_heard:
             other.levels_heard.add(tenant)
             self._take_over(each, limits, now_s)
+
+    def _possible(
+        self, other: _Other, each: Spent, before: tuple[float, float], limits: RateLevels, now_s: float
+    ) -> tuple[float, float]:
+        """Requests and tokens that one router can have spent since it was last heard: a full bucket, which is a
+        minute's worth, and what has come into it since. So neither one message nor many shut a tenant out for more
+        than a minute at once. Tokens may be more than a bucket, since long answers go into debt: what is left is taken
+        with later messages, as a bucket of the other router is filled."""
+        used = other.used.get(each.tenant)
+        if used is None:
+            used = other.used[each.tenant] = _Used(now_s)
+        used.fade(now_s)
+        requests, tokens = each.requests - before[0], each.tokens - before[1]
+        told_requests, told_tokens = each.requests, each.tokens
+        if limits[0] is None:
+            requests = 0.0
+        elif requests > 0:
+            requests = min(requests, max(0.0, 1.0 - used.requests) * limits[0])
+            used.requests += requests / limits[0]
+            told_requests = before[0] + requests
+        else:  # a count only grows: the one of before was forged
+            requests = 0.0
+        if limits[1] is None:
+            tokens = 0.0
+        elif tokens > 0:
+            tokens = min(tokens, max(0.0, 1.0 - used.tokens) * limits[1])
+            used.tokens += tokens / limits[1]
+            told_tokens = before[1] + tokens
+        else:
+            tokens = max(-limits[1], tokens)
+            used.tokens = max(0.0, used.tokens + tokens / limits[1])
+        other.told[each.tenant] = told_requests, told_tokens
+        return requests, tokens
 
     def _take_over(self, each: Spent, limits: RateLevels, now_s: float) -> None:
         """Take what is left to a tenant from the routers that are here: the mean of what they say, and of what this one
@@ -159,7 +207,11 @@ class TenantsTogether:
 
     def configured(self) -> None:
         """Tenants and their rates may have changed: what is known of those that are gone is forgotten."""
-        for known in (self._own_told, self._own, *(each for o in self._others.values() for each in (o.told, o.demand))):
+        for known in (
+            self._own_told,
+            self._own,
+            *(each for o in self._others.values() for each in (o.told, o.demand, o.used)),
+        ):
             for tenant in [tenant for tenant in known if self._rates.rates_of(tenant) == (None, None)]:
                 del known[tenant]
         self._share_out(self._clock())

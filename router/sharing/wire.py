@@ -16,7 +16,7 @@ SLICE_S = 0.0005  # time that replies are taken for in one go, but for the last 
 
 
 class ReplyReader(Protocol):
-    """Makes replies of bytes, as hiredis does."""
+    """Makes replies of bytes, as hiredis does, within limits of its own (bounded.py)."""
 
     def feed(self, data: bytes) -> None:
         """More bytes have come."""
@@ -35,14 +35,12 @@ class Wire(asyncio.Protocol):
         reader: ReplyReader,
         taken: Callable[[Any], None],
         ended: Callable[[Exception], None],
-        reply_bytes_max: int,
     ) -> None:
         """`taken` is called with each reply and must not raise; `ended` once, with the reason."""
-        self._transport, self._reader, self._taken, self._ended = transport, reader, taken, ended
-        self._reply_bytes_max = reply_bytes_max
+        self._transport, self._taken, self._ended = transport, taken, ended
+        # None once it is over: a session that has ended keeps no bytes, and no cycle of its parts.
+        self._reader: ReplyReader | None = reader
         self._before = cast("asyncio.Protocol", transport.get_protocol())
-        self._fed = 0  # bytes since the last whole reply
-        self._over = False
         transport.set_protocol(self)
 
     def write(self, data: bytes) -> None:
@@ -52,14 +50,13 @@ class Wire(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once, without a goodbye of TLS to somebody who may not answer. Nothing is taken or
         told any more."""
-        self._over = True
+        self._let_go()
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """More bytes have come (asyncio.Protocol)."""
-        if self._over:
+        if self._reader is None:
             return
-        self._fed += len(data)
         try:
             self._reader.feed(data)
         except Exception as error:
@@ -70,16 +67,13 @@ class Wire(asyncio.Protocol):
     def _take(self) -> None:
         """Take the replies that are whole; others have a turn where that takes long."""
         begun_s = time.monotonic()
-        while not self._over:
+        while self._reader is not None:
             try:
                 reply = self._reader.gets()
             except Exception as error:
                 return self._end(error)
             if reply is False:
-                if self._fed > self._reply_bytes_max:
-                    self._end(ConnectionError(f"a reply of more than {self._reply_bytes_max} bytes"))
                 return None
-            self._fed = 0
             self._taken(reply)
             if time.monotonic() - begun_s > SLICE_S:
                 self._transport.pause_reading()
@@ -98,6 +92,14 @@ class Wire(asyncio.Protocol):
         self._end(exc or ConnectionError("the connection was closed"))
 
     def _end(self, error: Exception) -> None:
-        if not self._over:
-            self._over = True
-            self._ended(error)
+        if self._reader is not None:
+            ended = self._ended
+            self._let_go()
+            ended(error)
+
+    def _let_go(self) -> None:
+        self._reader, self._taken, self._ended = None, _ignored, _ignored
+
+
+def _ignored(_: object) -> None:
+    """Take what nobody waits for."""

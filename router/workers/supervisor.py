@@ -144,9 +144,10 @@ class _Supervisor:
         """Tell the new settings to all children, those started later included."""
         logs.configure(settings.log.level, requests=settings.log.requests)
         self._settings = settings
-        fixed = contents.key_of(settings.auth.secret_file)  # a process that starts later has the same as the others
-        kept = {fixed: self._files[fixed]} if fixed in self._files else {}
-        named = {contents.key_of(file) for file in files_of(settings)} | {fixed}
+        auth = settings.auth  # a process that starts later has the same secrets as the others
+        fixed = {contents.key_of(file) for file in (auth.secret_file, auth.secret_before_file)}
+        kept = {key: self._files[key] for key in fixed if key in self._files}
+        named = {contents.key_of(file) for file in files_of(settings)} | fixed
         self._files = {k: v for k, v in (self._files | self._files_read | kept).items() if k in named}
         for child in self._children:
             child.reload(settings if child.spec.worker is None else _share(settings), self._files)

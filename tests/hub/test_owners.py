@@ -41,6 +41,37 @@ def test_owners_of_responses(steps: list[tuple[bool, str, str]], private: bool) 
         assert set(owners.known()) == set(model)
 
 
+@given(st.lists(st.tuples(st.sampled_from(["learn", "report"]), IDS, TENANTS)), st.booleans())
+def test_no_report_takes_what_was_learned_here(steps: list[tuple[str, str, str]], private: bool) -> None:
+    """Whatever others report, in any order and number: owners are the same, for ids that were learned here, as if
+    nothing had been reported; and no more reports are kept than may be."""
+    owners, alone = (ResponseOwners(3, private=private) for _ in range(2))
+    for n, (what, id_, tenant) in enumerate(steps):
+        if what == "learn":
+            owners.learn(id_, f"replica {n}", tenant)
+            alone.learn(id_, f"replica {n}", tenant)
+        else:
+            owners.report(id_, f"replica {n}", tenant)
+        assert {id_: owners.made(id_) for id_ in alone.known()} == {id_: alone.made(id_) for id_ in alone.known()}
+        assert len(set(owners.known()) - set(alone.known())) <= 3
+        assert len(owners.known()) == len(set(owners.known()))
+
+
+def test_reports_in_a_tenants_name_do_not_make_its_responses_unknown() -> None:
+    """However many: its own stay its own, and what is not known is nobody's, even by a report of somebody else."""
+    owners = ResponseOwners(100, private=True)
+    owners.learn("resp_1", "http://a", "acme")
+    for n in range(10_000):
+        owners.report(f"forged_{n}", "http://a", "acme")
+    owners.report("resp_1", "http://evil", "evil")
+    assert owners.owner("resp_1", "acme") == "http://a"
+    with pytest.raises(UnknownResponse):
+        owners.owner("resp_1", "evil")
+    for tenant in ("acme", "evil"):
+        with pytest.raises(UnknownResponse):
+            owners.owner("forged_0", tenant)
+
+
 def test_who_stores_very_many_makes_no_others_unknown() -> None:
     """One tenant's responses, however many, push out its own: another's few, made before, stay its own."""
     owners = ResponseOwners(1_000, private=True)

@@ -16,8 +16,11 @@ from tests.settings.reloaded import in_force, running
 from tests.support.fakes import FakeEngine
 from tests.support.keyring import Keyring
 
-# Files; `auth.secret_file` is none of them, as salts are for ever.
-NAMED = {key for key in field_keys() if key.endswith("_file") or ".tls_" in key} - {"auth.secret_file"}
+# Files; those of secrets are none of them, as salts are for ever.
+NAMED = {key for key in field_keys() if key.endswith("_file") or ".tls_" in key} - {
+    "auth.secret_file",
+    "auth.secret_before_file",
+}
 
 
 def other_than(value: Any) -> Any:

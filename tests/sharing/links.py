@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
 from router.core.admission.rates import Quotas, Rates
 from router.sharing.addresses import parsed
+from router.sharing.clients import TlsFiles
 from router.sharing.link import LinkLimits, SharingLink
+from router.sharing.seals import Seals
 from router.sharing.shared import SharedThings
-from router.sharing.store import TlsFiles, opened
+from router.sharing.store import opened
 
 _origins = count(1_000)
 
@@ -69,11 +72,23 @@ class OneRouter:
     """A router's link, and what is behind it."""
 
     def __init__(
-        self, url: str, name: str, *, fleet: str, timeout_s: float, tls: TlsFiles, owners_max: int, peers_max: int
+        self,
+        url: str,
+        name: str,
+        *,
+        fleet: str,
+        timeout_s: float,
+        tls: TlsFiles,
+        owners_max: int,
+        peers_max: int,
+        secrets: Sequence[bytes],
     ) -> None:
         self.core, self.fleet, self.quotas = CoreStandIn(), FleetStandIn(), Quotas()
         self.owners: dict[str, tuple[str, str]] = {}
-        self.things = SharedThings(self.quotas, self.fleet, self._learn, routers_assumed=2)
+        self.served: list[tuple[str, str]] = []  # id and base model of each replica
+        self.wall_s = 0.0  # how much its wall clock is late
+        self.seals = Seals(fleet, secrets, time.monotonic)
+        self.things = SharedThings(self.quotas, self.fleet, self._learn, routers_assumed=2, served=lambda: self.served)
         self.link = SharingLink(
             lambda: opened(parsed(url), fleet, timeout_s, tls),
             self.core,
@@ -81,6 +96,8 @@ class OneRouter:
             name=name,
             origin=next(_origins),
             limits=LinkLimits(owners_max, peers_max),
+            seals=self.seals,
+            wall=lambda: time.time() - self.wall_s,
         )
 
     def _learn(self, response_id: str, replica: str, tenant: str) -> None:
@@ -98,10 +115,20 @@ async def linked(
     tenants: dict[str, Rates] | None = None,
     owners_max: int = 1_000,
     peers_max: int = 64,
+    secrets: Sequence[bytes] = (),
     before: Callable[[OneRouter], None] = lambda _: None,
 ) -> AsyncIterator[OneRouter]:
     """A router's link, until the block ends."""
-    one = OneRouter(url, name, fleet=fleet, timeout_s=timeout_s, tls=tls, owners_max=owners_max, peers_max=peers_max)
+    one = OneRouter(
+        url,
+        name,
+        fleet=fleet,
+        timeout_s=timeout_s,
+        tls=tls,
+        owners_max=owners_max,
+        peers_max=peers_max,
+        secrets=secrets,
+    )
     one.quotas.configure(tenants or {})
     before(one)
     one.link.start()

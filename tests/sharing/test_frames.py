@@ -7,7 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.sharing.deaths import EVIDENCE_S, DeathNotices
-from router.sharing.frames import FRAME_BYTES_MAX, HEAD_BYTES, BadFrame, Frame, Spent, frame_of, head_of, packed
+from router.sharing.frames import (
+    FRAME_BYTES_MAX,
+    HEAD_BYTES,
+    REPLICAS_MAX,
+    BadFrame,
+    Frame,
+    Spent,
+    frame_of,
+    head_of,
+    packed,
+)
+from router.sharing.peers import numbers_of
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 words = st.text(max_size=20)
@@ -16,10 +27,15 @@ frames = st.builds(
     name=st.text("abc-:.0123", min_size=1, max_size=20),
     begun=st.booleans(),
     leaving=st.booleans(),
-    spent=st.lists(st.builds(Spent, words, numbers, numbers, st.none() | numbers, st.none() | numbers), max_size=3),
+    spent=st.lists(
+        st.builds(Spent, words, numbers, numbers, st.none() | numbers, st.none() | numbers),
+        max_size=3,
+        unique_by=lambda each: each.tenant,
+    ),
     dead=st.lists(words, max_size=3),
     owners=st.lists(st.tuples(words, words, words), max_size=3),
     core=st.binary(max_size=50),
+    replicas=st.sets(st.integers(0, (1 << 64) - 1), max_size=3).map(lambda each: numbers_of(frozenset(each))),
 )
 
 
@@ -58,6 +74,9 @@ def test_what_is_damaged_is_a_bad_frame_or_another_one(frame: Frame, data: st.Da
         Frame(name="a", dead=["x" * 2_000]),
         Frame(name="a", spent=[Spent("t", float("nan"), 0.0)]),
         Frame(name="a", spent=[Spent("t", 0.0, 0.0, float("inf"))]),
+        Frame(name="a", spent=[Spent("t", 0.0, 0.0), Spent("t", 1e9, 0.0)]),
+        Frame(name="a", replicas=b"x" * 9),
+        Frame(name="a", replicas=b"x" * 8 * (REPLICAS_MAX + 1)),
         Frame(name="a", owners=[("r", "u", "t")] * 600),
         Frame(name="a", core=b"x" * FRAME_BYTES_MAX),
     ],

@@ -12,6 +12,8 @@ from aiohttp import ClientSession
 
 from router.app import App
 from router.core.facts.placements import Grade
+from router.sharing.frames import Frame, packed
+from router.sharing.handing import ASKERS_MAX
 from tests.hub.test_warm_start import ready, state
 from tests.hub.warm_fleet import Conversations, fleet, share
 from tests.sharing.routers import routers_of, whole
@@ -130,3 +132,26 @@ async def test_a_sibling_that_dies_in_the_middle_is_given_up() -> None:
         await ready(client, new)
         assert (await state(client, new))["source"] == "other"
         assert sum(new.router.index.blocks(id_) for id_ in engines.urls) > 0
+
+
+async def test_askers_that_die_make_room(caplog: pytest.LogCaptureFixture) -> None:
+    """As many routers as may ask at once die while they ask: one that starts later is handed what this one knows."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StoreServer())
+        client = await stack.enter_async_context(ClientSession())
+        engines = await stack.enter_async_context(fleet(events=False))
+        old = await stack.enter_async_context(routing(server.url, *engines.urls, name="old"))
+        await ready(client, old)
+        await Conversations(client, old.url).round(NUMBERS, 1)
+        assert old.hub.link is not None
+        handing = old.hub.link.link._handing
+        assert handing is not None
+        for n in range(ASKERS_MAX):
+            dead = packed(Frame(name=f"dead{n}", asks=("old", 0)), 1_000 + n, 1.0)
+            await server.ask("PUBLISH", "warmroute:{fleet}:said", dead)
+        await until(lambda: len(handing._askers) > ASKERS_MAX // 2)
+        await until(lambda: not handing._askers and not handing._served)
+        new = await stack.enter_async_context(routing(server.url, *engines.urls, name="new"))
+        await ready(client, new)
+        assert (await state(client, new))["source"] == "old"
+    assert not [each for each in caplog.records if getattr(each, "event", "") == "bug"]

@@ -7,15 +7,18 @@ import gc
 import logging
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from router.sharing import link
+from router.sharing import keeping
 from router.sharing.frames import BadFrame, Frame, head_of, packed
-from router.sharing.hearing import SILENT_S, HeardRouters, Hearing
+from router.sharing.hearing import Hearing
+from router.sharing.peers import SILENT_S, HeardRouters
+from router.sharing.seals import Seals
 from tests.sharing.links import CoreStandIn, linked
 from tests.sharing.stores import StoreServer, free_port
 from tests.support.waiting import until
@@ -68,7 +71,9 @@ def test_the_younger_of_two_namesakes_says_so_too(caplog: pytest.LogCaptureFixtu
 def test_a_time_that_cannot_be_is_nobodys(at_s: float) -> None:
     """Neither another router's nor this one's own, from the future."""
     own = 7
-    hearing = Hearing(HeardRouters("a", own, 8), CoreStandIn(), None, Counter(), own)  # type: ignore[arg-type]  # not asked
+    seals = Seals("f", (), time.monotonic)
+    peers, counts = HeardRouters("a", own, 8), Counter[str]()
+    hearing = Hearing(peers, CoreStandIn(), None, counts, own, seals, time.time)  # type: ignore[arg-type]  # not asked
     with pytest.raises(BadFrame):
         hearing.hear(packed(Frame(name="a"), own, at_s), 5.0)
     if not math.isfinite(at_s):
@@ -172,14 +177,14 @@ async def test_a_cluster_that_is_none_or_dies_is_a_failure_and_no_bug(caplog: py
 async def test_what_a_store_gets_back_late_is_learned_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that lost everything twice is filled again only after a while: a router that started meanwhile, and has
     read what there was, reads again."""
-    monkeypatch.setattr(link, "READS_S", (0.0, 0.05, math.inf))
+    monkeypatch.setattr(keeping, "READS_S", (0.0, 0.05, math.inf))
     async with StoreServer() as server, linked(server.url, "b") as b:
         async with asyncio.timeout(60):
             while (reads := await _reads(server)) < 2:
                 await asyncio.sleep(0.01)
         await server.ask("XADD", "warmroute:{f}:responses", "*", "i", "resp_1", "r", "http://r", "t", "acme")
         assert b.link.failures or (reads == await _reads(server) == 2 and not b.owners)
-        monkeypatch.setattr(link, "READS_S", (0.0, 0.05, 0.1))
+        monkeypatch.setattr(keeping, "READS_S", (0.0, 0.05, 0.1))
         await until(lambda: b.owners)
 
 

@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 import pytest
 import trustme
 
-from router.sharing import hearing, link, saying
+from router.sharing import link, peers, saying
 from router.sharing.addresses import parsed
+from router.sharing.clients import TlsFiles
 from router.sharing.saying import BEAT_S, URGENT_GAP_S
 from router.sharing.session import StoreFailed
-from router.sharing.store import TlsFiles, _is_message, opened
+from router.sharing.store import _is_message, opened
 from tests.sharing.links import OneRouter, linked
 from tests.sharing.stores import PROGRAMS, Network, StoreServer, free_port, replica_of
 from tests.support.waiting import until
@@ -66,7 +67,7 @@ async def test_what_the_core_has_left_to_say_is_not_forgotten(told: str, monkeyp
         await until(lambda: a.link.routers == 2 and b.link.whole)
         monkeypatch.setattr(saying, "BEAT_S", 60.0)
         monkeypatch.setattr(link, "ALONE_S", 60.0)
-        monkeypatch.setattr(hearing, "SILENT_S", 60.0)
+        monkeypatch.setattr(peers, "SILENT_S", 60.0)
         a.core.left = getattr(a.link, told)
         a.core.to_say = [None, b"first", b"second", b"third"]
         a.link.made("resp_1", "http://r", "acme")

@@ -11,8 +11,9 @@ import pytest
 
 from router.sharing import names
 from router.sharing.addresses import parsed
+from router.sharing.clients import TlsFiles
 from router.sharing.session import StoreFailed
-from router.sharing.store import TlsFiles, opened
+from router.sharing.store import opened
 
 
 async def test_a_resolver_that_is_silent_holds_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

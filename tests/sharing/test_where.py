@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.app import App
-from router.sharing import hearing, link
+from router.sharing import link, peers
 from router.sharing.link import SharingLink
 from tests.settings.reloaded import running
 from tests.sharing.links import linked
@@ -22,7 +22,7 @@ from tests.support.waiting import until
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that gives a store no turn for a second leaves no router alone here."""
     monkeypatch.setattr(link, "ALONE_S", 60.0)
-    monkeypatch.setattr(hearing, "SILENT_S", 60.0)
+    monkeypatch.setattr(peers, "SILENT_S", 60.0)
 
 
 def link_of(app: App) -> SharingLink:

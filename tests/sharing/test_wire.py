@@ -11,6 +11,7 @@ import hiredis
 import pytest
 
 from router.sharing import wire
+from router.sharing.bounded import BoundedReader
 from router.sharing.wire import Wire
 from tests.support.waiting import until
 
@@ -28,8 +29,8 @@ class Taken:
         self.replies, self.ends = list[Any](), list[Exception]()
         self.peer, self.writer, self.seen = peer, writer, reader
         self.take: Callable[[Any], None] = self.replies.append
-        replies = hiredis.Reader(protocolError=Odd)
-        self.wire = Wire(writer.transport, replies, lambda reply: self.take(reply), self.ends.append, BYTES_MAX)
+        replies = BoundedReader(Odd, hiredis.ReplyError, bytes_max=BYTES_MAX, elements_max=8)
+        self.wire = Wire(writer.transport, replies, lambda reply: self.take(reply), self.ends.append)
 
 
 @asynccontextmanager
@@ -79,12 +80,11 @@ async def test_the_end_is_told_once_and_by_its_reason() -> None:
         await one.peer.drain()
     assert ([type(each) for each in one.ends], one.replies) == ([Odd], [b"OK"])
     async with taken() as one:
-        one.peer.write(b"$5000\r\n" + 800 * b"x")
-        one.peer.write(800 * b"x")
+        one.peer.write(b"*1000000000\r\n")
         await until(lambda: one.ends)
         one.peer.write(5_000 * b"x" + b"\r\n+OK\r\n")
         await one.peer.drain()
-    assert (str(one.ends[0]), len(one.ends), one.replies) == ("a reply of more than 1000 bytes", 1, [])
+    assert (str(one.ends[0]), len(one.ends), one.replies) == ("a list of 1000000000 replies, 0 deep", 1, [])
 
 
 async def test_who_aborts_hears_nothing_any_more() -> None:

@@ -205,6 +205,15 @@ class Fleet:
         """Every model that any usable replica serves."""
         return self.roster.models()
 
+    def base_models(self) -> list[tuple[str, str]]:
+        """(replica, base model) of each model that is no adapter."""
+        return [
+            (member.id, model.root or model.name)
+            for member in self.members.values()
+            for model in member.models.values()
+            if model.parent is None
+        ]
+
     def _assign_speeds(self, member: Member) -> None:
         """Have a member share what is learned of the base models that it serves."""
         kind = tuple(sorted({model.root or name for name, model in member.models.items() if model.parent is None}))

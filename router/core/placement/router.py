@@ -148,7 +148,7 @@ class Router:
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
         self.same_server, self.prefill_model = self.fleet.same_server, self.fleet.prefill_model
         self.warm_up, self.is_warming_up = self.fleet.warm_up, self.fleet.is_warming_up
-        self.is_to_warm_up = self.fleet.is_to_warm_up
+        self.is_to_warm_up, self.base_models = self.fleet.is_to_warm_up, self.fleet.base_models
         self._replace, self.forget, self.check = observations.replace, observations.forget, observations.check
         self.observe_health, self.observe_models = self.fleet.observe_health, observations.observe_models
         self.observe_load, self.alive = observations.observe_load, observations.alive

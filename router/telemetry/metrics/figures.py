@@ -19,6 +19,8 @@ class SharingFigures:
     """Whether this router hears its own messages, so that others can."""
     routers: int
     """Routers that this one hears, itself included."""
+    strangers: int
+    """Routers of other fleets with the same store and name."""
     writable: bool
     """Whether the store takes writes."""
     delay_s: float | None

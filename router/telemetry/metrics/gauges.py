@@ -210,7 +210,7 @@ class Links(Collector):
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
-        """Yield four gauges, which are there where routers share, and counters."""
+        """Yield five gauges, which are there where routers share, and counters."""
         found = self._figures.sharing()
         counts, failures = (found.counts, found.failures) if found is not None else ({}, {})
         text = "1 while this router hears its own messages through the shared store, so that others can; 0 while alone."
@@ -219,6 +219,8 @@ class Links(Collector):
         yield gauge("sharing_writable", text, (), [] if found is None else [((), float(found.writable))])
         text = "Routers that this one hears, itself included."
         yield gauge("sharing_routers", text, (), [] if found is None else [((), found.routers)])
+        text = "Routers of other fleets, without a replica in common, that share this one's store and name."
+        yield gauge("sharing_strangers", text, (), [] if found is None else [((), found.strangers)])
         text = "Time in which the last message of this router came back to it through the shared store."
         yield gauge("sharing_delay_seconds", text, (), [] if found is None else [((), found.delay_s)])
         text = "Messages between routers, by what became of them here."
@@ -255,8 +257,8 @@ class States(Collector):
         yield gauge("state_age_seconds", text, (), [((), found.age_s)] if found is not None and there else [])
 
 
-MESSAGE_KINDS = ("said", "heard", "bad", "ignored", "other_release")
-FAILURE_KINDS = ("unreachable", "timeout", "refused", "silent", "full", "read_only", "denied", "answer")
+MESSAGE_KINDS = ("said", "heard", "bad", "ignored", "other_release", "unauthenticated", "replayed", "strangers")
+FAILURE_KINDS = ("unreachable", "timeout", "refused", "silent", "protocol", "full", "read_only", "denied", "answer")
 
 
 class Events(Collector):

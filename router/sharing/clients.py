@@ -1,0 +1,194 @@
+"""Clients of the store by its address: one server, those behind Sentinels, or a cluster.
+
+With store.py the only importer of redis-py, which is an extra. Nothing is tried twice, and no reply is read beyond
+limits, from the first one on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from redis._parsers.hiredis import NOT_ENOUGH_DATA, _AsyncHiredisParser
+from redis.asyncio import Redis, Sentinel
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    InvalidResponse,
+    MaxConnectionsError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeout
+
+from router.sharing.addresses import StoreAddress, StoreKind
+from router.sharing.bounded import BoundedReader
+from router.sharing.frames import FRAME_BYTES_MAX
+from router.sharing.names import found
+from router.sharing.session import ODD, StoreFailed
+
+REPLY_BYTES_MAX = FRAME_BYTES_MAX + 4_096  # bytes of one reply, or of a message with its channel
+# Replies in one reply: to XRANGE a page of entries has 13 each, and to COMMAND, which a client of a cluster asks, some
+# 12,500 in all. A connection for messages has lists of three.
+ELEMENTS_MAX, MESSAGE_ELEMENTS_MAX = 1 << 15, 8
+# Exceptions of redis-py, and of Python where the store's answer has another shape than the command's.
+ODD_ANSWERS = (TypeError, ValueError, LookupError, AttributeError)
+FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, *ODD_ANSWERS)
+
+
+class _BoundedParser(_AsyncHiredisParser):
+    """redis-py's parser, which reads no reply beyond limits (bounded.py)."""
+
+    def on_connect(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's
+        """Begin to read this connection."""
+        super().on_connect(connection)  # type: ignore[no-untyped-call]  # redis-py's
+        self._reader = BoundedReader(  # type: ignore[assignment]  # likewise
+            InvalidResponse,
+            self.parse_error,
+            bytes_max=REPLY_BYTES_MAX,
+            elements_max=ELEMENTS_MAX,
+            nothing=NOT_ENOUGH_DATA,
+        )
+
+
+def message_reader() -> BoundedReader:
+    """Reads a connection for messages."""
+    return BoundedReader(
+        InvalidResponse,
+        _AsyncHiredisParser.parse_error,
+        bytes_max=REPLY_BYTES_MAX,
+        elements_max=MESSAGE_ELEMENTS_MAX,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files for a store behind TLS; "" stands for the machine's authorities, and for no certificate of ours."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
+async def some_found(address: StoreAddress, within_s: float) -> None:
+    """Return once the name of one host has an address. Raises OSError."""
+    asked = [asyncio.ensure_future(found(host, within_s)) for host in dict(address.hosts)]
+    try:
+        for each in asyncio.as_completed(asked):
+            try:
+                return await each
+            except OSError as error:
+                failed = error
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    raise failed
+
+
+def _options(address: StoreAddress, timeout_s: float, tls: TlsFiles) -> dict[str, Any]:
+    """Arguments of every client: plain RESP2, which Redis 6.2 and all proxies speak, and no second try."""
+    options: dict[str, Any] = {
+        "username": address.username or None,
+        "password": address.password or None,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "driver_info": None,
+    }
+    if address.tls:
+        own = {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key or tls.certificate} if tls.certificate else {}
+        options |= {"ssl": True, "ssl_ca_certs": tls.ca or None, "ssl_check_hostname": True, **own}
+    return options
+
+
+async def clients(
+    address: StoreAddress, timeout_s: float, tls: TlsFiles, stack: AsyncExitStack
+) -> tuple[Redis | RedisCluster, Redis]:
+    """The client that keys are asked of, and the one for messages, both connected; `stack` closes them. Raises one of
+    FAILURES."""
+    options = _options(address, timeout_s, tls)
+    if address.kind is StoreKind.SINGLE:
+        host, port = address.hosts[0]
+        client = _bounded(Redis(host=host, port=port, db=address.database, **options))
+        stack.push_async_callback(client.aclose)
+        await client.ping()
+        return client, client
+    if address.kind is StoreKind.SENTINEL:
+        kept = {name: value for name, value in options.items() if name not in ("username", "password")}
+        named = {"username": address.sentinel_username or None, "password": address.sentinel_password or None}
+        sentinel = Sentinel(list(address.hosts), sentinel_kwargs=kept | named)  # type: ignore[no-untyped-call]  # redis-py's
+        for each in sentinel.sentinels:
+            _bounded(each)
+            stack.push_async_callback(each.aclose)
+        client = _bounded(sentinel.master_for(address.service, db=address.database, **options))
+        stack.push_async_callback(client.aclose)
+        await client.ping()
+        return client, client
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]
+    cluster = RedisCluster(startup_nodes=nodes, **options)
+    made: Any
+    for made in (cluster, cluster.nodes_manager, *cluster.startup_nodes):
+        made.connection_kwargs["parser_class"] = _BoundedParser
+    stack.push_async_callback(_close, cluster)
+    await cluster.initialize()
+    error: Exception = OSError("no node of the cluster answers")
+    for node in cluster.get_primaries():
+        client = _bounded(Redis(host=str(node.host), port=int(node.port), **options))
+        stack.push_async_callback(client.aclose)
+        try:
+            await client.ping()
+        except FAILURES as failed:
+            error = failed
+        else:
+            return cluster, client
+    raise error
+
+
+def _bounded(client: Redis) -> Redis:
+    """A client that has not connected, whose replies have limits from the first one on."""
+    pool: Any = client.connection_pool
+    pool.connection_kwargs["parser_class"] = _BoundedParser
+    return client
+
+
+async def _close(cluster: RedisCluster) -> None:
+    """Close its connections: redis-py 8 leaves those to the garbage collector where it had just lost a node, and was
+    about to ask for its nodes anew."""
+    await cluster.aclose()
+    for node in cluster.get_nodes():
+        with suppress(*FAILURES):  # these belong to a connection that has ended
+            await node.disconnect()
+
+
+_KINDS: tuple[tuple[type[Exception], str], ...] = (
+    (OutOfMemoryError, "full"),
+    (ReadOnlyError, "read_only"),
+    (NoPermissionError, "denied"),
+    (AuthenticationError, "denied"),
+    (MaxConnectionsError, "refused"),
+    (InvalidResponse, ODD),
+    (ResponseError, "answer"),
+)
+
+
+def failure(error: Exception) -> StoreFailed:
+    """What went wrong, in words of ours: its kind, and the store's own text without what it may quote."""
+    if isinstance(error, (RedisTimeout, TimeoutError)):
+        return StoreFailed("timeout", "no answer in time")
+    if isinstance(error, ODD_ANSWERS) and not isinstance(error, (RedisError, OSError)):  # TLS raises both
+        return StoreFailed("answer", f"an answer that no Redis gives: {str(error)[:150]}")
+    kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "unreachable")
+    text = str(error).partition("\n")[0][:200] or type(error).__name__
+    if kind == "answer" and text.startswith(("MISCONF", "LOADING", "CLUSTERDOWN", "NOREPLICAS", "BUSY")):
+        kind = "read_only"
+    return StoreFailed(kind, text)

@@ -1,0 +1,159 @@
+"""What the store keeps of one router: that it is there, and who owns the stored responses that it made.
+
+What the store refuses is tried again and said once; what it has lost is written again. An entry has a mark (seals.py):
+what other routers have written counts if theirs holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from router.sharing.seals import OWNER, Seals, owner_bytes
+from router.sharing.session import REFUSALS, Entry, Session, StoreFailed, Written
+
+log = logging.getLogger(__name__)
+
+KEEP_S = 1.0  # between two writes of this router's presence
+PRESENCE_S = 5.0  # time for which presence counts in the store
+OVERLAP_MS = 5_000  # owners are read again from so long before the last whole moment
+WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
+REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
+# Times after a session's begin at which owners are read: what another router has said before this one listened it may
+# have written since, and what a store has lost again others may write only after REWRITE_S.
+READS_S = (0.0, KEEP_S, REWRITE_S + 2 * KEEP_S)
+
+
+class Refusals(Protocol):
+    """Who counts what is of no router of this fleet (hearing.py)."""
+
+    def refuse(self, kind: str, why: str, now_s: float) -> None:
+        """Count it."""
+
+
+class Keeping:
+    """What one router keeps in the store, in one session after another."""
+
+    def __init__(
+        self,
+        take: Callable[[Sequence[Written]], None],
+        refusals: Refusals,
+        seals: Seals,
+        *,
+        name: str,
+        origin: int,
+        owners_max: int,
+        counts: Counter[str],
+        failures: Counter[str],
+        clock: Callable[[], float],
+    ) -> None:
+        """`take` is called with owners that other routers have written; `counts` and `failures` are the link's."""
+        self._take, self._refusals, self._seals = take, refusals, seals
+        self._name, self._origin, self._owners_max, self._clock = name, origin, owners_max, clock
+        self._counts, self._failures = counts, failures
+        self.refusal = ""  # the store's words where it answers and takes no writes
+        self._unwritten: deque[Written] = deque(maxlen=owners_max)  # owners that the store was not told of
+        self._made: deque[Written] = deque(maxlen=owners_max)  # all owners that this router has told of
+        self._lost = False  # whether the store had something of this router's, and has it no more
+        self._present, self._rewritten_s = False, float("-inf")
+        self._write = asyncio.Event()
+
+    def made(self, owner: Written) -> None:
+        """A stored response was made: the store is told soon."""
+        self._unwritten.append(owner)
+        self._made.append(owner)
+        self._write.set()
+
+    def resealed(self) -> None:
+        """The secrets have changed: the store is given what this router made with marks that count from now on."""
+        self._unwritten.clear()
+        self._unwritten.extend(self._made)
+        self._write.set()
+
+    async def keep(self, session: Session, last_s: float | None) -> None:
+        """Keep in the store what it is to remember, until cancelled; `last_s` is the time at which this router heard
+        the others last. Raises StoreFailed if the store does not answer."""
+        began_s, reads = self._clock(), 0
+        while True:
+            try:
+                if reads < len(READS_S) and self._clock() - began_s >= READS_S[reads]:
+                    await self._read(session, last_s)
+                    last_s, reads = began_s, reads + 1
+                await self._written(session)
+            except StoreFailed as failed:
+                if failed.kind not in REFUSALS:
+                    raise
+                self._refused(failed)
+            else:
+                self._accepted()
+            await self._next_write()
+
+    async def _next_write(self) -> None:
+        """Wait until there is something to write: at once, unless the store has refused; else for the next presence."""
+        if self.refusal:
+            await asyncio.sleep(KEEP_S / 2)
+            return
+        self._write.clear()
+        if not self._unwritten:
+            try:
+                async with asyncio.timeout(KEEP_S):
+                    await self._write.wait()
+            except TimeoutError:
+                pass
+
+    async def _written(self, session: Session) -> None:
+        """Write presence, and owners that wait; and those of before again where the store has lost them."""
+        there = await session.present(self._name, b"%d" % self._origin, PRESENCE_S)
+        self._lost = self._lost or (self._present and not there)
+        self._present, now_s = True, self._clock()
+        if self._lost and now_s - self._rewritten_s >= REWRITE_S:
+            self._lost, self._rewritten_s = False, now_s
+            self._unwritten.clear()
+            self._unwritten.extend(self._made)
+        while self._unwritten:
+            some = [self._unwritten[n] for n in range(min(WRITTEN_MAX, len(self._unwritten)))]
+            entries = [(each, self._seals.mark(OWNER, owner_bytes(*each))) for each in some]
+            await session.write(entries, self._owners_max)
+            for each in some:  # the oldest may have been dropped for newer ones meanwhile
+                if self._unwritten and self._unwritten[0] is each:
+                    self._unwritten.popleft()
+            self._counts["written"] += len(some)
+
+    async def _read(self, session: Session, last_s: float | None) -> None:
+        """Read owners that were written since this router last heard the others; all of them at its start."""
+        since_ms = 0
+        if last_s is not None:
+            away_ms = int((self._clock() - last_s) * 1_000)
+            since_ms = max(0, await session.now_ms() - away_ms - OVERLAP_MS)
+        async for entries in session.read(since_ms, self._owners_max):
+            self._take(self._proved(entries))
+            await asyncio.sleep(0)
+
+    def _proved(self, entries: Iterable[Entry]) -> list[Written]:
+        """The owners that routers of this fleet have written."""
+        found = list[Written]()
+        for owner, mark in entries:
+            if self._seals.holds(OWNER, owner_bytes(*owner), mark):
+                found.append(owner)
+            else:
+                self._refusals.refuse("unauthenticated", "an owner of a stored response has no mark", self._clock())
+        return found
+
+    def _refused(self, failed: StoreFailed) -> None:
+        self._failures[failed.kind] += 1
+        text = f"{failed.kind}: {failed.text}"
+        if not self.refusal:
+            fields = {
+                "why": text,
+                "next": "give the store room, or the right to write; routers hear each other without",
+            }
+            log.warning("the shared store takes no writes", extra={"event": "sharing_refused", "fields": fields})
+        self.refusal = text
+
+    def _accepted(self) -> None:
+        if self.refusal:
+            log.info("the shared store takes writes again", extra={"event": "sharing_accepted"})
+        self.refusal = ""
