@@ -32,6 +32,7 @@ from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
 from loadtest.pages.overhead import overhead_block, shared_block
 from loadtest.pages.policies import policies_table
+from loadtest.pages.promises import findings_block, promises_block
 from loadtest.pages.race import (
     agree_block,
     cells_block,
@@ -66,6 +67,8 @@ BLOCKS = {
     "zoo": "docs/reference/instruments.md",
     "zoo-figures": "docs/evidence/simulation.md",
     "floors": "docs/architecture/house.md",
+    "promises": "docs/reference/promises.md",
+    "findings": "docs/reference/promises.md",
     "scenarios": "docs/evidence/race.md",
     "rows": "docs/evidence/race.md",
     "demo": "docs/evidence/demo.md",
@@ -101,6 +104,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "policies": policies_table,
     "zoo": zoo_table,
     "floors": lambda: floors((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
+    "promises": lambda: promises_block(ROOT / "tests"),
+    "findings": lambda: findings_block(ROOT / "tests"),
     "scenarios": scenarios_table,
     "rows": rows_table,
     "transfers": transfers_block,

@@ -44,6 +44,7 @@ def port_of(app: App) -> int:
     return int(app.admin_url.rpartition(":")[2])
 
 
+@pytest.mark.promise("Half-open heads and silent connections are closed within `listen.head_timeout_s`.", "clients")
 @pytest.mark.parametrize("token", ["", ADMIN])
 @on_uvloop
 async def test_the_attack(token: str) -> None:
@@ -81,6 +82,7 @@ async def test_the_attack(token: str) -> None:
         assert await healthy(app.admin_url)
 
 
+@pytest.mark.promise("The admin listener limits its own connections, in all and per address.", "admin")
 @pytest.mark.skipif(sys.platform == "darwin", reason="127.0.0.1 alone is loopback there")
 @on_uvloop
 async def test_connections_are_limited() -> None:
@@ -122,6 +124,9 @@ async def test_connections_are_limited() -> None:
             client.transport.close()
 
 
+@pytest.mark.promise(
+    "The admin listener reads no body before its token, and no body longer than a page takes.", "admin"
+)
 @pytest.mark.parametrize("framing", ["Content-Length: 1000\r\n", CHUNKED])
 @on_uvloop
 async def test_the_token_is_asked_before_the_body(framing: str) -> None:
@@ -145,6 +150,9 @@ async def test_the_token_is_asked_before_the_body(framing: str) -> None:
         client.transport.close()
 
 
+@pytest.mark.promise(
+    "The admin listener reads no body before its token, and no body longer than a page takes.", "admin"
+)
 @on_uvloop
 async def test_long_bodies() -> None:
     """A body that is longer than its page takes is refused by its head where that says so, and otherwise when it has
@@ -168,6 +176,7 @@ async def test_long_bodies() -> None:
 # -- browsers ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("The admin listener does no work for other sites.", "admin")
 @pytest.mark.parametrize("token", ["", ADMIN])
 async def test_other_sites_have_no_work_done(client: ClientSession, engine: FakeEngine, token: str) -> None:
     """What a page of another site asks for, as a script or image would be, is refused before any work, but for what is
@@ -184,6 +193,7 @@ async def test_other_sites_have_no_work_done(client: ClientSession, engine: Fake
                     assert response.status == 200, (site, path)
 
 
+@pytest.mark.promise("No web page can use the admin listener or read from it.", "admin")
 async def test_no_other_site_reads_anything(client: ClientSession, engine: FakeEngine) -> None:
     """Every answer, errors and data included, is what it says and for pages of this listener only."""
     async with running(engine) as app:

@@ -56,6 +56,7 @@ def main_routes(app: App) -> list[tuple[str, str]]:
     return [*inference, *stored, *pages, *others]
 
 
+@pytest.mark.promise("Each page of both listeners is closed to callers without the right key.", "admin")
 async def test_every_route_and_every_kind_of_key(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """Every route of both listeners with no key, a wrong one, a tenant's and the admin's: each opens what it is for
     and nothing else. Only `/healthz`, `/readyz`, the runbook and the files of the dashboard are anybody's. What is
@@ -82,6 +83,7 @@ async def test_every_route_and_every_kind_of_key(client: ClientSession, engine: 
             assert response.status == 401, "what is not there is not told either"
 
 
+@pytest.mark.promise("Each page of both listeners is closed to callers without the right key.", "admin")
 async def test_metrics_on_the_main_listener(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """Open as long as nothing is closed; the admin's as soon as there are keys, or a token; nobody's with keys and no
     token."""
@@ -99,6 +101,7 @@ async def test_metrics_on_the_main_listener(client: ClientSession, engine: FakeE
 JSON = {"Content-Type": "application/json"}
 
 
+@pytest.mark.promise("No web page can use the admin listener or read from it.", "admin")
 @pytest.mark.parametrize("token", ["", ADMIN])
 async def test_web_pages_cannot_use_it(client: ClientSession, engine: FakeEngine, token: str) -> None:
     """What a browser on the same machine sends for a web page changes nothing: a form, a script of another origin, a
@@ -173,6 +176,9 @@ def vectors(port: int, good: int) -> Iterator[str]:
         yield url.format(good, port) if "{1}" in url or url.count("{}") == 2 else url.format(good)
 
 
+@pytest.mark.promise(
+    "The router connects only to configured hosts and `admin.replicas_allowed`, without redirects.", "admin"
+)
 async def test_nobody_is_sent_elsewhere(client: ClientSession, engine: FakeEngine) -> None:
     """Of all ways to say an address only the plain one is taken, and only if it is allowed: nothing ever connects to
     a port beside it."""
@@ -189,6 +195,9 @@ async def test_nobody_is_sent_elsewhere(client: ClientSession, engine: FakeEngin
             assert not heard
 
 
+@pytest.mark.promise(
+    "The router connects only to configured hosts and `admin.replicas_allowed`, without redirects.", "admin"
+)
 @given(st.text(max_size=40) | st.from_regex(r"https?://[0-9a-fx.:\[\]@#/]{1,30}:[0-9]{1,5}", fullmatch=True))
 def test_only_plain_addresses_are_taken(url: str) -> None:
     """What is taken is within a network that is allowed, on its port, and is said as `ipaddress` says it."""
@@ -226,6 +235,7 @@ def test_no_address_within_another() -> None:
         assert checked(f"http://[{host}]:80", rules)
 
 
+@pytest.mark.promise("Prompts, answers and keys are in no log, metric, span, admin page or error.", "records")
 async def test_what_cannot_be_read_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Behind a head that is no HTTP there may be the token, whole but for a byte: nothing of it is in the log."""
     caplog.set_level("DEBUG")
@@ -279,6 +289,9 @@ async def test_what_else_is_refused(client: ClientSession, engine: FakeEngine) -
                 assert response.status == code, body[:20]
 
 
+@pytest.mark.promise(
+    "The router connects only to configured hosts and `admin.replicas_allowed`, without redirects.", "admin"
+)
 async def test_no_redirect_is_followed(client: ClientSession) -> None:
     """A replica that redirects our probes, or a client's request, elsewhere has us go nowhere; and a model's name is
     never part of where we go."""

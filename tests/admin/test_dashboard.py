@@ -26,6 +26,7 @@ ALLOWED = {"default-src 'none'", "script-src 'self'", "style-src 'self'", "conne
            "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"}  # fmt: skip
 
 
+@pytest.mark.promise("The dashboard's files are open, and its data requires the admin token.", "records")
 @pytest.mark.parametrize("token", ["", ADMIN])
 async def test_files_are_open_and_strict(client: ClientSession, engine: FakeEngine, token: str) -> None:
     """Each file is had without a token, under the strictest policy that lets the page work, and as what it is; asked
@@ -66,6 +67,9 @@ async def test_all_it_asks_for_is_there(client: ClientSession, engine: FakeEngin
     assert not re.findall(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)|https?://(?!www\.w3\.org)", page)
 
 
+@pytest.mark.promise(
+    "Text from clients runs nothing on the dashboard and moves no cursor in `warmroute top`.", "records"
+)
 def test_data_becomes_text_only() -> None:
     """No module has a way to make markup, or code, of a string."""
     for path, (kind, body) in dashboard._FILES.items():

@@ -17,6 +17,8 @@ from router.core.observatory.ledger.timeline import STEPS
 from router.telemetry.record import RequestRecord
 from tests.support.fakes import FakeEngine, running, status
 
+pytestmark = pytest.mark.promise("No page quotes prompt texts without `observatory.excerpts`.", "records")
+
 CHAT = "/v1/chat/completions"
 CANARY = "the canary sings at dawn"
 HEAD = "You answer in few words, and never in rhyme. " * 60

@@ -20,6 +20,10 @@ from tests.attack.targets import TARGETS
 from tests.compiled import COMPILED
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.promise(
+    "Any foreign bytes end in a value or a documented error, within bounds of memory and steps.", "clients"
+)
+
 ATTACKS = examples(int(os.environ.get("WARMROUTE_ATTACKS", "100")))
 SEED = 20_262
 

@@ -15,6 +15,11 @@ from tests.attack.relayed import judged as answer_judged
 from tests.support.examples import examples
 from tests.support.recorded import SSE, chunked, event, head, words
 
+pytestmark = [
+    pytest.mark.promise("A message is parsed as llhttp parses it, however the network cuts it.", "clients"),
+    pytest.mark.promise("No byte after the last request of a connection is read.", "clients"),
+]
+
 CUTS = examples(int(os.environ.get("WARMROUTE_CUTS", "2000")))
 SEED = 20_261
 BEHIND = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -237,6 +237,9 @@ async def test_nothing_jumps(tab: Tab) -> None:
         assert await tab.js(HEIGHTS) == before
 
 
+@pytest.mark.promise(
+    "Text from clients runs nothing on the dashboard and moves no cursor in `warmroute top`.", "records"
+)
 async def test_clients_words_stay_words(tab: Tab) -> None:
     """A label that is markup is shown as it is written, wherever it comes from, and runs nothing."""
 
@@ -276,6 +279,7 @@ async def opens_metrics(tab: Tab) -> None:
     driver.switch_to.window(first)
 
 
+@pytest.mark.promise("The dashboard's files are open, and its data requires the admin token.", "records")
 async def test_token(tab: Tab) -> None:
     """A router with an admin token: the page asks for it, says so where it is wrong, and keeps it for this tab only."""
     async with Admin(token="the-admin-token-of-tests") as admin:

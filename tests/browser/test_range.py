@@ -166,6 +166,7 @@ def saved(folder: Path) -> dict[str, str]:
     return {each.name.split("-")[1]: each.read_text(encoding="utf-8") for each in found}
 
 
+@pytest.mark.promise("A file exported from the dashboard runs nothing in a spreadsheet.", "records")
 async def test_series_and_requests_can_be_taken_away(tab: Tab, tmp_path: Path) -> None:
     """Charts and requests as CSV, all as JSON: what is shown is in the files, and a client's word that a spreadsheet
     would take for a formula is marked as text."""

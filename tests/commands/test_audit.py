@@ -334,6 +334,7 @@ def test_damaged_file_is_read_as_far_as_it_goes(
     assert f"log{suffix} could be read to line" in out
 
 
+@pytest.mark.finding("2026-11-28/23")
 def test_a_file_without_end_or_requests_is_left(
     tmp_path: Path, log: Planted, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,9 @@ async def test_a_router_that_has_just_begun(token_file: str) -> None:
     assert "hit rate - (genuine -, replay -)" in out
 
 
+@pytest.mark.promise(
+    "Text from clients runs nothing on the dashboard and moves no cursor in `warmroute top`.", "records"
+)
 async def test_clients_words_stay_words(token_file: str) -> None:
     """A label moves no cursor and is no markup."""
     hostile = "\x1b[2J\x1b]0;owned\x07 [bold red]not red[/bold red] [/nothing] \x9b31m \u202e"

@@ -308,6 +308,7 @@ async def test_all_shed(
             assert idle(app)
 
 
+@pytest.mark.promise("A `Retry-After` header sets a replica aside for at most 300 s.", "engines")
 @pytest.mark.parametrize("after", ["soon", "", "-1", "1.5", "Fri, 99 Dec 2100 23:59:59 GMT"])
 async def test_odd_retry_after(client: ClientSession, engine: FakeEngine, after: str) -> None:
     """Garbage in Retry-After is nothing: a 503 is then an engine that fails, a 429 a second's rest."""

@@ -188,6 +188,7 @@ async def test_without_the_setting_nothing_is_said(client: ClientSession, engine
             assert (answer.status, said(answer.headers)) == (404, {})
 
 
+@pytest.mark.promise("Without `origins`, web pages get what engines allow, and nothing if keys are in use.", "admin")
 @pytest.mark.parametrize("said_by_engine", ["*", ""])
 async def test_engines_that_let_pages_in(client: ClientSession, engine: FakeEngine, said_by_engine: str) -> None:
     """Without the setting a page may do what engines let it do. Preflights pass as they are, without what is no part of
@@ -229,6 +230,7 @@ async def test_engines_that_let_pages_in(client: ClientSession, engine: FakeEngi
         assert idle(app)
 
 
+@pytest.mark.promise("Without `origins`, web pages get what engines allow, and nothing if keys are in use.", "admin")
 async def test_engines_that_let_some_pages_in(client: ClientSession, engine: FakeEngine) -> None:
     """A list of the engine's is passed on, and says nothing of our own answers."""
     engine.allow_origin = PAGE
@@ -271,6 +273,7 @@ async def test_preflights_that_nobody_answers(client: ClientSession, engine: Fak
         assert await asked() == 404
 
 
+@pytest.mark.promise("Without `origins`, web pages get what engines allow, and nothing if keys are in use.", "admin")
 @pytest.mark.parametrize("more", ["keys", "upstream.api_key", "listen.cors_origins"])
 async def test_engines_decide_where_nothing_is_added(
     client: ClientSession, engine: FakeEngine, tmp_path: Path, more: str

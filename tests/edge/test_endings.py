@@ -21,6 +21,8 @@ from tests.http.wire import RawEngine, Wire, proxied
 from tests.support.fakes import GENERATED, events, generate_events, idle, message_events, response_events, running
 from tests.support.recorded import SSE, head
 
+pytestmark = pytest.mark.promise("A partial answer never passes for a complete one: official clients raise.", "faults")
+
 KILLS = int(os.environ.get("WARMROUTE_KILLS", "2"))  # 200 for the full size, of each fault and API
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -106,6 +108,7 @@ def begun(path: str, rng: random.Random) -> list[bytes]:
     return whole[: rng.randint(1, len(whole) - last)]
 
 
+@pytest.mark.promise("An error event holds no address of a replica.", "records")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("path", STREAMS)
 async def test_error_events(client: ClientSession, monkeypatch: pytest.MonkeyPatch, path: str, fault: str) -> None:

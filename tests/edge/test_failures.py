@@ -155,6 +155,7 @@ async def test_stored_responses_are_not_retried(client: ClientSession, engine: F
         assert len(engine.seen) + len(other.seen) == 1
 
 
+@pytest.mark.promise("Retries are bounded in any state of the fleet.", "faults")
 async def test_retry_budget(client: ClientSession, engine: FakeEngine, other: FakeEngine) -> None:
     """Retries stay within their budget, so a dead fleet is not hammered. Nothing flows in by time here, so that it does
     not count how long that takes."""

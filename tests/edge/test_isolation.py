@@ -37,6 +37,9 @@ def ring(tmp_path: Path) -> Keyring:
     return Keyring(tmp_path, acme={"receipts": True}, evil={"receipts": True}, open={"receipts": True})
 
 
+@pytest.mark.promise(
+    "Isolated tenants share no cached prefix, and engines that ignore salts are refused to them.", "tenants"
+)
 @pytest.mark.inside
 @pytest.mark.parametrize("events", [False, True])
 @pytest.mark.parametrize("path", ASKS)
@@ -134,6 +137,9 @@ async def test_what_engines_are_sent(client: ClientSession, tmp_path: Path, offl
                             )
 
 
+@pytest.mark.promise(
+    "Isolated tenants share no cached prefix, and engines that ignore salts are refused to them.", "tenants"
+)
 async def test_one_engine_that_may_not_is_enough(client: ClientSession, tmp_path: Path) -> None:
     """A model that two kinds of engine serve is isolated where both heed the salt."""
     ring = Keyring(tmp_path, acme={"isolate": True})
@@ -146,6 +152,7 @@ async def test_one_engine_that_may_not_is_enough(client: ClientSession, tmp_path
                     assert r.status == code
 
 
+@pytest.mark.promise("Time to first token shows an isolated tenant no other's prompts (AUC at most 0.55).", "tenants")
 async def test_time_tells_nothing() -> None:
     """Probes of whether another tenant has asked a prompt: with isolation, time to first token is as good as a coin
     (AUC at most 0.55 of 2,000; WARMROUTE_PROBES=2000), and none hits; without it, time tells all."""

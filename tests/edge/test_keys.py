@@ -40,6 +40,7 @@ def spied(app: App, monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
     return seen
 
 
+@pytest.mark.promise("Before a key is known no body is awaited, kept or parsed, and no engine is contacted.", "tenants")
 async def test_who_gets_in(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:
     """A key opens by either header. None, a wrong one, another scheme, and two that differ are 401 in the words of
     the dialect, wherever they are shown, and no engine hears of it."""
@@ -65,6 +66,7 @@ async def test_who_gets_in(client: ClientSession, engine: FakeEngine, ring: Keyr
         assert all(record.at_s > 1e9 for record in app.hub.pages.decisions)  # who is turned away came at some time too
 
 
+@pytest.mark.promise("Before a key is known no body is awaited, kept or parsed, and no engine is contacted.", "tenants")
 async def test_the_key_is_looked_at_before_the_body(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:
     """What has no key is not read: a body that is no JSON is 401, not 400."""
     async with running(engine, **ring.settings) as app:
@@ -73,6 +75,7 @@ async def test_the_key_is_looked_at_before_the_body(client: ClientSession, engin
                 assert response.status == code
 
 
+@pytest.mark.promise("Clients' keys never reach engines, and the keys file holds digests only.", "tenants")
 @pytest.mark.parametrize("keys", [False, True])
 @pytest.mark.parametrize("own", ["", "engine-key"])
 async def test_what_engines_are_shown(
@@ -92,6 +95,7 @@ async def test_what_engines_are_shown(
     assert seen.getall("X-Api-Key", []) == ([] if keys or own else [given["X-Api-Key"]])
 
 
+@pytest.mark.promise("A key restricted to some models reaches no other model, by any name or adapter.", "tenants")
 async def test_models(client: ClientSession, ring: Keyring) -> None:
     """A key for some models is 403 for others, whether they exist or not, and sees only its own: in the list, by
     name, in errors, as the default, as SGLang's adapters, and on paths that no dialect has."""
@@ -128,6 +132,7 @@ async def test_models(client: ClientSession, ring: Keyring) -> None:
             assert len((await response.json())["data"]) == 2
 
 
+@pytest.mark.promise("A key restricted to some models reaches no other model, by any name or adapter.", "tenants")
 async def test_models_of_forms(client: ClientSession, ring: Keyring) -> None:
     """A form is for the one model that it names, whichever way an engine may read it: one that can be read in two is
     400 for a key that is for some models, and passed on for one that is for all."""
@@ -148,6 +153,7 @@ async def test_models_of_forms(client: ClientSession, ring: Keyring) -> None:
         assert await transcribed("m", "secret", **ring.of("acme")) == 200
 
 
+@pytest.mark.promise("A key restricted to some models reaches no other model, by any name or adapter.", "tenants")
 async def test_a_default_model_must_be_allowed(client: ClientSession, tmp_path: Path) -> None:
     """A request that names no model means the only one there is: which its key must be for."""
     ring = Keyring(tmp_path, few={"models": ["n"]}, acme={})
@@ -222,6 +228,9 @@ async def test_tenants_are_seen_by_the_operator(
             assert set(re.findall('tenant="([^"]*)"', await response.text())) == {"none"}
 
 
+@pytest.mark.promise(
+    "Tenants see neither replicas nor their caches, and receipts come from this router alone.", "tenants"
+)
 async def test_receipts_are_for_operators(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """Tenants are not told where their prompts were found, unless the settings or their key say so. The request's id
     is always told."""
@@ -236,6 +245,7 @@ async def test_receipts_are_for_operators(client: ClientSession, engine: FakeEng
                     assert str(engine.port) not in str(response.headers) or len(told) > 1
 
 
+@pytest.mark.promise("No tenant gets more than its rate, through any worker.", "tenants")
 async def test_who_leaves_before_the_end_has_used_what_it_got(client: ClientSession, tmp_path: Path) -> None:
     """A stream that its client leaves just before its end counts against the rate with every event that came."""
     ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
@@ -262,6 +272,7 @@ async def test_who_leaves_before_the_end_has_used_what_it_got(client: ClientSess
             assert int(response.headers["Retry-After"]) > 60
 
 
+@pytest.mark.promise("No tenant gets more than its rate, through any worker.", "tenants")
 async def test_long_answers_count(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """An answer too long to be held counts by the usage at its end, not by one that is part of what was said."""
     ring = Keyring(tmp_path, acme={"tokens_per_min": 1_000})
@@ -275,6 +286,9 @@ async def test_long_answers_count(client: ClientSession, engine: FakeEngine, tmp
             assert response.status == 429
 
 
+@pytest.mark.promise(
+    "Tenants see neither replicas nor their caches, and receipts come from this router alone.", "tenants"
+)
 async def test_engines_tell_tenants_no_addresses(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:
     """An engine that redirects names itself: that is for who may see receipts. A slash too many, for which it would
     redirect, does not reach it."""
@@ -292,6 +306,7 @@ async def test_engines_tell_tenants_no_addresses(client: ClientSession, engine: 
                 assert ("Location" in response.headers) == told
 
 
+@pytest.mark.promise("Keys and certificates are replaced without a restart, in all processes.", "admin")
 async def test_keys_are_replaced_at_once(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """A new table counts from the next request on."""
     old = Keyring(tmp_path, acme={})
@@ -305,6 +320,7 @@ async def test_keys_are_replaced_at_once(client: ClientSession, engine: FakeEngi
                 assert response.status == code
 
 
+@pytest.mark.promise("A stored response is its tenant's alone, through any worker and a restart of the hub.", "tenants")
 async def test_stored_responses_are_their_tenants(client: ClientSession, engine: FakeEngine, ring: Keyring) -> None:
     """Another's stored response looks like one that does not exist, in every way of asking for one; whatever id a
     request asks to be stored under, and whatever ids an answer shows, nobody takes over another's."""

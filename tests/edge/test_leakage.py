@@ -134,6 +134,7 @@ async def collector() -> AsyncIterator[Collector]:
         yield it
 
 
+@pytest.mark.promise("Prompts, answers and keys are in no log, metric, span, admin page or error.", "records")
 @pytest.mark.parametrize("format_", ["json", "text"])
 async def test_nothing_is_told_of_what_was_said(
     client: ClientSession, engine: FakeEngine, collector: Collector, tmp_path: Path, format_: str
@@ -263,6 +264,7 @@ async def _slow(engine: FakeEngine, request: web.Request) -> web.StreamResponse:
     return response
 
 
+@pytest.mark.promise("Names from clients forge no log lines and no fields of a line.", "records")
 @pytest.mark.parametrize("format_", ["json", "text"])
 async def test_names_make_no_lines_of_their_own(
     client: ClientSession, engine: FakeEngine, tmp_path: Path, format_: str
@@ -286,6 +288,8 @@ async def test_names_make_no_lines_of_their_own(
     assert not any(line.startswith(b"12:00:00.000") or b"\x1b" in line or b"\r" in line for line in lines)
 
 
+@pytest.mark.promise("Names of tenants cause no unbounded growth.", "tenants")
+@pytest.mark.promise("Made-up models, paths and tenants create no unbounded series.", "records")
 async def test_metrics_stay_few(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """Once each route was asked for, random models, paths, methods, tenants and keys add next to no series (10,000 with
     WARMROUTE_RANDOM_REQUESTS=10000)."""

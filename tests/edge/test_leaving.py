@@ -21,6 +21,10 @@ from tests.support.examples import examples
 from tests.support.fakes import FakeEngine, events, half_then_waits, idle, mute, running, silent
 from tests.support.figures import figure
 
+pytestmark = pytest.mark.promise(
+    "A client that leaves ends its work at any point, and all its reservations are released.", "faults"
+)
+
 LEAVERS = examples(int(os.environ.get("WARMROUTE_DISCONNECTS", "200")))  # 10000 for the full size
 AT_ONCE = 20
 CLOSED_MS = 50.0  # of the slowest but one in a hundred

@@ -19,6 +19,8 @@ from tests.engines.test_exact import replicas, routing
 from tests.support.fakes import FakeEngine, reset, running, status
 from tests.support.keyring import Keyring, bearer
 
+pytestmark = pytest.mark.promise("No reason in a header shows an isolated tenant what another requested.", "tenants")
+
 CHAT, SCORE = "/v1/chat/completions", "/v1/score"
 LONG, OTHER = "tell me more " * 300, "something else " * 300
 MISS, PREDICTED = "x-warmroute-miss", "x-warmroute-predicted-cached-tokens"

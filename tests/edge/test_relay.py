@@ -84,6 +84,9 @@ async def test_bad_request_id(client: ClientSession, engine: FakeEngine) -> None
             assert re.fullmatch("[0-9a-f]{32}", response.headers["x-warmroute-request-id"])
 
 
+@pytest.mark.promise(
+    "Headers of one connection are not forwarded in either direction, however many lines name them.", "clients"
+)
 async def test_hop_by_hop_headers_stay(client: ClientSession, engine: FakeEngine) -> None:
     """What belongs to one connection is not passed on (RFC 9110 section 7.6.1)."""
     async with running(engine) as app:
@@ -213,6 +216,7 @@ async def test_other_paths(client: ClientSession, engine: FakeEngine) -> None:
         assert app.router.index.keys == 0
 
 
+@pytest.mark.promise("Paths that are not for clients do not reach engines.", "engines")
 async def test_paths_not_for_clients(client: ClientSession, engine: FakeEngine) -> None:
     """Cache flushes, sleep, adapter loading and the like are 404 and never reach an engine."""
     async with running(engine) as app:

@@ -68,6 +68,7 @@ class Spy:
         return known
 
 
+@pytest.mark.promise("A tenant learns of its own earlier prompts only, isolated or not.", "tenants")
 @pytest.mark.parametrize(
     ("allowed", "session"),
     [({"append_only": "reject"}, ""), ({"append_only": "reject"}, "7"), ({"append_only": "warn"}, ""),
@@ -119,6 +120,7 @@ PATHS_OF_BODIES = {
 }
 
 
+@pytest.mark.promise("A tenant's request has no other's id at an engine and sends no engine to other hosts.", "tenants")
 @pytest.mark.parametrize("path", PATHS_OF_BODIES)
 async def test_no_tenant_reaches_anothers_request_by_its_id(
     client: ClientSession, engine: FakeEngine, tmp_path: Path, path: str
@@ -149,6 +151,7 @@ async def test_no_tenant_reaches_anothers_request_by_its_id(
             assert (got.headers["X-Request-Id"], got.json) == ("job-1", body), "without keys it is the client's"
 
 
+@pytest.mark.promise("A tenant's request has no other's id at an engine and sends no engine to other hosts.", "tenants")
 async def test_no_id_is_an_address_for_an_engine(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """vLLM's connector between GPUs reads hosts and ports out of ids, at these marks."""
     ring = Keyring(tmp_path, acme={})
@@ -163,6 +166,7 @@ async def test_no_id_is_an_address_for_an_engine(client: ClientSession, engine: 
     assert len(got) < 100
 
 
+@pytest.mark.promise("A tenant's request has no other's id at an engine and sends no engine to other hosts.", "tenants")
 @pytest.mark.parametrize("path", PATHS_OF_BODIES)
 async def test_no_tenant_sends_engines_elsewhere(
     client: ClientSession, engine: FakeEngine, tmp_path: Path, path: str

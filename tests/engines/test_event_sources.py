@@ -153,6 +153,7 @@ async def test_what_is_no_batch_from_an_engine_that_connects(world: World, frame
         await asyncio.gather(engine.stop(), rogue.stop())
 
 
+@pytest.mark.promise("A publisher of KV events changes no other replica's entries.", "engines")
 async def test_a_topic_of_another_host_is_not_believed(world: World) -> None:
     """By convention the topic names the publisher's address: a connection from elsewhere is not its."""
     index = Index()
@@ -169,6 +170,7 @@ async def test_a_topic_of_another_host_is_not_believed(world: World) -> None:
     assert not index.held
 
 
+@pytest.mark.promise("An engine names ports of its KV events, never hosts.", "engines")
 @pytest.mark.parametrize(
     ("endpoint", "expected"),
     [

@@ -91,6 +91,7 @@ async def sets_of(*replicas: str) -> AsyncIterator[frozenset[Replica]]:
     yield frozenset(map(Replica, replicas))
 
 
+@pytest.mark.promise("A page without sources of events makes no data-parallel ranks.", "engines")
 @pytest.mark.parametrize(
     ("sources", "info", "metrics", "count"),
     [

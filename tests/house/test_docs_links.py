@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.documents import NAMES, ROOT, anchors, code_blocks, page, prose, section, table
+from tests.house.documents import NAMES, ROOT, anchors, code_blocks, page, prose, section
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -62,37 +62,6 @@ def test_python_compiles(name: str) -> None:
     """Python in the documents is Python."""
     for text in code_blocks(page(name), "python"):
         compile(text, name, "exec")
-
-
-def test_every_promise_has_its_test() -> None:
-    """Each row of SECURITY.md's promises names tests, and these are there: a module, and functions in it."""
-    promises = page("SECURITY.md").split("## Promises\n")[1]
-    rows = table(promises)
-    for promise, kept_by in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)((?:::\w+)*)`", kept_by)
-        assert named, promise
-        for module, path in named:
-            source = (ROOT / module).read_text(encoding="utf-8")
-            for name in filter(None, path.split("::")):
-                assert re.search(rf"^((async )?def|class) {name}\b|^{name} = ", source, re.MULTILINE), (
-                    f"{module}::{name}"
-                )
-    assert len(rows) >= 30
-
-
-def test_every_leak_that_is_closed_has_its_test() -> None:
-    """Each row of what one tenant can learn of another says for tenants that are isolated, and for those that are not,
-    that it is closed or why it is accepted; what is closed names tests, which are there."""
-    rows = table(section(page("SECURITY.md"), "What one tenant can learn of another"))
-    assert len(rows) >= 15
-    for what, _, shared, apart, kept_by in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", kept_by)
-        for told in (shared, apart):
-            assert re.match(r"closed\b|accepted(:| likewise|, as above)", told), what
-        assert named or "closed" not in (shared[:6], apart[:6]), what
-        for module, name in named:
-            source = (ROOT / module).read_text(encoding="utf-8")
-            assert re.search(rf"^(async )?def {name}\b", source, re.MULTILINE), f"{module}::{name}"
 
 
 def test_every_room_is_on_the_map() -> None:

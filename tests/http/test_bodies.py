@@ -60,6 +60,7 @@ async def all_came(app: App, size: int) -> None:
 # -- the key comes first ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("Before a key is known no body is awaited, kept or parsed, and no engine is contacted.", "tenants")
 @pytest.mark.inside
 @pytest.mark.parametrize("lines", [(), ("Expect: 100-continue",), ("Authorization: Bearer wr-no",)])
 @on_uvloop
@@ -84,6 +85,7 @@ async def test_a_head_without_a_key(lines: tuple[str, ...], monkeypatch: pytest.
         client.transport.close()
 
 
+@pytest.mark.promise("Before a key is known no body is awaited, kept or parsed, and no engine is contacted.", "tenants")
 @pytest.mark.inside
 @on_uvloop
 async def test_bodies_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,6 +125,7 @@ async def test_a_refusal_keeps_nothing(raw: bytes, monkeypatch: pytest.MonkeyPat
         client.transport.close()
 
 
+@pytest.mark.promise("Before a key is known no body is awaited, kept or parsed, and no engine is contacted.", "tenants")
 @pytest.mark.inside
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/nowhere"])
 @pytest.mark.parametrize("framing", ["Content-Length: 1000000", "Transfer-Encoding: chunked"])
@@ -178,6 +181,7 @@ async def test_a_key_that_is_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch,
         client.transport.close()
 
 
+@pytest.mark.promise("Before a key is known no body is awaited, kept or parsed, and no engine is contacted.", "tenants")
 @pytest.mark.inside
 @on_uvloop
 async def test_requests_sent_ahead_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -256,7 +260,11 @@ class Budgets(RuleBasedStateMachine):
         assert self.budget.overdrawn == (self.budget.held_bytes > 1_000)
 
 
-TestBudgets = Budgets.TestCase
+TestBudgets = pytest.mark.promise("No tenant uses up another's part of the budget for bodies.", "tenants")(
+    pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")(
+        Budgets.TestCase
+    )
+)
 TestBudgets.settings = hypothesis_settings(max_examples=50, deadline=None)
 
 ROOM: dict[str, Any] = {"limits__body_bytes_max": MIB, "limits__bodies_bytes_max": MIB, "limits__bodies_wait_s": 0.3}
@@ -271,6 +279,7 @@ async def half_sent(app: App, key: str) -> Client:
     return client
 
 
+@pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -304,6 +313,7 @@ async def test_bodies_wait_for_room(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             client.transport.close()
 
 
+@pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_the_budget_holds_whatever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,6 +340,7 @@ async def test_the_budget_holds_whatever_comes(monkeypatch: pytest.MonkeyPatch) 
             client.transport.abort()
 
 
+@pytest.mark.promise("All request bodies together stay within `limits.bodies_bytes_max` and one read.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_a_body_counts_until_its_answer_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +367,7 @@ async def test_a_body_counts_until_its_answer_begins(monkeypatch: pytest.MonkeyP
         await engine.wires[-1].lost.wait()
 
 
+@pytest.mark.promise("A body that arrives too slowly, or takes too long in all, is refused.", "clients")
 def test_a_body_takes_so_long_at_most() -> None:
     """However fast it comes, a body that is not whole after `body_timeout_s` is ended, and not before."""
     limits = replace(LIMITS, body_timeout_s=20.0, body_bytes_per_s_min=1)

@@ -79,6 +79,7 @@ def least_of_three(raw: bytes, size: int, body_bytes_max: int = 64 << 20) -> tup
     return min((fed(raw, size, body_bytes_max) for _ in range(3)), key=itemgetter(1))
 
 
+@pytest.mark.promise("A body that arrives takes at most 1.5 times its size in memory.", "clients")
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 100, 5_000, 100_000])
 @pytest.mark.parametrize("read_bytes", [1_000, 65_536])
 def test_bodies_in_small_pieces(chunk_bytes: int, read_bytes: int) -> None:
@@ -92,6 +93,7 @@ def test_bodies_in_small_pieces(chunk_bytes: int, read_bytes: int) -> None:
     assert most_bytes < len(body) * 1.5 + 2 * JOINED_BYTES_MAX + 4 * read_bytes
 
 
+@pytest.mark.promise("A body over the limit takes no more memory than the limit.", "clients")
 def test_a_body_over_the_limit_takes_no_more_than_it() -> None:
     """Chunks without end are refused with 413 before more is held than the limit, and a read."""
     limit = 256_000
@@ -102,6 +104,7 @@ def test_a_body_over_the_limit_takes_no_more_than_it() -> None:
     assert most_bytes < limit * 1.5 + 2 * JOINED_BYTES_MAX
 
 
+@pytest.mark.promise("A body that arrives takes at most 1.5 times its size in memory.", "clients")
 @pytest.mark.parametrize("tail", [b"0\r\nA: ", b"0\r\n", b"5;"])
 def test_endless_trailers_and_extensions(tail: bytes) -> None:
     """What a chunked body has besides its body ends at the limit of a head."""
@@ -120,6 +123,7 @@ def test_many_header_lines() -> None:
     assert refused.value.status == 431
 
 
+@pytest.mark.promise("No compressed body is decompressed.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +149,7 @@ async def test_compressed_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
         admin.transport.close()
 
 
+@pytest.mark.promise("Connections are limited in all and per address, unfinished TLS handshakes included.", "clients")
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc")), max_size=100), st.integers(1, 6), st.integers(1, 4))
 def test_connection_slots(steps: list[tuple[bool, str]], in_all: int, of_one: int) -> None:
     """Exactly so many at once, in all and from one address, and nothing is kept of who left."""
@@ -162,6 +167,7 @@ def test_connection_slots(steps: list[tuple[bool, str]], in_all: int, of_one: in
     assert slots._of_address == +there
 
 
+@pytest.mark.promise("Connections are limited in all and per address, unfinished TLS handshakes included.", "clients")
 @pytest.mark.inside
 @pytest.mark.parametrize("setting", ["connections_max", "connections_per_client_max"])
 @on_uvloop
@@ -198,6 +204,9 @@ async def flood(wire: Wire) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.promise(
+    "A client that does not read costs at most 1 MiB and is ended after `listen.send_timeout_s`.", "clients"
+)
 @pytest.mark.inside
 @on_uvloop
 async def test_clients_that_do_not_read_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +240,7 @@ async def test_clients_that_do_not_read_are_ended(monkeypatch: pytest.MonkeyPatc
             client.transport.abort()
 
 
+@pytest.mark.promise("A slow engine or a slow steady reader is not taken for a client that does not read.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_a_slow_engine_is_not_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ async def page(url: str) -> str:
     return answer.body.decode()
 
 
+@pytest.mark.promise("Half-open heads and silent connections are closed within `listen.head_timeout_s`.", "clients")
 @given(began_s=st.floats(0, 1), stage=st.sampled_from([HEAD, BETWEEN]), drips=st.integers(0, 50))
 def test_a_head_is_ended_by_its_limit(began_s: float, stage: int, drips: int) -> None:
     """Whenever between two looks a head begins, or a connection on which no byte ever comes: it is ended not after
@@ -48,6 +49,7 @@ def test_a_head_is_ended_by_its_limit(began_s: float, stage: int, drips: int) ->
     assert 0.8 * LIMITS.head_timeout_s - LIMITS.sweep_s <= now_s - began_s <= LIMITS.head_timeout_s + LIMITS.sweep_s
 
 
+@pytest.mark.promise("A body that arrives too slowly, or takes too long in all, is refused.", "clients")
 @given(
     st.lists(st.tuples(st.floats(0.5, 2), st.integers(0, 4_000)), min_size=1, max_size=200), st.sampled_from([0, 1_024])
 )
@@ -81,6 +83,7 @@ def test_only_a_client_that_takes_nothing_is_ended(looks: list[tuple[int, int]])
         assert patience.reads(now_s, LIMITS, left_bytes, taken_bytes) == wanted
 
 
+@pytest.mark.promise("Half-open heads and silent connections are closed within `listen.head_timeout_s`.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +123,7 @@ async def test_half_open_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         assert app.edge._server.connections == 0
 
 
+@pytest.mark.promise("A body that arrives too slowly, or takes too long in all, is refused.", "clients")
 @pytest.mark.inside
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
 @on_uvloop

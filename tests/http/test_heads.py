@@ -26,6 +26,9 @@ def saying(raw: bytes) -> RawEngine:
     return RawEngine(say)
 
 
+@pytest.mark.promise(
+    "Headers of one connection are not forwarded in either direction, however many lines name them.", "clients"
+)
 @on_uvloop
 async def test_several_connection_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What any line of Connection names stays here, and `close` in any of them is obeyed (RFC 9110 section 7.6.1)."""
@@ -41,6 +44,12 @@ async def test_several_connection_headers(monkeypatch: pytest.MonkeyPatch) -> No
         assert not names & {b"x-first", b"x-hop", b"connection"}
 
 
+@pytest.mark.promise(
+    "Headers of one connection are not forwarded in either direction, however many lines name them.", "clients"
+)
+@pytest.mark.promise(
+    "Tenants see neither replicas nor their caches, and receipts come from this router alone.", "tenants"
+)
 @on_uvloop
 async def test_headers_that_engines_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an engine's Connection names is of its connection with us, and not passed on; what it says of our own
@@ -59,6 +68,9 @@ async def test_headers_that_engines_name(monkeypatch: pytest.MonkeyPatch) -> Non
         client.transport.close()
 
 
+@pytest.mark.promise(
+    "Tenants see neither replicas nor their caches, and receipts come from this router alone.", "tenants"
+)
 @pytest.mark.parametrize("status", [200, 201, 307])
 @on_uvloop
 async def test_headers_that_tell_addresses(status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -90,6 +102,9 @@ BROKEN = {
 }
 
 
+@pytest.mark.promise(
+    "An answer with an invalid head or framing is its engine's failure, and no byte passes.", "engines"
+)
 @pytest.mark.parametrize("name", BROKEN)
 @on_uvloop
 async def test_heads_that_are_not_passed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +129,9 @@ PATHS = {
 }
 
 
+@pytest.mark.promise(
+    "Ambiguous requests reach no engine, and each request that does has one length and one Host.", "clients"
+)
 @on_uvloop
 async def test_targets_that_are_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is a whole URL is read by the grammar of URLs, as by whoever stands before us; other schemes than

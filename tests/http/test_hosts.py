@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 import router
 from tests.http.strict_wire import WHOLE, StrictEngine, exchanged
 from tests.http.test_server import BODY, LINE, PATH, coding, length
@@ -60,6 +62,7 @@ H1SPEC: dict[str, Case] = {
 }
 
 
+@pytest.mark.promise("llhttp, which is compiled, parses all requests of both listeners.", "clients")
 @on_uvloop
 async def test_h1spec() -> None:
     """All 33 of h1spec's demands are met."""
@@ -76,6 +79,9 @@ async def test_h1spec() -> None:
 ODD_HOSTS = ("a b", "a/b", "a@b", "user:x@a", "a,b", "a\\b", "a#b", "a?b", "http://a", "[::1", "a:b:c", "a:", "")
 
 
+@pytest.mark.promise(
+    "Ambiguous requests reach no engine, and each request that does has one length and one Host.", "clients"
+)
 @on_uvloop
 async def test_hosts() -> None:
     """A Host that is no host and port is refused (RFC 9112 section 3.2), plain ones are served, and the engine hears
@@ -94,6 +100,7 @@ async def test_hosts() -> None:
         assert went_on[0].target == PATH.encode()
 
 
+@pytest.mark.promise("llhttp, which is compiled, parses all requests of both listeners.", "clients")
 @on_uvloop
 async def test_h1spec_on_the_admin_listener() -> None:
     """Both listeners read HTTP with the same parser, so the admin listener meets h1spec's demands too."""
@@ -108,6 +115,7 @@ async def test_h1spec_on_the_admin_listener() -> None:
             client.transport.close()
 
 
+@pytest.mark.promise("llhttp, which is compiled, parses all requests of both listeners.", "clients")
 def test_no_other_parser() -> None:
     """Nothing of the router imports aiohttp's server, so the router starts where aiohttp has no compiled parser."""
     modules = list(Path(router.__file__).parent.rglob("*.py"))

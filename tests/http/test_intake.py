@@ -114,6 +114,9 @@ REQUESTS = st.lists(
 )
 
 
+@pytest.mark.promise(
+    "Ambiguous requests reach no engine, and each request that does has one length and one Host.", "clients"
+)
 @given(requests=REQUESTS, sizes=st.lists(st.integers(1, 90_000), min_size=1, max_size=8))
 def test_any_requests_in_any_reads(requests: list[tuple[str, int]], sizes: list[int]) -> None:
     """Whatever requests come, and wherever reads are cut: each is parsed as it was sent, no more than may wait are
@@ -136,6 +139,7 @@ def test_any_requests_in_any_reads(requests: list[tuple[str, int]], sizes: list[
     assert side.bodies.held_bytes == 0
 
 
+@pytest.mark.promise("Short chunks hold no other client up, and a body of very many chunks is refused.", "clients")
 def test_many_short_chunks_are_parsed_over_many_turns() -> None:
     """Of a read full of chunks of one byte so much is parsed in a turn of the loop that nobody else waits for it; the
     next read comes when it is all parsed."""
@@ -152,6 +156,7 @@ def test_many_short_chunks_are_parsed_over_many_turns() -> None:
     assert turns >= 16_000 * 6 // (TURN_BYTES_MAX + PIECE_BYTES_MAX)
 
 
+@pytest.mark.promise("Short chunks hold no other client up, and a body of very many chunks is refused.", "clients")
 def test_very_many_short_chunks_are_refused() -> None:
     """Chunks that stay short on average end in 400; few of them, or long ones, do not."""
     for size, count, status in ((1, TINY_PIECES_MAX, 0), (1, TINY_PIECES_MAX + 1, 400), (16, 20_000, 0)):
@@ -165,6 +170,7 @@ def test_very_many_short_chunks_are_refused() -> None:
         assert refused == status
 
 
+@pytest.mark.promise("A connection has a bounded number of pipelined requests waiting.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_a_read_full_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +199,10 @@ async def test_a_read_full_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         client.transport.close()
 
 
+@pytest.mark.promise(
+    "Ambiguous requests reach no engine, and each request that does has one length and one Host.", "clients"
+)
+@pytest.mark.promise("Nothing pipelined after an ambiguous request reaches an engine.", "clients")
 @pytest.mark.inside
 @pytest.mark.parametrize("how", ["in one read", "in two reads"])
 @on_uvloop

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import pytest
+
 from router.http.pace import DROPPED_BYTES_MAX, FULL_BYTES, READS_A_TURN, Pace
 from tests.http.clients import play
 from tests.http.test_intake import LINE, Side
@@ -66,6 +68,7 @@ def sides(count: int, loop: Loop) -> list[Side]:
     return made
 
 
+@pytest.mark.promise("A client that sends megabytes is read in turns with all others, a refused one slowly.", "clients")
 def test_full_reads_take_turns() -> None:
     """Connections that fill the buffer of each read are read a few in a turn, in their order, and none twice before
     all others that wait."""
@@ -104,6 +107,7 @@ def test_a_connection_that_waits_for_its_turn_may_be_gone() -> None:
     assert (one.reading, other.reading) == (False, True)
 
 
+@pytest.mark.promise("A client that sends megabytes is read in turns with all others, a refused one slowly.", "clients")
 def test_refused_clients_are_read_slowly() -> None:
     """Of all refused clients together so much is dropped before they are not read for a moment; then all are."""
     loop = Loop()
@@ -137,6 +141,7 @@ async def test_long_bodies_arrive_whole() -> None:
             client.transport.close()
 
 
+@pytest.mark.promise("A client that sends megabytes is read in turns with all others, a refused one slowly.", "clients")
 @on_uvloop
 async def test_who_sends_all_before_reading_is_told_why() -> None:
     """A client that reads only when its whole body is sent gets its refusal, though the body is not wanted."""

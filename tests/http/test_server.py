@@ -108,6 +108,9 @@ def limited() -> dict[str, Any]:
     return {"limits__body_bytes_max": 100_000}
 
 
+@pytest.mark.promise(
+    "Ambiguous requests reach no engine, and each request that does has one length and one Host.", "clients"
+)
 @pytest.mark.inside
 @pytest.mark.parametrize("how", ["at once", "behind another", "in pieces"])
 @on_uvloop
@@ -289,6 +292,7 @@ def _leave(client: Client, ends: str) -> None:
     client.transport.close()
 
 
+@pytest.mark.promise("A connection has a bounded number of pipelined requests waiting.", "clients")
 @pytest.mark.inside
 @pytest.mark.parametrize("body_bytes", [100, 200_000])
 @on_uvloop

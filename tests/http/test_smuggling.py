@@ -19,6 +19,13 @@ from tests.http.wire import Client, on_uvloop
 from tests.support.examples import examples
 from tests.support.fakes import running
 
+pytestmark = [
+    pytest.mark.promise(
+        "Ambiguous requests reach no engine, and each request that does has one length and one Host.", "clients"
+    ),
+    pytest.mark.promise("Nothing pipelined after an ambiguous request reaches an engine.", "clients"),
+]
+
 MUTATED = examples(int(os.environ.get("WARMROUTE_SMUGGLING_RUNS", "600")))
 
 

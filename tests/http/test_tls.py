@@ -30,6 +30,10 @@ from tests.http.wire import STREAM, Client, RawEngine, Wire, on_uvloop, post, pr
 from tests.support.fakes import FakeEngine, events, idle, running
 from tests.support.recorded import SSE, head
 
+pytestmark = pytest.mark.promise(
+    "TLS is at least 1.2, configured certificates are checked, a cut answer is seen as cut.", "clients"
+)
+
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -147,6 +151,7 @@ async def test_clients_must_show_a_certificate(files: Files, monkeypatch: pytest
         assert len(engine.seen) == 1
 
 
+@pytest.mark.promise("Connections are limited in all and per address, unfinished TLS handshakes included.", "clients")
 @pytest.mark.inside
 @on_uvloop
 async def test_stalled_handshakes(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,6 +193,7 @@ async def test_stopping_in_mid_handshake(begun: bytes, files: Files, monkeypatch
         writer.close()
 
 
+@pytest.mark.promise("Keys and certificates are replaced without a restart, in all processes.", "admin")
 @pytest.mark.inside
 @on_uvloop
 async def test_a_certificate_is_replaced(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +250,9 @@ def _read_to_end(host: str, port: int, context: ssl.SSLContext, raw: bytes) -> b
         return got
 
 
+@pytest.mark.promise(
+    "A client that does not read costs at most 1 MiB and is ended after `listen.send_timeout_s`.", "clients"
+)
 @pytest.mark.inside
 @on_uvloop
 async def test_clients_that_do_not_read(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

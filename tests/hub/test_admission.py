@@ -84,6 +84,9 @@ async def test_a_request_waits_for_a_place(client: ClientSession, engine: FakeEn
         assert idle(app)
 
 
+@pytest.mark.promise(
+    "The admission queue is bounded in requests, bytes and time, and holds no client that left.", "clients"
+)
 async def test_too_many_are_turned_away_at_once(client: ClientSession, engine: FakeEngine) -> None:
     """Beyond the queue's bound: 429 `overloaded` with Retry-After, in the dialect's own words, counted by reason;
     whoever waits is not touched."""
@@ -107,6 +110,9 @@ async def test_too_many_are_turned_away_at_once(client: ClientSession, engine: F
         assert idle(app)
 
 
+@pytest.mark.promise(
+    "The admission queue is bounded in requests, bytes and time, and holds no client that left.", "clients"
+)
 async def test_a_client_that_leaves_the_queue_is_gone(client: ClientSession, engine: FakeEngine) -> None:
     """Its place in line is another's at once, and no replica ever hears of it."""
     engine.script.append(silent)

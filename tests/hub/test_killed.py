@@ -116,6 +116,7 @@ async def test_a_killed_router_is_back_as_warm_as_it_was(events: bool, tmp_path:
             assert share(await talk.round(NUMBERS)) < 0.8 * share(before)
 
 
+@pytest.mark.promise("An engine that restarted is credited with no block of its earlier run.", "engines")
 @pytest.mark.long
 async def test_an_engine_that_restarted_meanwhile_is_credited_with_nothing(tmp_path: Path) -> None:
     """One of two engines is another one when the router is back: it gets none of the credit, the other all of it."""

@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from router.hub.owners import ResponseOwners
 from router.placer import UnknownResponse
 
+pytestmark = pytest.mark.promise(
+    "A stored response is its tenant's alone, through any worker and a restart of the hub.", "tenants"
+)
+
 IDS, TENANTS = st.sampled_from(["r1", "r2", "r3", "r4"]), st.sampled_from(["", "a", "b"])
 
 

@@ -110,6 +110,9 @@ async def stalled(
         client.transport.abort()
 
 
+@pytest.mark.promise(
+    "A client that does not read costs at most 1 MiB and is ended after `listen.send_timeout_s`.", "clients"
+)
 @pytest.mark.inside
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 @pytest.mark.parametrize("kind", KINDS)

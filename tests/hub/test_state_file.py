@@ -15,6 +15,10 @@ from hypothesis import strategies as st
 from router.core.kv_events.states import UnreadableState
 from router.hub.state_file import MAGIC, pieces_of, written
 
+pytestmark = pytest.mark.promise(
+    "A state file that is damaged, another user's or writable by every user is not loaded.", "records"
+)
+
 PIECES = [b"one", b"", b"x" * 70_000]
 
 
@@ -42,6 +46,7 @@ def test_a_process_that_died_while_it_wrote_leaves_the_old_one(path: Path) -> No
     assert pieces_of(path, 1 << 20) == [b"next"]
 
 
+@pytest.mark.finding("2026-11-28/16")
 def test_a_file_that_others_can_write_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checksums have no key. A file of this user or of root counts, with write access of its group at most."""
     written(path, PIECES)

@@ -32,6 +32,9 @@ async def ask(client: ClientSession, url: str, text: str = "x") -> str:
         return response.headers["x-warmroute-replica"]
 
 
+@pytest.mark.promise(
+    "A replica that fails, hangs or crawls is ejected; a long prefill is never taken for that.", "faults"
+)
 async def test_silent_requests_move(client: ClientSession, engine: FakeEngine, other: FakeEngine) -> None:
     """A replica that accepts and stays silent is found though its health checks are fine: what is silent there is
     answered by another, nothing more is sent there, metrics and admin page say why, and a trial brings it back."""

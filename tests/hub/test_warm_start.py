@@ -180,6 +180,9 @@ async def test_readiness_waits_no_longer_than_it_may(tmp_path: Path) -> None:
             assert (await state(client, app))["replicas"] == {"restored": 0, "refused": 1, "waiting": 0}
 
 
+@pytest.mark.promise(
+    "The state file and the state sent to siblings hold no text, header or key of a client.", "records"
+)
 async def test_the_file_has_hashes_only(tmp_path: Path) -> None:
     """No text of a prompt or an answer, and no key of a client, is in it."""
     file = tmp_path / "state"

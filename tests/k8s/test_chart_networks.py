@@ -37,6 +37,7 @@ SELECTORS = {
 }
 
 
+@pytest.mark.promise("The chart's network policies close all connections except those the router needs.", "kubernetes")
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_selectors_are_understood(selector: str, tmp_path: Path) -> None:
     """The network policy lets routers reach exactly the pods that discovery selects, where it looks for them."""
@@ -85,6 +86,7 @@ def test_without_a_selector_known_stacks_are_reached() -> None:
     assert not reached({"app": "vllm"})
 
 
+@pytest.mark.promise("The chart's network policies close all connections except those the router needs.", "kubernetes")
 @pytest.mark.parametrize("name", [*EXAMPLES, "default"])
 def test_networks_are_closed(name: str, rendered: dict[str, list[Document]], secrets: Path) -> None:
     """In: the main port and metrics. Out: engines, DNS, the API server where it is asked, a store where there is

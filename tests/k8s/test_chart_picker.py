@@ -111,6 +111,7 @@ def test_the_pool_names_the_picker() -> None:
     assert {port["appProtocol"] for port in service["spec"]["ports"]} == {"http2"}
 
 
+@pytest.mark.promise("Discovery reads InferencePools by name, so that a Role can name them too.", "discovery")
 def test_the_role_names_the_pools(tmp_path: Path) -> None:
     """List and watch of pods, and of those pools by name, in the pools' own namespaces; nothing else."""
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
@@ -220,6 +221,9 @@ def test_the_router_takes_the_settings(name: str, pickers: dict[str, list[Docume
     assert (settings["gateway"]["host"], settings["listen"]["face"]) == ("0.0.0.0", "picker")
 
 
+@pytest.mark.promise(
+    "The chart's Envoy reaches engines, pickers and DNS only, and exposes readiness and metrics.", "kubernetes"
+)
 def test_pods_are_restricted_and_have_no_token(pickers: dict[str, list[Document]]) -> None:
     """Envoy's pods too meet the restricted Pod Security Standard, and only the pickers may ask the API server."""
     for name, found in pickers.items():
@@ -251,6 +255,9 @@ def test_networks_of_a_picker(pickers: dict[str, list[Document]]) -> None:
     assert [peer for peer in peers if peer["podSelector"].get("matchLabels", {"-": ""}).items() <= labels.items()]
 
 
+@pytest.mark.promise(
+    "The chart's Envoy reaches engines, pickers and DNS only, and exposes readiness and metrics.", "kubernetes"
+)
 def test_networks_of_envoy(pickers: dict[str, list[Document]]) -> None:
     """Out: the engines at their ports, the pickers at theirs, DNS; no API server, nothing else."""
     found = pickers["standalone"]
@@ -286,6 +293,9 @@ def test_routes_lead_to_the_pool_or_to_envoy(pickers: dict[str, list[Document]])
     assert path["backend"]["service"] == {"name": envoy["metadata"]["name"], "port": {"name": "http"}}
 
 
+@pytest.mark.promise(
+    "Clients of the chart's Envoy or example gateways choose no destination, picker or not.", "kubernetes"
+)
 def test_gateways_strip_what_a_client_may_not_say(pickers: dict[str, list[Document]]) -> None:
     """Both gateways take the headers away before routing, by which a client could choose who is connected to."""
     policy = only(pickers["envoy-gateway"], "ClientTrafficPolicy")["spec"]

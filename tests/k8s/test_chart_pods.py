@@ -64,6 +64,7 @@ def restricted(spec: Document) -> list[str]:
     return wrong
 
 
+@pytest.mark.promise("The chart's pods meet the restricted Pod Security Standard with a read-only root.", "kubernetes")
 @pytest.mark.parametrize("name", NAMES)
 def test_pods_are_restricted(name: str, everything: dict[str, list[Document]]) -> None:
     """Every pod meets the restricted Pod Security Standard, has a root that is read only, and says what it uses."""
@@ -94,6 +95,9 @@ def test_the_restricted_check_can_fail() -> None:
 # Rights
 
 
+@pytest.mark.promise(
+    "The chart's Role permits listing and watching pods, and nothing for the whole cluster.", "kubernetes"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_roles_are_the_minimum(name: str, everything: dict[str, list[Document]]) -> None:
     """A Role says list and watch on pods and nothing else, where engines are; where nobody asks there is none."""
@@ -123,6 +127,7 @@ def test_roles_are_the_minimum(name: str, everything: dict[str, list[Document]])
         ]
 
 
+@pytest.mark.promise("Pods of the chart that do not need the API server have no token.", "kubernetes")
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_where_they_are_needed(name: str, everything: dict[str, list[Document]]) -> None:
     """Only a router that asks the API server has a token of it: no other pod, and none by its ServiceAccount alone."""
@@ -163,6 +168,7 @@ def test_an_account_of_somebody_else() -> None:
 # Settings
 
 
+@pytest.mark.promise("The chart opens the admin listener to a cluster only with a token.", "kubernetes")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_router_takes_the_settings(name: str, everything: dict[str, list[Document]], secrets: Path) -> None:
     """The settings file of every example is one that the router starts with."""
@@ -194,6 +200,7 @@ def test_settings_are_passed_through(secrets: Path, tmp_path: Path) -> None:
             assert getattr(getattr(settings, section), key) == expected, key
 
 
+@pytest.mark.promise("The chart puts no secret into a settings file and makes none.", "kubernetes")
 def test_secrets_are_files(rendered: dict[str, list[Document]], secrets: Path) -> None:
     """Each Secret that is named is a file, where the settings look for it; certificates of clients too."""
     more = "tls.clientCaKey=ca.crt,upstreamTls.certificateKey=client.pem"

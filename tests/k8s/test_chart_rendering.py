@@ -141,6 +141,7 @@ def test_nothing_of_custom_resources_by_default(rendered: dict[str, list[Documen
     assert kinds == sorted(["Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Service", *rights])
 
 
+@pytest.mark.promise("The chart puts no secret into a settings file and makes none.", "kubernetes")
 def test_no_secret_is_ever_made(everything: dict[str, list[Document]], with_all: list[Document]) -> None:
     """The chart names Secrets and never makes one; no object is for the whole cluster."""
     for document in [document for found in [*everything.values(), with_all] for document in found]:

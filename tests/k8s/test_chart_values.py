@@ -239,6 +239,9 @@ def merged(good: dict[str, Any], wrong: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
+@pytest.mark.promise("The chart puts no secret into a settings file and makes none.", "kubernetes")
+@pytest.mark.promise("The chart opens the admin listener to a cluster only with a token.", "kubernetes")
+@pytest.mark.promise("The chart refuses a monitor without the admin token if API keys are on.", "kubernetes")
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_values_are_refused(name: str, tmp_path: Path) -> None:
     """Each wrong values file is refused, and the message names the value and what is wrong with it."""

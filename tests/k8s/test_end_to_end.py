@@ -186,6 +186,7 @@ async def asked(router: Gateway, prompt: str) -> tuple[str, int]:
 BY_DISCOVERY_ALONE = ("--set", "config.events.enabled=false", "--set", "config.probe.interval_s=600")
 
 
+@pytest.mark.promise("An engine at a reused address is credited with no block of its predecessor.", "discovery")
 @pytest.mark.parametrize(
     ("workers", "options", "grade"),
     [(1, (), "exact"), (2, BY_DISCOVERY_ALONE, "estimated")],
@@ -222,6 +223,9 @@ async def test_another_pod_with_the_same_address_holds_nothing(
             assert (await asked(router, prompt))[1] == 0, f"missed: {missed}"
 
 
+@pytest.mark.promise(
+    "Two seconds after an outage the view is current; until then the last good one is used.", "discovery"
+)
 async def test_the_api_server_is_away_for_20_s(tmp_path: Path) -> None:
     """Nobody notices but the metric: no request fails, `/readyz` stays, the view is flagged stale; what changed
     meanwhile is known soon after it is back."""

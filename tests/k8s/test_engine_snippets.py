@@ -79,6 +79,7 @@ def test_pods_are_watched_and_end_in_peace(engine: str) -> None:
     assert re.search(r":v\d+\.\d+\.\d+", container(engine)["image"])
 
 
+@pytest.mark.promise("KV events of engines in `deploy/engines` are reachable from warmroute's pods only.", "kubernetes")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_only_the_router_reaches_the_ports(engine: str) -> None:
     """The NetworkPolicy selects the engines' pods and lets the router alone to every port, KV events among them; the

@@ -223,6 +223,9 @@ async def test_fail_close_is_an_error(tmp_path: Path) -> None:
         assert engine.heads == []
 
 
+@pytest.mark.promise(
+    "Clients of the chart's Envoy or example gateways choose no destination, picker or not.", "kubernetes"
+)
 async def test_a_forged_destination_goes_nowhere(tmp_path: Path) -> None:
     """A client that names where to connect, Envoy's own admin page say, is served by an engine, and none of its names
     reaches that; nor do those by which llm-d's sidecar could be sent elsewhere."""
@@ -250,6 +253,9 @@ async def test_a_forged_destination_goes_nowhere(tmp_path: Path) -> None:
             assert head["x-session-id"] == "kept"
 
 
+@pytest.mark.promise(
+    "The chart's Envoy reaches engines, pickers and DNS only, and exposes readiness and metrics.", "kubernetes"
+)
 async def test_the_status_port_shows_two_pages_alone(tmp_path: Path) -> None:
     """Readiness and metrics, to be read; nothing else of the admin interface, whose pages could end Envoy."""
     async with (

@@ -265,6 +265,9 @@ def test_a_file_of_prefixes_is_checked(tmp_path: Path) -> None:
         settings(prewarm__prefixes_file=str(file))
 
 
+@pytest.mark.promise(
+    "Prewarming sends no isolated tenant's text, within bounds, and only to replicas of the fleet.", "tenants"
+)
 async def test_a_tenants_template_stays_its_own(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """What an isolated tenant's requests share is warmed for nobody: without its salt it would be in a cache that
     others can ask."""

@@ -33,6 +33,9 @@ def long_chat(who: str, size_bytes: int = 300_000) -> bytes:
     return json.dumps({"model": "m", "user": who, "messages": [{"role": "user", "content": "x" * size_bytes}]}).encode()
 
 
+@pytest.mark.promise(
+    "A tenant over its rate is refused at the head; its body is neither awaited nor parsed.", "tenants"
+)
 async def test_a_tenant_over_its_rate_has_nothing_parsed(
     client: ClientSession, engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -54,6 +57,9 @@ async def test_a_tenant_over_its_rate_has_nothing_parsed(
         assert len(engine.seen) == 2
 
 
+@pytest.mark.promise(
+    "A tenant over its rate is refused at the head; its body is neither awaited nor parsed.", "tenants"
+)
 async def test_a_tenant_over_its_rate_need_not_send_its_body(engine: FakeEngine, tmp_path: Path) -> None:
     """Where the body comes behind its head, the answer to the head is 429 and the connection ends: nothing of the body
     is waited for or kept."""
@@ -94,6 +100,7 @@ async def test_a_request_is_taken_from_the_rate_once(client: ClientSession, engi
         assert codes == [200, 200, 400, 200, 429]
 
 
+@pytest.mark.promise("No tenant starves another in the admission queue or the parse queue.", "tenants")
 async def test_tenants_take_turns(client: ClientSession, engine: FakeEngine, tmp_path: Path) -> None:
     """A tenant that sends many long bodies waits for itself: another's single one is read next but one."""
     ring = Keyring(tmp_path, loud={}, quiet={})
@@ -116,6 +123,7 @@ async def test_tenants_take_turns(client: ClientSession, engine: FakeEngine, tmp
     assert "quiet" in [seen.json["user"] for seen in engine.seen[:3]]
 
 
+@pytest.mark.promise("The queue of long bodies that wait to be parsed is bounded in bytes and in time.", "clients")
 async def test_what_waits_to_be_read_is_bounded_in_bytes(
     client: ClientSession, engine: FakeEngine, tmp_path: Path
 ) -> None:
@@ -145,6 +153,7 @@ async def test_what_waits_to_be_read_is_bounded_in_bytes(
     assert all(answer.headers["Retry-After"] == "1" for answer in answers if answer.status == 429)
 
 
+@pytest.mark.promise("The queue of long bodies that wait to be parsed is bounded in bytes and in time.", "clients")
 async def test_nobody_waits_too_long_to_be_read(client: ClientSession, engine: FakeEngine) -> None:
     """After `limits.reading_wait_s` a body that still waits is turned away (429)."""
     async with running(engine, limits__reading_wait_s=0.05) as app:
@@ -161,6 +170,7 @@ async def test_nobody_waits_too_long_to_be_read(client: ClientSession, engine: F
             assert response.status == 200
 
 
+@pytest.mark.promise("The queue of long bodies that wait to be parsed is bounded in bytes and in time.", "clients")
 async def test_clients_that_leave_the_queue_hold_no_turn() -> None:
     """A request that is cancelled while it waits is gone, and one that is cancelled as its turn comes hands it on."""
     turns = ReadingTurns(clock=lambda: 0.0)
@@ -180,6 +190,7 @@ async def test_clients_that_leave_the_queue_hold_no_turn() -> None:
         await turns.take("f", Priority.NORMAL, 1_001)
 
 
+@pytest.mark.promise("JSON of more parts than `limits.json_parts_max` is refused before decoding.", "clients")
 async def test_bodies_of_too_many_parts_are_not_decoded(client: ClientSession, engine: FakeEngine) -> None:
     """More than `limits.json_parts_max` tools, messages, parts, or whatever else objects and arrays are: 400 in words
     that name the limit, before anything is decoded; brackets in text are text. A body of few parts with more numbers

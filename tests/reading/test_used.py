@@ -17,6 +17,13 @@ from router.reading.used import believed
 from tests.support.fakes import FakeEngine, Reply, running, status
 from tests.support.keyring import Keyring
 
+pytestmark = [
+    pytest.mark.promise(
+        "Streams count against token rates by tokens, whatever their events or usage fields say.", "tenants"
+    ),
+    pytest.mark.promise("Impossible token counts of an engine count towards no rate.", "tenants"),
+]
+
 RATE = 1_000
 WORDS = "word " * 400  # some 500 tokens by four bytes each
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -13,6 +13,10 @@ from router.core.dialects import PATHS, tenancy
 from tests.real.token_requests import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from tests.real.vllm_server import MODEL, Replica
 
+pytestmark = pytest.mark.promise(
+    "Isolated tenants share no cached prefix, and engines that ignore salts are refused to them.", "tenants"
+)
+
 SECRET = b"of-the-tests-and-long-enough-for-it"
 BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     CHAT: lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 1},

@@ -143,6 +143,7 @@ def test_any_file_is_a_table_or_an_error(tmp_path_factory: pytest.TempPathFactor
         load(tmp_path_factory.mktemp("keys"), tree)
 
 
+@pytest.mark.promise("Clients' keys never reach engines, and the keys file holds digests only.", "tenants")
 def test_the_command_makes_a_key_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`warmroute make-key acme >> keys.yaml`: the entry on standard output; the key on standard error, and only
     there."""
@@ -183,6 +184,7 @@ def test_keys_have_256_random_bits() -> None:
     assert all(len(set(column)) > 5 for column in zip(*[each[:42] for each in made], strict=True))
 
 
+@pytest.mark.promise("The admin listener off loopback requires a token, and isolation requires a secret.", "admin")
 @pytest.mark.usefixtures("bare_environment")
 @pytest.mark.parametrize(
     ("text", "said"),

@@ -65,6 +65,7 @@ def test_what_is_live_changes_and_nothing_else(key: str) -> None:
     assert (found.applied, found.kept) == (((key,), ()) if key in LIVE else ((), (key,)))
 
 
+@pytest.mark.promise("A reload switches neither authentication nor TLS off or on.", "admin")
 @pytest.mark.parametrize("key", sorted(SWITCHES))
 def test_a_switch_needs_a_restart(key: str) -> None:
     """What is turned on or off stays as it was, and is named."""

@@ -180,6 +180,7 @@ async def test_a_replica_that_is_taken_out_finishes(
         assert engine.url not in router.app.edge.upstream._pools
 
 
+@pytest.mark.promise("Broken settings never take effect, not in part and not in a restarted process.", "admin")
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
@@ -215,6 +216,8 @@ async def test_a_bad_file_is_kept_out(
         assert await router.metric("warmroute_last_reload_timestamp_seconds") is None
 
 
+@pytest.mark.finding("2026-11-28/7")
+@pytest.mark.promise("An empty or cut settings file removes neither all replicas nor the keys.", "admin")
 @pytest.mark.parametrize("text", ["", "log: {requests: false}\n", "replicas: []\n"])
 async def test_a_file_without_replicas_is_kept_out(
     tmp_path: Path, engine: FakeEngine, client: ClientSession, caplog: pytest.LogCaptureFixture, text: str
@@ -232,6 +235,8 @@ async def test_a_file_without_replicas_is_kept_out(
         assert router.reloader.settings.replicas == ()
 
 
+@pytest.mark.finding("2026-11-28/7")
+@pytest.mark.promise("An empty or cut settings file removes neither all replicas nor the keys.", "admin")
 def test_a_reload_may_not_take_all_keys_away(tmp_path: Path) -> None:
     """Whatever a restart would do: it says so, and names what allows it."""
     old, open_ = Settings(auth=AuthSettings(keys_file="keys.yaml")), Settings()
@@ -241,6 +246,8 @@ def test_a_reload_may_not_take_all_keys_away(tmp_path: Path) -> None:
     refuse_empty(open_, old)
 
 
+@pytest.mark.finding("2026-11-28/7")
+@pytest.mark.promise("An empty or cut settings file removes neither all replicas nor the keys.", "admin")
 def test_a_settings_file_is_read_when_nothing_writes_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that changed a moment ago is waited for, and one that changes for ever, or that is another machine's
     clock ahead, is not waited for without end."""
@@ -268,6 +275,7 @@ def test_a_settings_file_is_read_when_nothing_writes_to_it(tmp_path: Path, monke
     assert now_s[0] - began_s < 20
 
 
+@pytest.mark.promise("A reload logs names of settings, never their values.", "records")
 async def test_what_needs_a_restart_is_said_and_kept(
     tmp_path: Path, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,8 @@ from router.commands.loading import load
 from tests.settings.test_settings import problems, yaml_file
 
 
+@pytest.mark.finding("2026-11-28/6")
+@pytest.mark.promise("A settings key that is given twice is an error.", "admin")
 @pytest.mark.parametrize(
     "text",
     [
@@ -32,12 +34,14 @@ def test_a_merge_may_be_overridden(tmp_path: Path) -> None:
     assert (load(path).listen.port, load(path).listen.host) == (2, "a")
 
 
+@pytest.mark.finding("2026-11-28/23")
 def test_a_large_file_is_a_problem(tmp_path: Path) -> None:
     """It is not read to its end."""
     large = yaml_file(tmp_path, "replicas:\n" + "- http://10.0.0.1:8000\n" * 200_000)
     assert problems(large) == [f"{large}: has more than 2 MiB"]
 
 
+@pytest.mark.finding("2026-11-28/23")
 def test_many_problems_are_cut_short(tmp_path: Path) -> None:
     """Unknown names are listed 20 times, all else 200 times, and what is left out is counted."""
     unknown = problems(yaml_file(tmp_path, "".join(f"key{n}: 1\n" for n in range(5_000))))

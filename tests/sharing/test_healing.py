@@ -23,6 +23,8 @@ from tests.sharing.links import CoreStandIn, linked
 from tests.sharing.stores import StoreServer, free_port
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
+
 CHANNEL = "warmroute:{f}:said"
 
 

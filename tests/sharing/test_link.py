@@ -182,6 +182,7 @@ async def two_routers(stack: AsyncExitStack) -> tuple[StoreServer, Network, OneR
     return server, network, a, b
 
 
+@pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
 @pytest.mark.parametrize("how", ["frozen", "killed", "cut", "cut there", "cut back", "paused"])
 async def test_alone_without_the_store_and_whole_with_it(how: str, caplog: pytest.LogCaptureFixture) -> None:
     """A store that is frozen, killed, cut off in both directions or in one, or told to answer nobody: the router is
@@ -286,6 +287,7 @@ async def test_a_store_that_takes_no_writes_is_said_once_and_messages_pass(
         await until(lambda: not a.link.refusal and a.link.counts["written"])
 
 
+@pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
 async def test_a_store_that_lies_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """Garbage, huge values, messages of another release, and entries that nobody of us wrote: counted, logged once, and
     everything else goes on."""

@@ -21,6 +21,11 @@ from tests.support.figures import figure
 from tests.support.keyring import Keyring
 from tests.support.waiting import until
 
+pytestmark = [
+    pytest.mark.promise("No request waits for the shared store or fails with it.", "store"),
+    pytest.mark.promise("A stored response stays its tenant's through every router.", "store"),
+]
+
 RESPONSES, CHAT = "/v1/responses", "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 

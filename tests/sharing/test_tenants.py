@@ -221,6 +221,7 @@ spent = st.builds(
 )
 
 
+@pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
 @given(st.lists(st.tuples(st.integers(1, 3), st.lists(spent, max_size=3), st.integers(0, 5)), max_size=30))
 @settings(max_examples=100)
 def test_whatever_is_heard_a_tenant_is_shut_out_for_a_minute_a_message_at_most(

@@ -50,6 +50,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
+@pytest.mark.promise("Wheel and sdist are reproducible byte by byte, and the image has that wheel.", "supply")
 def test_the_same_bytes_from_every_clone(twice: list[Path]) -> None:
     """Neither place nor time, mode, time zone, hash seed or leftovers change a byte of wheel and sdist."""
     first, second = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in twice)
@@ -87,6 +88,7 @@ def test_a_time_is_needed() -> None:
     assert not (REPO / "nowhere").exists()
 
 
+@pytest.mark.promise("The bill of materials names each locked package with its hashes.", "supply")
 def test_bill_of_materials_names_every_locked_package(tmp_path: Path) -> None:
     """The CycloneDX file has the router itself and each package of the image's lock, by version, with hashes, and is
     the same when it is made again."""

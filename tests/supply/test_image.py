@@ -163,6 +163,7 @@ def test_image_says_what_it_is(image: Built) -> None:
     assert config["Labels"]["org.opencontainers.image.base.name"] == BASE  # type: ignore[index]
 
 
+@pytest.mark.promise("The image runs as an unprivileged user, on a read-only root, without pip.", "supply")
 def test_image_holds_the_router_and_no_tools(image: Built) -> None:
     """No pip, no compiler's leftovers, no tests, no sources of the build; nothing that anybody but root may write."""
     assert not list(image.root.glob("src/*"))
@@ -177,6 +178,7 @@ def test_image_holds_the_router_and_no_tools(image: Built) -> None:
     print(f"\nthe image adds {size_mb:.0f} MB to its base")
 
 
+@pytest.mark.promise("Wheel and sdist are reproducible byte by byte, and the image has that wheel.", "supply")
 def test_image_installs_the_same_wheel(image: Built, tmp_path: Path) -> None:
     """The files in the image are those of the wheel of a release, byte for byte."""
     run([VENV / "bin" / "python", "-m", "deploy.dist", tmp_path], SOURCE_DATE_EPOCH=EPOCH_S)
@@ -199,6 +201,7 @@ def test_image_has_native_code(image: Built) -> None:
     assert not list(site.glob("mypy*"))
 
 
+@pytest.mark.promise("The image runs as an unprivileged user, on a read-only root, without pip.", "supply")
 def test_image_runs_as_nobody_on_a_root_that_cannot_be_written(image: Built) -> None:
     """The command starts, every extra can be imported, and only /tmp takes a file."""
     assert image.say("warmroute", "--version").stdout.startswith(f"warmroute {__version__} (native code, Python 3.")

@@ -25,6 +25,9 @@ def tracked() -> list[str]:
     return [name for name in done.stdout.splitlines() if (REPO / name).is_file()]
 
 
+@pytest.mark.promise(
+    "No secret is in the repository, and each exception of a security linter has its reason.", "supply"
+)
 def test_bandit_finds_nothing_without_a_reason() -> None:
     """What bandit finds in the router, its instruments and deploy/ is what ruff, whose rules have the same numbers, was
     told a reason for in the very line."""
@@ -40,6 +43,9 @@ def test_bandit_finds_nothing_without_a_reason() -> None:
     assert unreasoned == []
 
 
+@pytest.mark.promise(
+    "No secret is in the repository, and each exception of a security linter has its reason.", "supply"
+)
 def test_no_secret_is_in_the_repository(tmp_path: Path) -> None:
     """gitleaks finds no secret in any file of the repository, and does find one that is put beside them."""
     for name in tracked():
@@ -53,6 +59,7 @@ def test_no_secret_is_in_the_repository(tmp_path: Path) -> None:
     assert tool("gitleaks", "dir", "--no-banner", "--redact", tmp_path / "clean").returncode == 1
 
 
+@pytest.mark.promise("Workflows pin actions by commit, and each job has only the rights that it needs.", "supply")
 def test_zizmor_finds_nothing() -> None:
     """No finding in the workflows, by the strictest of its personas."""
     done = tool("zizmor", "--offline", "--persona", "pedantic", ".github")
@@ -69,6 +76,7 @@ def test_workflows_follow_their_schema(schema: str, paths: list[Path]) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.promise("Workflows pin actions by commit, and each job has only the rights that it needs.", "supply")
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_actions_are_pinned_by_commit(path: Path) -> None:
     """Each action is named by the commit that was looked at, with its version beside it, the same in all places."""
@@ -80,6 +88,7 @@ def test_actions_are_pinned_by_commit(path: Path) -> None:
     assert len({action.partition("@")[0] for action, _ in uses}) == len(set(uses))
 
 
+@pytest.mark.promise("Workflows pin actions by commit, and each job has only the rights that it needs.", "supply")
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_jobs_may_only_what_they_need(path: Path) -> None:
     """No right for a whole workflow, and no job that runs for ever."""

@@ -81,6 +81,7 @@ def test_lock_fulfils_the_project(name: str) -> None:
         assert found.version in wanted.specifier, f"{wanted.name} {found.version} is not {wanted.specifier}: make lock"
 
 
+@pytest.mark.promise("The image is locked by version and hash and built from wheels only.", "supply")
 @pytest.mark.parametrize("name", sorted(WANTED))
 def test_every_line_is_pinned_and_hashed(name: str) -> None:
     """Nothing in a lock but exact versions with hashes and comments: no index, no URL, no option."""
@@ -105,6 +106,7 @@ def test_locks_agree() -> None:
             assert demo[package] == locked, f"{package} of {name}.lock"
 
 
+@pytest.mark.promise("No lock and no version range permits a version below `requirements/floors.toml`.", "supply")
 @pytest.mark.parametrize("name", sorted(WANTED))
 def test_no_lock_is_below_a_floor(name: str) -> None:
     """No locked version has a vulnerability that floors.toml knows of."""
@@ -116,6 +118,7 @@ def test_no_lock_is_below_a_floor(name: str) -> None:
     assert below == []
 
 
+@pytest.mark.promise("No lock and no version range permits a version below `requirements/floors.toml`.", "supply")
 def test_no_range_reaches_below_a_floor() -> None:
     """Whoever installs without a lock gets no version with a known vulnerability either."""
     low = []
@@ -137,6 +140,7 @@ def test_floors_name_their_reason() -> None:
         assert all(re.fullmatch(r"(CVE-\d{4}-\d{4,}|GHSA(-[0-9a-z]{4}){3})", fix) for fix in floor["fixes"])
 
 
+@pytest.mark.promise("At most ten packages are needed to run.", "supply")
 def test_few_dependencies() -> None:
     """The router itself asks for at most ten packages."""
     assert len(PROJECT["dependencies"]) <= RUNTIME_DEPENDENCIES_MAX
@@ -159,6 +163,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv
 
 
+@pytest.mark.promise("The image is locked by version and hash and built from wheels only.", "supply")
 def test_lock_is_complete(installed: Path) -> None:
     """With hashes asked for, pip takes the lock: nothing that any package needs is missing or contradicts another, and
     nothing is installed that the lock does not name."""
@@ -170,6 +175,7 @@ def test_lock_is_complete(installed: Path) -> None:
     assert there == set(lock_of("image"))
 
 
+@pytest.mark.promise("The image is locked by version and hash and built from wheels only.", "supply")
 def test_another_files_hash_is_refused(tmp_path: Path) -> None:
     """A package whose bytes are not those that were locked is not installed."""
     line = re.sub(r"[0-9a-f]{64}", "0" * 64, next(ENTRY.finditer(text_of("runtime")))[0])

@@ -107,6 +107,7 @@ def test_an_event_stands_beside_its_sentence(pipe: Pipe) -> None:
     assert line["event"] == "replica_up"
 
 
+@pytest.mark.promise("Names from clients forge no log lines and no fields of a line.", "records")
 @pytest.mark.parametrize("said", ["abc status=200 tenant=root", 'x" tenant="root', "a\\", "a b", "\x85tenant=root"])
 def test_no_value_makes_a_field(said: str) -> None:
     """What clients write stands within its own field of a line of text: one that reads fields by spaces and quotes

@@ -117,6 +117,7 @@ def test_what_changes_while_a_page_is_written_does_no_harm() -> None:
     assert "warmroute_replica_grade{" not in page
 
 
+@pytest.mark.promise("Labels of metrics are bounded, and series of a replica end with it.", "records")
 @pytest.mark.inside
 def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models beyond the limit are counted together; those known before keep their own series."""
@@ -129,6 +130,7 @@ def test_labels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == [("a", "2.0"), ("b", "1.0"), ("other", "2.0")]
 
 
+@pytest.mark.promise("Labels of metrics are bounded, and series of a replica end with it.", "records")
 def test_failures_leave_with_their_replica() -> None:
     """What a replica failed at is gone with it, and what others did is not."""
     it = metrics()
@@ -181,6 +183,7 @@ def test_saved_prefill() -> None:
     assert 'warmroute_saved_prefill_seconds_total{model="m"} 0.16' in page
 
 
+@pytest.mark.promise("Labels of metrics are bounded, and series of a replica end with it.", "records")
 def test_tokens_of_tenants() -> None:
     """Tokens are counted for tenants by name, and for at most so many of them."""
     it = metrics()

@@ -27,6 +27,7 @@ def test_what_is_written_is_read_again(trace_id: int, span_id: int, sampled: boo
     assert parse(value) == Parent(trace_id, span_id, sampled)
 
 
+@pytest.mark.promise("An invalid trace header fails no request and reaches no engine.", "records")
 @given(st.binary(max_size=100))
 def test_anything_may_come(value: bytes) -> None:
     """No bytes make the parser fail; what it takes has ids."""

@@ -94,6 +94,7 @@ async def test_the_ratio_is_kept(client: ClientSession, engine: FakeEngine, coll
     assert {got.trace for got in collector.spans} == sampled
 
 
+@pytest.mark.promise("An invalid trace header fails no request and reaches no engine.", "records")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -120,6 +121,7 @@ async def test_a_context_that_is_none(
     assert "tracestate" not in seen
 
 
+@pytest.mark.promise("An invalid trace header fails no request and reaches no engine.", "records")
 async def test_a_long_state_is_left_out(client: ClientSession, engine: FakeEngine, collector: Collector) -> None:
     """A `tracestate` beyond 4 KiB goes nowhere; the trace goes on."""
     async with running(engine, **traced(collector)) as app:
@@ -158,6 +160,7 @@ async def test_logs_and_traces_meet(
     assert [record.trace_id for record in told] == [TRACE, "", ""]
 
 
+@pytest.mark.promise("Spans hold no ids of stored responses and no names that a client gives itself.", "records")
 async def test_a_tenant_is_named_if_proved(
     client: ClientSession, engine: FakeEngine, collector: Collector, tmp_path: Any
 ) -> None:
@@ -173,6 +176,7 @@ async def test_a_tenant_is_named_if_proved(
     assert root.about["warmroute.tenant"] == "acme"
 
 
+@pytest.mark.promise("Spans hold no ids of stored responses and no names that a client gives itself.", "records")
 async def test_ids_of_stored_responses_are_not_told(
     client: ClientSession, engine: FakeEngine, collector: Collector
 ) -> None:
@@ -185,6 +189,7 @@ async def test_ids_of_stored_responses_are_not_told(
     assert b"canary" not in b"".join(collector.bodies)
 
 
+@pytest.mark.promise("Spans hold no ids of stored responses and no names that a client gives itself.", "records")
 @pytest.mark.parametrize(
     ("path", "more", "told"),
     [
@@ -240,6 +245,7 @@ async def test_the_collectors_own_headers(
     assert root.resource["k8s.pod.name"] == "gate-0"
 
 
+@pytest.mark.promise("A collector's credentials are in no log line and no complaint about settings.", "records")
 async def test_a_key_that_is_none(
     client: ClientSession,
     engine: FakeEngine,
@@ -268,6 +274,9 @@ async def test_what_waits_is_sent_at_the_end(
     assert len(collector.named(f"POST {CHAT}")) == 1
 
 
+@pytest.mark.promise(
+    "A slow or absent collector costs no request, bounded memory, and two seconds at the end.", "records"
+)
 async def test_a_collector_that_is_away(
     client: ClientSession, engine: FakeEngine, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +306,9 @@ async def test_a_collector_that_is_away(
     assert fields["why"] == "status 400"
 
 
+@pytest.mark.promise(
+    "A slow or absent collector costs no request, bounded memory, and two seconds at the end.", "records"
+)
 async def test_a_full_queue(
     client: ClientSession, engine: FakeEngine, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +325,9 @@ async def test_a_full_queue(
     assert dropped(page) % 4 == 0
 
 
+@pytest.mark.promise(
+    "A slow or absent collector costs no request, bounded memory, and two seconds at the end.", "records"
+)
 async def test_nobody_listens(client: ClientSession, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that was never there costs no request, and the end no more than its time."""
     monkeypatch.setattr("router.telemetry.tracing.FLUSH_S", 0.05)
@@ -326,6 +341,7 @@ async def test_nobody_listens(client: ClientSession, engine: FakeEngine, monkeyp
             await asyncio.sleep(0.001)
 
 
+@pytest.mark.promise("A collector's credentials are in no log line and no complaint about settings.", "records")
 @pytest.mark.parametrize(
     "endpoint",
     [

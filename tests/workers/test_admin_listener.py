@@ -13,6 +13,7 @@ from tests.workers.test_processes import command, metric
 HALF_OPEN = b"GET /metrics HTTP/1.1\r\nHost: local"
 
 
+@pytest.mark.promise("The admin listener limits its own connections, in all and per address.", "admin")
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform == "darwin", reason="127.0.0.1 alone is loopback there")
 async def test_the_hub_ends_whoever_keeps_it_waiting(engine: FakeEngine) -> None:

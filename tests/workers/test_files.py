@@ -19,9 +19,13 @@ from tests.support.fakes import FakeEngine
 from tests.support.figures import figure
 from tests.support.keyring import ADMIN, SECRET, Keyring
 from tests.support.waiting import until
-from tests.workers.test_processes import CHAT, Command, body, command, pytestmark
+from tests.workers.test_processes import CHAT, Command, body, command
+from tests.workers.test_processes import pytestmark as looks_into_proc
 
-__all__ = ["pytestmark"]
+pytestmark = [
+    looks_into_proc,
+    pytest.mark.promise("Broken settings never take effect, not in part and not in a restarted process.", "admin"),
+]
 
 BACK_MAX_S = 3.0
 
@@ -46,6 +50,7 @@ async def killed(app: Command, *names: str) -> float:
     return time.monotonic() - began_s
 
 
+@pytest.mark.promise("Keys and certificates are replaced without a restart, in all processes.", "admin")
 @pytest.mark.long
 @pytest.mark.figures
 async def test_whoever_is_killed_comes_back_with_what_was_accepted(tmp_path: Path, engine: FakeEngine) -> None:

@@ -24,6 +24,7 @@ async def told(url: str, headers: dict[str, str], code: int = 200) -> Any:
         return await answer.json()
 
 
+@pytest.mark.promise("The outcome of a request is shown to its tenant only.", "tenants")
 @pytest.mark.long
 @pytest.mark.timeout(120)
 async def test_workers_and_hub_tell_the_same(tmp_path: Path) -> None:

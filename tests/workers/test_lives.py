@@ -79,6 +79,7 @@ async def test_a_placement_that_came_too_late_is_given_back(tmp_path: Path) -> N
         assert hub.open == 1
 
 
+@pytest.mark.promise("An engine at a reused address is credited with no block of its predecessor.", "discovery")
 async def test_another_engine_on_the_same_address(tmp_path: Path) -> None:
     """Its books begin empty, whatever workers have open from before, and end empty."""
     hub = StubHub("http://a")
@@ -118,6 +119,7 @@ async def test_workers_hear_of_a_ready_replica_at_once(tmp_path: Path, monkeypat
         assert placer.resolve("m") == "m"
 
 
+@pytest.mark.promise("A replica that is not ready or was removed gets no new request, through any worker.", "discovery")
 async def test_a_replica_is_taken_away_under_load(engine: FakeEngine, other: FakeEngine) -> None:
     """With two workers: no request fails, none reaches it once both could have heard, its streams end well, and its
     series are gone."""

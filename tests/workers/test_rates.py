@@ -24,9 +24,16 @@ from tests.support.keyring import ADMIN, SECRET, Keyring
 from tests.support.waiting import until
 from tests.workers.stubs import StubHub, serving, worker
 from tests.workers.test_files import ask, killed
-from tests.workers.test_processes import command, pytestmark
+from tests.workers.test_processes import command
+from tests.workers.test_processes import pytestmark as looks_into_proc
 
-__all__ = ["pytestmark"]
+pytestmark = [
+    looks_into_proc,
+    pytest.mark.promise("No tenant gets more than its rate, through any worker.", "tenants"),
+    pytest.mark.promise(
+        "While the hub is away, only the part of a worker that dies with it can be spent twice.", "tenants"
+    ),
+]
 
 NOBODY: frozenset[str] = frozenset()
 OK = Outcome(Ending.OK, Usage(10, 2, 4))

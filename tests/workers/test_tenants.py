@@ -29,6 +29,7 @@ def about(response_id: str, tenant: str) -> Wanted:
     return Wanted(Ask("m"), "m", None, "key", response_id=response_id, tenant=tenant)
 
 
+@pytest.mark.promise("A stored response is its tenant's alone, through any worker and a restart of the hub.", "tenants")
 async def test_a_stored_response_is_its_tenants_through_any_worker(tmp_path: Path) -> None:
     """Whoever made it, only its tenant gets to its replica; another's, and one that nobody knows, are unknown. So it
     is without the hub, to the worker that was there; nobody takes over another's."""
@@ -51,6 +52,7 @@ async def test_a_stored_response_is_its_tenants_through_any_worker(tmp_path: Pat
     assert hub.open == 0
 
 
+@pytest.mark.promise("A stored response is its tenant's alone, through any worker and a restart of the hub.", "tenants")
 @pytest.mark.parametrize("many", [1, 3_500])
 async def test_stored_responses_outlive_the_hub(tmp_path: Path, many: int) -> None:
     """A hub that was restarted is told again whose each stored response is, by the worker through which it was made:

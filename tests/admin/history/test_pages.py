@@ -164,6 +164,7 @@ TOLD = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("The outcome of a request is shown to its tenant only.", "tenants")
 async def test_a_tenant_sees_its_own_requests_and_no_others(
     client: ClientSession, engine: FakeEngine, tmp_path: Path
 ) -> None:

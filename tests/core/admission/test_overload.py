@@ -23,6 +23,9 @@ class Rate:
     tokens_per_min: float | None = None
 
 
+@pytest.mark.promise(
+    "The admission queue is bounded in requests, bytes and time, and holds no client that left.", "clients"
+)
 def test_five_times_the_load_is_no_less_work_done() -> None:
     """Goodput at five times what the fleet can do is at least 90 % of that; whoever is turned away is told at once (429
     with Retry-After of 1 to 60 s); the queue is bounded, and hardly anybody waits in it for nothing."""
@@ -40,6 +43,9 @@ def test_five_times_the_load_is_no_less_work_done() -> None:
     assert seen.ttft_p(0.99) <= 1.5 * (QUEUE_MAX + 2 * 96) / PEAK_PER_S + 1
 
 
+@pytest.mark.promise(
+    "The admission queue is bounded in requests, bytes and time, and holds no client that left.", "clients"
+)
 def test_who_would_wait_too_long_is_told_when_it_comes() -> None:
     """A queue that could hold far more than is served in wait_s is not filled: at most one in a hundred of those
     turned away has waited. (Measured from the tenth second, when the rate of turns is known.)"""
@@ -77,6 +83,7 @@ def solo() -> float:
     return fleet.clients["b"].ttft_p(0.99)
 
 
+@pytest.mark.promise("No tenant starves another in the admission queue or the parse queue.", "tenants")
 def test_a_noisy_neighbour_is_not_heard_by_fair_shares_alone() -> None:
     """Tenant A asks for twenty times its half of the fleet: B's p99 time to first token is at most 1.2 times what it is
     alone, none of B's fails, and A is turned away with 429. (Measured from the tenth second: what A sent to idle
@@ -94,6 +101,7 @@ def test_a_noisy_neighbour_is_not_heard_by_fair_shares_alone() -> None:
     assert loud.finished >= 0.6 * 0.75 * PEAK_PER_S * 30
 
 
+@pytest.mark.promise("No tenant starves another in the admission queue or the parse queue.", "tenants")
 @pytest.mark.parametrize(
     "rate", [Rate(requests_per_min=30 * PEAK_PER_S), Rate(tokens_per_min=30 * PEAK_PER_S * 2 * TOKENS)]
 )

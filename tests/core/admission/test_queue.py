@@ -141,7 +141,9 @@ class QueueAndModel(RuleBasedStateMachine):
 
 
 QueueAndModel.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
-TestQueueAndModel = QueueAndModel.TestCase
+TestQueueAndModel = pytest.mark.promise(
+    "The admission queue is bounded in requests, bytes and time, and holds no client that left.", "clients"
+)(QueueAndModel.TestCase)
 
 
 def test_priority_then_tenants_in_turn_then_arrival() -> None:
@@ -203,6 +205,7 @@ def test_a_full_queue_turns_away_who_matters_least() -> None:
     assert len(queue) == 4
 
 
+@pytest.mark.promise("Names of tenants cause no unbounded growth.", "tenants")
 def test_turns_of_tenants_that_left_are_forgotten() -> None:
     """Names that come once each leave no trace that grows for ever."""
     queue = FairQueue()

@@ -25,6 +25,8 @@ def quotas(**tenants: Tenant) -> Quotas:
     return it
 
 
+@pytest.mark.promise("No tenant gets more than its rate, through any worker.", "tenants")
+@pytest.mark.promise("A tenant over its rate gets the exact time until its next request.", "tenants")
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 500)), max_size=80), st.sampled_from([1, 7, 60, 600]))
 @settings(deadline=None)
 def test_nobody_gets_more_than_the_rate_and_is_told_exactly_when(steps: list[tuple[int, int]], per_min: int) -> None:
@@ -84,6 +86,7 @@ def test_both_rates_hold_and_the_longer_wait_is_told() -> None:
     assert shed.value.retry_after_s == pytest.approx(30.0)
 
 
+@pytest.mark.promise("Names of tenants cause no unbounded growth.", "tenants")
 def test_only_tenants_with_a_rate_are_kept() -> None:
     """Of names without a rate nothing is remembered; a new table keeps the levels of those that stay."""
     it = quotas(t=Tenant(requests_per_min=1), free=Tenant())

@@ -227,7 +227,9 @@ class Doors(RuleBasedStateMachine):
 Doors.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
-TestDoors = Doors.TestCase
+TestDoors = pytest.mark.promise(
+    "The admission queue is bounded in requests, bytes and time, and holds no client that left.", "clients"
+)(Doors.TestCase)
 
 
 def test_all_that_wait_are_bounded_together() -> None:

@@ -38,6 +38,7 @@ def test_a_window_is_what_the_engine_works_on_and_a_few_more() -> None:
     assert fleet.admission.window("a") == 3 + BURST_MAX
 
 
+@pytest.mark.promise("Absurd, old or missing metrics of an engine block no request.", "engines")
 @pytest.mark.parametrize("waiting", [None, -1, 10**9])
 def test_absurd_or_missing_metrics_never_block(waiting: int | None) -> None:
     """An engine that does not say how many wait there, or says what cannot be, may have in_flight_max."""
@@ -48,6 +49,7 @@ def test_absurd_or_missing_metrics_never_block(waiting: int | None) -> None:
     assert fleet.admission.window("a") == 50
 
 
+@pytest.mark.promise("Absurd, old or missing metrics of an engine block no request.", "engines")
 def test_stale_metrics_never_block() -> None:
     """What an engine said three probes ago says nothing any more: whoever waited because of it is placed."""
     fleet = Fleet(wait_s=100.0)

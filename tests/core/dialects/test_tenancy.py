@@ -12,6 +12,10 @@ from hypothesis import strategies as st
 from router.core.dialects import PATHS, tenancy
 from router.core.prompts.beginnings import Seen
 
+pytestmark = pytest.mark.promise(
+    "Isolated tenants share no cached prefix, and engines that ignore salts are refused to them.", "tenants"
+)
+
 SECRET = b"x" * 32
 NAMES = st.text("abcAB.:", min_size=1, max_size=6)
 OWN = st.binary(max_size=6)
@@ -87,6 +91,7 @@ def test_transfers_are_no_further_arguments() -> None:
         assert json.loads(tenancy.without_shared(text, tenancy.named(text), "x"))["vllm_xargs"] == left
 
 
+@pytest.mark.promise("A key restricted to some models reaches no other model, by any name or adapter.", "tenants")
 @given(json_values, st.booleans())
 def test_every_adapter_is_seen(value: Any, escaped: bool) -> None:
     """Each adapter that a body names in SGLang's way is told; what is no name is told as one that nobody may use."""

@@ -30,6 +30,7 @@ def place(router: Router, now_s: float, *, only: str | None = None, exclude: fro
     return router.route(Wanted(Ask("m"), "m", None, "k", body_tokens=100), now_s, only=only, exclude=exclude)
 
 
+@pytest.mark.promise("A request that fails by the client's own fault ejects no replica.", "faults")
 def test_refused_requests_never_count() -> None:
     """10,000 times 400: nobody is out, and a breaker that is open does not close for that either."""
     router = router_of(IDS)

@@ -79,6 +79,7 @@ def test_no_budget_no_retry() -> None:
     assert budget.tokens == pytest.approx(0.0)
 
 
+@pytest.mark.promise("Retries are bounded in any state of the fleet.", "faults")
 @given(
     began_s=st.floats(0.0, 1e6),
     rate=st.sampled_from([20, 50, 200]),

@@ -19,6 +19,10 @@ from tests.core.cache.known import prompt_of
 from tests.core.placement.placing import MODEL, World, chat, words
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.promise(
+    "An engine at a reused address is credited with no block of its predecessor.", "discovery"
+)
+
 IDS = "abc"
 INSTANCES = ("", "1", "2")
 SHORT, LONG = "hi", words(1, 2_000)

@@ -20,6 +20,9 @@ def fleet(count: int = 4) -> dict[str, Engine]:
     return {f"http://{n}": Engine() for n in range(count)}
 
 
+@pytest.mark.promise(
+    "A replica that fails, hangs or crawls is ejected; a long prefill is never taken for that.", "faults"
+)
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("tokens", [400, 3_000])
 def test_ten_times_slower_than_its_peers(count: int, tokens: int) -> None:

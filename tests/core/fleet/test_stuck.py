@@ -19,6 +19,10 @@ from tests.core.fleet.simulated import Engine, World
 from tests.core.work import interpreted, steps
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.promise(
+    "A replica that fails, hangs or crawls is ejected; a long prefill is never taken for that.", "faults"
+)
+
 RUNS = examples(int(os.environ.get("WARMROUTE_SILENCE_RUNS", "40")))  # 1,000 for a thorough look: two minutes
 
 

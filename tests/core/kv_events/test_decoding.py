@@ -326,6 +326,7 @@ def test_bytes_that_are_no_batch_are_refused_in_one_way(payload: bytes) -> None:
         decode(payload)
 
 
+@pytest.mark.promise("No bytes of an event stream crash the router or take unbounded memory.", "engines")
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes and events of a batch, and blocks of an event, have a limit."""
     monkeypatch.setattr(decoding, "BLOCKS_MAX", 1)

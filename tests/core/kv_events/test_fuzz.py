@@ -15,6 +15,8 @@ from router.core.cache.masks import Masks
 from router.core.kv_events.decoding import EventBatch, MalformedBatch, decode, slices
 from tests.core.kv_events.kv_data import EVENTS, NAMES, encoded, recording
 
+pytestmark = pytest.mark.promise("No bytes of an event stream crash the router or take unbounded memory.", "engines")
+
 FRAMES = 100_000  # mutated frames
 LEDGER_BLOCKS = 200  # small, so that its limits are reached
 BIG = [struct.pack(">BI", kind, 0xFFFFFFFF) for kind in (0xC6, 0xC9, 0xDB, 0xDD, 0xDF)]  # bin ext str array map, 4 GiB

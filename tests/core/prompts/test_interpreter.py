@@ -13,6 +13,10 @@ from router.core.prompts import interpreter
 from router.core.prompts.blocks import BLOCK_BYTES, HASHED_BYTES, chain, chain_of
 from router.core.prompts.bodies import SLICE_BYTES, excess
 
+pytestmark = pytest.mark.promise(
+    "The thread that parses long bodies yields the interpreter to the event loop.", "clients"
+)
+
 CHAT = "/v1/chat/completions"
 TURN = {"role": "user", "content": "x"}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}

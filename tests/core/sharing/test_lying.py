@@ -27,6 +27,8 @@ from router.core.sharing.messages import (
 from tests.core.admission.fleet import Fleet
 from tests.core.sharing.several import Several, keys
 
+pytestmark = pytest.mark.promise("No request waits for the shared store or fails with it.", "store")
+
 LIMITS = SharingLimits()
 MOST = LIMITS.heard_factor * LIMITS.keys_max
 

@@ -91,6 +91,9 @@ async def test_every_address_is_a_replica(sets: Any) -> None:
     assert urls(await coming) == {"http://10.0.0.1:8000", "http://10.0.0.3:8000"}
 
 
+@pytest.mark.promise(
+    "DNS and pods give addresses, never names, and no metadata, link-local or multicast ones.", "discovery"
+)
 async def test_addresses_of_the_second_family(sets: Any) -> None:
     """A name with addresses of IPv6 only has those, in brackets; a pod with one of each is one replica. Addresses of
     this machine's own link lead nowhere."""
@@ -113,6 +116,10 @@ SPECIAL = (
 )  # fmt: skip
 
 
+@pytest.mark.promise(
+    "DNS and pods give addresses, never names, and no metadata, link-local or multicast ones.", "discovery"
+)
+@pytest.mark.promise("Loopback addresses become replicas only if the settings permit it.", "discovery")
 @pytest.mark.parametrize("address", SPECIAL)
 async def test_whoever_writes_records_sends_the_router_nowhere_special(sets: Any, address: str) -> None:
     """Metadata services of clouds, this machine, and whatever is no host's address are not taken from DNS: neither
@@ -130,6 +137,9 @@ async def test_whoever_writes_records_sends_the_router_nowhere_special(sets: Any
     coming.cancel()
 
 
+@pytest.mark.promise(
+    "Two seconds after an outage the view is current; until then the last good one is used.", "discovery"
+)
 @pytest.mark.parametrize(("answer", "why"), [(AGAIN, "said so"), (NO_NAME, "has no addresses"), ([], "no addresses")])
 async def test_the_last_good_set_is_kept(sets: Any, answer: Answer, why: str, caplog: pytest.LogCaptureFixture) -> None:
     """A name server that fails, a name that is gone, an answer without addresses: nothing is yielded, the view is

@@ -19,6 +19,10 @@ from router.engines.discovery.kubernetes import KubernetesDiscovery
 from router.settings.schema import DiscoverySettings
 from tests.engines.discovery.cluster import NAMESPACES, SELECTOR, WATCH_MAX_S, MemoryApi, Pods
 
+pytestmark = pytest.mark.promise(
+    "Two seconds after an outage the view is current; until then the last good one is used.", "discovery"
+)
+
 RUNS = int(os.environ.get("WARMROUTE_DISCOVERY_RUNS", "96"))
 SHARES = 8  # that run side by side
 RECOVERED_S = 2.0

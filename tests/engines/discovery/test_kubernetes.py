@@ -20,6 +20,9 @@ from tests.support.apiserver import ApiServer
 from tests.support.podstore import pod
 
 
+@pytest.mark.promise(
+    "Discovery lists and watches pods of the configured namespaces only, and names missing rights.", "discovery"
+)
 async def test_pods_come_and_go(api: ApiServer, tmp_path: Path) -> None:
     """A pod is a replica from when it is ready to when it is told to terminate, not until it is gone."""
     async with Followed(api, tmp_path) as view:
@@ -78,6 +81,9 @@ async def test_pages_of_a_list_are_one_view(api: ApiServer, tmp_path: Path, monk
         assert api.asked["list"] == 4
 
 
+@pytest.mark.promise(
+    "Two seconds after an outage the view is current; until then the last good one is used.", "discovery"
+)
 async def test_api_server_away(api: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The last good view stays and is known to be stale, which is logged once, and its end once; what happened
     meanwhile is found afterwards."""
@@ -130,6 +136,9 @@ async def test_nothing_is_yielded_before_the_first_list(api: ApiServer, tmp_path
         await view.until_names("a")
 
 
+@pytest.mark.promise(
+    "Discovery lists and watches pods of the configured namespaces only, and names missing rights.", "discovery"
+)
 async def test_missing_right_is_named(api: ApiServer, tmp_path: Path) -> None:
     """403 says which verb, where, and what a Role needs; a namespace that may be read is used all the same."""
     api.forbidden = {"watch"}
@@ -142,6 +151,7 @@ async def test_missing_right_is_named(api: ApiServer, tmp_path: Path) -> None:
         assert view.names == {"a"}
 
 
+@pytest.mark.promise("Service account tokens are in no status and no log, and renewed ones are used.", "discovery")
 async def test_new_token_is_read(api: ApiServer, tmp_path: Path) -> None:
     """A token that is no longer taken is read anew from its file."""
     async with Followed(api, tmp_path) as view:

@@ -64,6 +64,9 @@ def authority(api: ApiServer) -> trustme.CA:
     return ca
 
 
+@pytest.mark.promise(
+    "The API server's CA is reloaded on change, and untrusted certificates are never accepted.", "discovery"
+)
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_files_of_a_service_account_change(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another authority, a token that is another one, or is not there for a while: all are read anew while we run."""

@@ -67,6 +67,10 @@ def test_what_a_replica_is() -> None:
     )
 
 
+@pytest.mark.promise(
+    "DNS and pods give addresses, never names, and no metadata, link-local or multicast ones.", "discovery"
+)
+@pytest.mark.promise("Loopback addresses become replicas only if the settings permit it.", "discovery")
 @pytest.mark.parametrize("address", [each for each in SPECIAL if each not in ("nowhere", "010.0.0.1")])
 def test_whoever_writes_pods_sends_the_router_nowhere_special(address: str) -> None:
     """A pod whose status has the address of a metadata service, of this machine or of no host is no replica, and the
@@ -192,6 +196,7 @@ def test_pods_on_their_nodes_network() -> None:
     assert union(merged(pod("a"), host), merged(pod("b", ready=False), host))[0] == {"a"}
 
 
+@pytest.mark.promise("No content of a pod stops discovery, and its findings are bounded.", "discovery")
 def test_no_more_than_replicas_max() -> None:
     """Who is there stays; of the others the first by name come."""
     pods = [pod(name, ip=f"10.0.0.{index}") for index, name in enumerate("abcd", 1)]
@@ -228,6 +233,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(found for key, each in inner for found in _paths(each, (*path, key)))]
 
 
+@pytest.mark.promise("No content of a pod stops discovery, and its findings are bounded.", "discovery")
 @given(path=st.sampled_from(_paths(A)[1:]), junk=JSON)
 def test_malformed_pods_never_raise(path: tuple[Any, ...], junk: Any) -> None:
     """Whatever stands anywhere in a pod: it is read, or is no replica, or is nobody."""
@@ -242,6 +248,7 @@ def test_malformed_pods_never_raise(path: tuple[Any, ...], junk: Any) -> None:
         assert one.id.startswith("http://")
 
 
+@pytest.mark.promise("No content of a pod stops discovery, and its findings are bounded.", "discovery")
 @given(st.binary(max_size=50))
 def test_bytes_never_raise(raw: bytes) -> None:
     """Nor does anything that is no JSON."""

@@ -113,6 +113,9 @@ async def test_a_pool_that_is_not_there_yet(api: ApiServer, tmp_path: Path) -> N
         await view.until_names("a", "s")
 
 
+@pytest.mark.promise(
+    "An invalid InferencePool selects no pods beyond its labels and keeps its last good members.", "discovery"
+)
 async def test_several_pools(api: ApiServer, tmp_path: Path) -> None:
     """Of one namespace and of another, each with its own selector and ports; one that cannot be followed as it is
     keeps its last good members, and the view says which it is and why."""
@@ -132,6 +135,7 @@ async def test_several_pools(api: ApiServer, tmp_path: Path) -> None:
         await view.until(lambda: view.discovery.status().fresh)
 
 
+@pytest.mark.promise("Discovery reads InferencePools by name, so that a Role can name them too.", "discovery")
 async def test_only_the_named_pool_is_asked_for(api: ApiServer, tmp_path: Path) -> None:
     """Every question about pools names one, so that a Role may name it too (`resourceNames`); nothing but list and
     watch of pods and of that pool is asked."""

@@ -43,6 +43,9 @@ def test_a_pool_without_a_picker() -> None:
     assert seen(spec={"endpointPickerRef": {"failureMode": None}}).failure_mode == "FailClose"
 
 
+@pytest.mark.promise(
+    "An invalid InferencePool selects no pods beyond its labels and keeps its last good members.", "discovery"
+)
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
@@ -168,6 +171,9 @@ def _read(raw: bytes, port: int) -> list[Any]:
     return view.claims()
 
 
+@pytest.mark.promise(
+    "An invalid InferencePool selects no pods beyond its labels and keeps its last good members.", "discovery"
+)
 @given(path=st.sampled_from(_paths(A)[1:]), junk=JSON)
 def test_malformed_pools_never_raise(path: tuple[Any, ...], junk: Any) -> None:
     """Whatever stands anywhere in a pool: it has members, or says why not, or is nobody."""

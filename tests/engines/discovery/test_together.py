@@ -90,6 +90,7 @@ async def test_the_source_knows_more() -> None:
     await world.sets.aclose()
 
 
+@pytest.mark.promise("No content of a pod stops discovery, and its findings are bounded.", "discovery")
 async def test_there_is_a_limit(caplog: pytest.LogCaptureFixture) -> None:
     """Beyond it none is taken, those that are in stay in, and the log says so once; what is listed does not count."""
     caplog.set_level(logging.INFO)

@@ -18,6 +18,10 @@ from router.core.observatory.memory.watcher import Watcher
 from router.core.prompts.blocks import BLOCK_BYTES, Chain, chain_of
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.promise(
+    "Prompt texts are kept in memory only, within `observatory.memory_bytes_max`.", "records"
+)
+
 MIB = 1 << 20
 
 
