@@ -125,6 +125,12 @@ PARTS = (
         (COMPILED, _loadtest("faults", "--soak", "600")),
     ),
     Part(
+        "curve",
+        30,
+        "a million requests, no two alike: memory",
+        (COMPILED, _loadtest("faults", "--requests", "1000000")),
+    ),
+    Part(
         "demo",
         5,
         "what the demo promises, medians of three runs",

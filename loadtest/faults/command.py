@@ -32,6 +32,7 @@ from loadtest.common import flags, rivals
 from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row, report_console, write_json
 from loadtest.faults.bench import Bench, NotForThis, Scale
+from loadtest.faults.curve import REQUESTS, curve
 from loadtest.faults.matrix import GOALS, Rows
 from loadtest.faults.report import print_report
 from loadtest.faults.soak import soak
@@ -41,6 +42,7 @@ TRIES = 3
 ROW_TIMEOUT_S, FULL_TIMEOUT_S = 180.0, 1_800.0
 PAGE_WIDTH, NOTE_CHARACTERS = 140, 300
 SOAK_S = 1_800.0
+CURVE_MIN = 100  # requests: fewer have no curve
 JOBS_MAX = 8
 
 
@@ -113,19 +115,19 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
             folder.mkdir()
             bench = Bench(router, scale, folder)
             if options.soak is not None:
-                rows = await soak(bench, options.soak, options.seed)
-                found += _named(bench, rows)
+                found += _named(bench, await soak(bench, options.soak, options.seed))
+            elif options.requests is not None:
+                found += _named(bench, await curve(bench, options.requests, options.seed))
             else:
                 found += await measure(bench, list(map(int, options.rows)), console, GOALS, options.jobs)
     return found
 
 
 def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
-    """The routers that are tested, warmroute first; nginx knows nothing of LLMs, and the soak is for warmroute
-    alone."""
+    """The routers that are tested, warmroute first; nginx knows nothing of LLMs, and soaks are for warmroute alone."""
     ours = [] if options.only_rivals else [rivals.ours(flags=options.flag)]
     given = list(map(rivals.custom, options.rival))
-    if options.soak is not None or options.no_rivals:
+    if options.soak is not None or options.requests is not None or options.no_rivals:
         return [*ours, *given]
     there = [router for name, router in rivals.installed(options.rivals).items() if name in rivals.RIVALS]
     return [*ours, *there, *given]
@@ -153,7 +155,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help=f"only the soak, so many seconds ({SOAK_S:g})",
     )
-    add("--seed", type=int, default=1, metavar="N", help="of the soak (1)")
+    add(
+        "--requests",
+        type=flags.whole(CURVE_MIN),
+        nargs="?",
+        const=REQUESTS,
+        metavar="N",
+        help=f"only memory over so many requests, no two alike ({REQUESTS:,})",
+    )
+    add("--seed", type=int, default=1, metavar="N", help="of the soak and of those requests (1)")
     add("--json", type=Path, metavar="FILE", help="write the rows")
     return made
 

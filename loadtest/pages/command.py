@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.common.traces import TraceError
+from loadtest.pages.curve import curve_block
 from loadtest.pages.demo import broken_promises, demo_block, median_rows
 from loadtest.pages.digests import costs_digest, demo_digest, race_digest
 from loadtest.pages.faults import faults_block
@@ -75,6 +76,7 @@ BLOCKS = {
     "overhead": "docs/evidence/overhead.md",
     "growth": "docs/evidence/overhead.md",
     "faults": "docs/evidence/faults.md",
+    "curve": "docs/evidence/faults.md",
     "race": "docs/evidence/placement.md",
     "peers": "docs/evidence/placement.md",
     "cells": "docs/evidence/race.md",
@@ -120,6 +122,7 @@ DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
 FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "overhead": ("overhead", {"overhead": overhead_block}),
     "faults": ("faults", {"faults": faults_block}),
+    "curve": ("faults --requests", {"curve": curve_block}),
     "growth": ("cost --replicas", {"growth": growth_block}),
     "sharing": ("cost --sharing", {"sharing": cost_block}),
     "several": ("simulate --several", {"several": several_block}),
