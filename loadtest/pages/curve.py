@@ -30,7 +30,9 @@ def curve_block(document: dict[str, Any]) -> str:
                 [(f"{row.requests or 0:,}", f"{row.rss_mb or 0.0:,.0f}") for row in shown],
             ),
             "",
-            f"In the second half memory grew by {grown.got:.1%}, of {grown.expected:.0%} that are promised;"
-            f" {errors.got:,.0f} requests had no good answer.",
+            (
+                f"In the second half memory grew by {grown.got:.1%}, of {grown.expected:.0%} that are promised;"
+                f" {errors.got:,.0f} requests had no good answer."
+            ),
         ]
     )

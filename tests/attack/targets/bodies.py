@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from router.core.dialects import PATHS, BadBody, Dialect, tenancy, warming
-from router.core.dialects.forms import form_model
+from router.core.dialects.forms import any_form_model, form_model, form_streams, url_form
 from router.core.dialects.repairs import REPAIRS, Repairs
 from router.core.facts.requests import Ask
-from router.core.prompts.agents import ids_of
+from router.core.prompts.agents import BODIES, HEADERS, ids_of, label_of
 from router.core.prompts.bodies import step_of
 from router.prewarm import prefixes
 from tests.attack.target import Target
@@ -66,9 +66,11 @@ def _edited(path: str, dialect: Dialect, data: bytes) -> None:
     repaired, needed = Repairs(bytes_max=1 << 16).repaired(data, REPAIRS)
     assert bool(needed) == (repaired != data)
     assert (dialect.parse(path, repaired).prompt is None) == (ask.prompt is None), f"{path}: a repair lost the prompt"
+    assert not tenancy.given(tenancy.named(tenancy.without_transfers(data)).kv_transfer_params)
     with suppress(warming.NotWarmable):
-        warmed = warming.prefill_only(path, warming.fields_of(data))
-        assert not _is_json(data) or _is_json(warmed)
+        fields = warming.fields_of(data)
+        for each in (fields, *warming.shorter(path, fields, 1)[:4]):
+            assert not _is_json(data) or _is_json(warming.prefill_only(path, each))
 
 
 def _is_json(data: bytes) -> bool:
@@ -84,12 +86,30 @@ def _but_usage(ask: Ask) -> object:
     return told(ask)
 
 
+def agents(data: bytes) -> None:
+    """Headers, a blank line and a body: the ids of the conversation, its agent and its client."""
+    head, _, body = data.partition(b"\n\n")
+    lines = (line.partition(b":") for line in head.split(b"\n"))
+    headers = {name.strip().lower(): value.strip() for name, _, value in lines}
+    names = None
+    with suppress(BadBody):
+        names = PATHS["/v1/chat/completions"].parse("/v1/chat/completions", body).names
+    found = ids_of(headers, names)
+    assert found is None or (found.conversation and found.parent != found.conversation)
+    assert label_of(found) in ("", *(f"{row.client}{kind}" for row in (*HEADERS, *BODIES) for kind in ("", "/sub")))
+
+
 def forms(data: bytes) -> None:
     """A form: the first line is its content type, and the rest its body."""
     content_type, _, body = data.partition(b"\n")
     with suppress(BadBody):
         model = form_model(content_type, body)
         assert model is None or model.encode() in body
+        assert model is None or any_form_model(content_type, body) in (model.strip(), None)
+    form_streams(content_type, body)
+    for sure in (True, False):
+        with suppress(BadBody):
+            url_form(body, sure=sure)
 
 
 def prefix_file(data: bytes) -> None:
@@ -152,9 +172,17 @@ JSON = (b'"', b"\\", b"\\u00e9", b"\\ud83d\\ude00", b"\\ud800", b"null", b"true"
 WORDS = (*JSON, *(b'"%b":' % field.encode() for field in FIELDS), *(b'"%b"' % field.encode() for field in FIELDS))
 BOUNDARIES = (b"--b", b"--b--\r\n", b"\r\n\r\n", b'Content-Disposition: form-data; name="model"', b'; filename="x"')
 
+AGENTS = tuple(
+    name.replace(b"x-codex-turn-metadata.", b"")
+    for row in (*HEADERS, *BODIES)
+    for name in (*row.conversation, *row.parent, *row.session, row.agent, row.user_agent)
+    if name
+)
+
 TARGETS = (
+    Target(agents, (*AGENTS, b": ", b"_session_", *WORDS), steps=(60_000, 1_500), held_bytes=(4 << 20, 2_000)),
     Target(bodies, WORDS, steps=(60_000, 1_500), held_bytes=(4 << 20, 2_000)),
-    Target(forms, BOUNDARIES),
+    Target(forms, (*BOUNDARIES, b"model=", b"stream=true", b"&", b"%20"), steps=(20_000, 400)),
     Target(
         prefix_file,
         (*WORDS, b'{"path":"/v1/chat/completions","body":', b"\n"),

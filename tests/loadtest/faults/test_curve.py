@@ -58,7 +58,7 @@ def test_the_curve_is_rendered(tmp_path: Path) -> None:
     write_json(file, "faults --requests 1000 --json x.json", rows, {rivals.OURS: "1.0"})
     block = curve_block(json.loads(file.read_text()))
     assert "with `python -m loadtest faults --requests 1000 --json curve.json`" in block
-    assert block.count("\n| ") == 1 + 1 + 10
+    assert block.count("\n| ") == 2 + 11  # a head, a rule and the samples
     assert "| 1,000 | 110 |" in block
     assert "memory grew by 1.2%, of 5% that are promised; 0 requests" in block
     write_json(file, "faults", [Row(case="x", got=1.0, ok=True)])

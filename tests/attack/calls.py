@@ -1,0 +1,210 @@
+"""Single calls of the router that foreign bytes reach, judged one by one by a clock.
+
+A target compares several ways to read one input. Here each way stands alone, with the most bytes that its caller hands
+over at once. A target without calls here has its whole attack for a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from router.core.dialects import OPENAI, PATHS, SGLANG, tenancy, warming
+from router.core.dialects.base import Dialect
+from router.core.dialects.forms import form_model
+from router.core.dialects.repairs import REPAIRS, Repairs
+from router.core.dialects.sse import EventSplitter
+from router.core.fleet.engine_metrics import engines, parse_load
+from router.core.fleet.metrics_lines import KEPT_BYTES_MAX, SLICE_BYTES, MetricsLines, pages_of_ranks
+from router.core.kv_events.decoding import BATCH_BYTES_MAX, decode
+from router.core.prompts.bodies import excess
+from router.edge.relay import PARTIAL_BYTES_MAX
+from router.engines.probe import PARSE_BYTES_MAX
+from router.http.receiver import Receiver
+from router.workers import messages
+from tests.attack.grown import BYTES_MAX
+from tests.attack.received import Received
+from tests.attack.relayed import Way, relayed
+from tests.attack.target import Target
+from tests.attack.targets.bodies import agents
+
+MS_PER_MB = 20.0  # CPU time of a call, for each megabyte that it gets and at least for one
+STREAMED_MS_PER_MB = 320.0  # of what comes read by read, other work in between: 20 ms for a read of 64 KB
+THREAD_MS_PER_MB = 60.0  # of what is done off the event loop, which gets the interpreter in between
+OPERATORS_MS_PER_MB = 2_000.0  # of operators' own files, read at a start or by a command
+HELD_MB_PER_MB = 64.0  # memory at once
+HEAD_BYTES_MAX = 64 << 10  # of a request
+READ_BYTES = 64 << 10  # bytes of one read of a socket
+RANKS = 128  # of one server, as many as its page may have lines for
+DEPTH_MAX, PARTS_MAX = 256, 65_536  # defaults of limits.json_depth_max and limits.json_parts_max
+# Files of operators, whose readers need not be quick: they end, within bounds.
+OPERATORS = frozenset(
+    ("settings_file", "environment", "keys_file", "prefix_file", "model_files", "logs", "sharing_urls")
+)
+# Calls of the router that an attack makes with the same bytes, where it has no calls of its own below.
+ONCE = {"models": 4, "pods": 5, "watch": 3, "template_inputs": 40, "sharing_messages": 4}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call with foreign bytes. What it raises is judged by the target and not here."""
+
+    name: str
+    run: Callable[[bytes], object]
+    bytes_max: int = BYTES_MAX
+    """Bytes that its caller hands over at most."""
+    ms_per_mb: float = MS_PER_MB
+    once: int = 1
+    """Calls of the router that `run` makes with the same bytes, one after the other."""
+
+
+def calls_of(target: Target) -> Sequence[Call]:
+    """The calls of a target."""
+    ms_per_mb = OPERATORS_MS_PER_MB if target.name in OPERATORS else MS_PER_MB
+    whole = Call("attack", target.attack, ms_per_mb=ms_per_mb, once=ONCE.get(target.name, 1))
+    return CALLS.get(target.name) or (whole,)
+
+
+def reads(data: bytes) -> Iterator[bytes]:
+    """The bytes as a socket hands them over."""
+    return (data[at : at + READ_BYTES] for at in range(0, len(data), READ_BYTES))
+
+
+def _receive(data: bytes) -> None:
+    receiver = Receiver(_Ungreedy(), BYTES_MAX)
+    for piece in reads(data):
+        receiver.feed(piece)
+    receiver.close()
+
+
+class _Ungreedy(Received):
+    """A connection that keeps nothing of what it was sent."""
+
+    def arrived(self, request: object) -> None:
+        """A whole request."""
+
+    def headed(self, request: object, length: int, *, expects: bool) -> bool:
+        """Any body is wanted."""
+        return True
+
+    def grows(self, request: object, body_bytes: int) -> None:
+        """A body may be of any length."""
+
+
+def _relay(way: Way, data: bytes) -> None:
+    relayed(list(reads(data)), way)
+
+
+def _streamed(name: str, way: Way) -> Call:
+    return Call(name, partial(_relay, way), ms_per_mb=STREAMED_MS_PER_MB)
+
+
+def _parse(path: str, dialect: Dialect, data: bytes) -> None:
+    if not excess(data, DEPTH_MAX, PARTS_MAX):
+        dialect.parse(path, data)
+
+
+def _readable(work: Callable[[bytes], object], data: bytes) -> None:
+    """Bodies that are too deep or of too many parts are refused before all else."""
+    if not excess(data, DEPTH_MAX, PARTS_MAX):
+        work(data)
+
+
+def _without_shared(data: bytes) -> None:
+    tenancy.without_shared(data, tenancy.named(data), "resp_x")
+
+
+def _repaired(data: bytes) -> None:
+    Repairs(bytes_max=1 << 20).repaired(data, REPAIRS)
+
+
+def _warmed(data: bytes) -> None:
+    warming.prefill_only("/v1/chat/completions", warming.fields_of(data))
+
+
+def _form(data: bytes) -> None:
+    content_type, _, body = data.partition(b"\n")
+    form_model(content_type, body)
+
+
+def _events(data: bytes) -> None:
+    splitter = EventSplitter()
+    for piece in reads(data):
+        splitter.feed(piece)
+    splitter.close()
+
+
+def _lines(data: bytes) -> None:
+    lines = MetricsLines()
+    for at in range(0, len(data), SLICE_BYTES):
+        lines.feed(data[at : at + SLICE_BYTES])
+    lines.close()
+
+
+def _load(work: Callable[[str], object], data: bytes) -> None:
+    """Pages are decoded before they are read."""
+    work(data.decode(errors="replace"))
+
+
+def _frames(data: bytes) -> None:
+    frames = messages.Frames(bytes_max=BYTES_MAX)
+    for piece in reads(data):
+        frames.feed(piece)
+
+
+def _bodies() -> tuple[Call, ...]:
+    return (
+        Call("excess", lambda data: excess(data, DEPTH_MAX, PARTS_MAX)),
+        *(Call(f"parse {path}", partial(_parse, path, dialect)) for path, dialect in PATHS.items()),
+        Call("without_shared", partial(_readable, _without_shared)),
+        Call("with_salt", partial(_readable, partial(tenancy.with_salt, "/v1/chat/completions", salt=b"5" * 64))),
+        Call("with_usage", partial(_readable, OPENAI.with_usage)),
+        Call("repairs", partial(_readable, _repaired)),
+        Call("warming", partial(_readable, _warmed)),
+    )
+
+
+def _of_dialects() -> Iterator[Call]:
+    """Readers of answers: of whole ones, and of the end of a stream, which the relay keeps."""
+    for name, dialect in {type(each).__name__: each for each in PATHS.values()}.items():
+        yield Call(f"{name}.usage", dialect.usage, 1 << 20)
+        for reader in ("stream_usage", "event_error", "aborted", "begun", "is_usage_event", "ended"):
+            yield Call(f"{name}.{reader}", getattr(dialect, reader), 2 * PARTIAL_BYTES_MAX)
+
+
+CALLS: dict[str, tuple[Call, ...]] = {
+    "requests": (Call("receive", _receive, ms_per_mb=STREAMED_MS_PER_MB),),
+    "answers": (
+        _streamed("relay", Way(chunked=False)),
+        _streamed("relay, judged", Way(chunked=False, judged=True)),
+        _streamed("relay, judged by SGLang", Way(SGLANG, chunked=False, judged=True)),
+        _streamed("relay, stripped", Way(chunked=False, judged=True, stripped=True)),
+        _streamed("whole answer", Way(until_whole=True)),
+    ),
+    "agents": (Call("agents", agents, HEAD_BYTES_MAX),),
+    "bodies": _bodies(),
+    "forms": (Call("form_model", _form),),
+    "events": (Call("split", _events, ms_per_mb=STREAMED_MS_PER_MB),),
+    "usage": tuple(_of_dialects()),
+    "metrics": (
+        Call("lines", _lines, ms_per_mb=STREAMED_MS_PER_MB),
+        Call("parse_load", partial(_load, parse_load), PARSE_BYTES_MAX),
+        Call("parse_load in a thread", partial(_load, parse_load), KEPT_BYTES_MAX, THREAD_MS_PER_MB),
+        Call("pages_of_ranks", partial(_load, partial(pages_of_ranks, count=RANKS)), KEPT_BYTES_MAX, THREAD_MS_PER_MB),
+        Call("engines", partial(_load, engines), KEPT_BYTES_MAX),
+    ),
+    "kv_events": (Call("decode", decode, BATCH_BYTES_MAX),),
+    "hub": (
+        Call("frames", _frames, ms_per_mb=STREAMED_MS_PER_MB),
+        Call("batch_of", messages.batch_of),
+        Call("answers_of", messages.answers_of),
+    ),
+}
+
+
+def quietly(call: Call, data: bytes) -> None:
+    """Run a call, whatever it raises."""
+    with suppress(Exception):
+        call.run(data)
