@@ -229,7 +229,8 @@ class EngineConnection(asyncio.Protocol):
         until_s = clock() + SLICE_S
         while at < size:
             answer = self._answer
-            is_body = self._headed and answer is not None and answer.body_bytes >= 0
+            # Events of a stream may each be looked at, which takes far longer than to pass a body on.
+            is_body = self._headed and answer is not None and answer.body_bytes >= 0 and not answer.streams
             end = size if is_body else min(size, at + SLICE_BYTES)
             self._parse(data[at:end], follows=end < size)
             at = end

@@ -85,6 +85,19 @@ def test_one_connection_has_one_slice_a_turn_where_that_takes_long() -> None:
     assert fed.loop.soon == []
 
 
+def test_events_are_read_in_slices_however_they_are_framed() -> None:
+    """A stream of a known length is no body that may be passed on in one go: each of its events may be looked at."""
+    fed, body = Fed(), b"data: {}\n\n" * 5_000
+    fed.connection.data_received(head(SSE, f"content-length: {len(body)}"))
+    fed.connection.data_received(body)
+    assert fed.got <= SLICE_BYTES
+    while not fed.transport.reading:
+        before = fed.got
+        fed.loop.turn()
+        assert fed.got - before <= SLICE_BYTES
+    assert fed.got == len(body)
+
+
 def test_others_go_first_that_wait_already() -> None:
     """A long read of one connection waits behind those of others, however many there are, and all get their turns."""
     loop = Loop()

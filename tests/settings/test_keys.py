@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from router.commands.main import main
 from router.core.facts.requests import Priority
-from router.settings.keys import Keys, KeysError, Tenant, make_key
+from router.settings.keys import UNKNOWN_MAX, Keys, KeysError, Tenant, make_key
 from tests.support.keyring import SECRET
 
 DIGEST = hashlib.sha256(b"wr-key").hexdigest()
@@ -129,6 +129,13 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, case: str) -> None:
     """Every mistake is refused with the entry's name, and without what the file has of secrets."""
     entries, said = WRONG[case]
     assert any(said in line for line in problems(tmp_path, entries)), problems(tmp_path, entries)
+
+
+def test_few_of_very_many_unknown_fields_are_named(tmp_path: Path) -> None:
+    """A file that is something else, such as a table of settings, does not fill the screen, nor take minutes."""
+    named = problems(tmp_path, [{**GOOD, **{f"field {n}": n for n in range(10_000)}}])
+    assert len(named) == UNKNOWN_MAX
+    assert all("unknown field" in each for each in named)
 
 
 def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ KEPT_BYTES_MAX = 512 << 10  # of all lines that are kept: 40 lines for each of 1
 
 _WANTED = re.compile(b"^(?:%b)[{ ][^\\n]*" % b"|".join(re.escape(name.encode()) for name in NAMES), re.MULTILINE)
 _ENGINE, _RANK = re.compile(r'[{,]engine="(\d{1,6})"'), re.compile(r'[{,]dp_rank="(\d{1,6})"')
-COMMON_LINES_MAX = 1_024  # lines that each rank is given; SGLang's page size is said once by each rank
+COMMON_BYTES_MAX = 8 << 10  # of each name below, which each rank is given; each rank of SGLang says its page size
 OF_ALL_RANKS = ("sglang:page_size", "process_start_time_seconds ")  # what a page says of the server, and holds for all
 
 
@@ -77,12 +77,15 @@ def pages_of_ranks(page: str, count: int) -> list[str]:
     known = engines(page)
     label = _ENGINE if known else _RANK
     own, common = dict[str, list[str]](), list[str]()
+    room = dict.fromkeys(OF_ALL_RANKS, COMMON_BYTES_MAX)
     for line in page.splitlines(keepends=True):
-        if line.startswith(OF_ALL_RANKS):
-            common.append(line)
+        name = next((name for name in OF_ALL_RANKS if line.startswith(name)), "")
+        if name:
+            room[name] -= len(line)
+            if room[name] >= 0:
+                common.append(line)
         elif (found := label.search(line)) is not None:
             own.setdefault(found[1], []).append(line)
-    del common[COMMON_LINES_MAX:]
     names = [str(engine) for engine in known[:count]] if known else [str(rank) for rank in range(count)]
     pages = ["".join([*own.get(name, ()), *common]) for name in names]
     return pages + ["".join(common)] * (count - len(pages))

@@ -44,6 +44,9 @@ _decode_flag = msgspec.json.Decoder(bool | int | float | str | None).decode
 _decode_metadata = msgspec.json.Decoder(dict[str, Raw]).decode
 # An object with at most one level of objects in it, which is what usage is in every dialect.
 _USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
+_USAGE_NAME = b'"usage"'
+USAGE_OBJECT_BYTES_MAX = 4_096  # of the longest, its name included; engines' own have some 300
+USAGE_NAMES_MAX = 64  # fields of this name that are looked at, from the end: most events have one, which is null
 # Events are named on a line of their own; JSON has no line ends within strings.
 _EVENT_NAME = re.compile(rb"^event: ?(\S+)\r?\n", re.MULTILINE)
 
@@ -248,10 +251,18 @@ def counts(prompt_tokens: int, completion_tokens: int | None, cached_tokens: int
 
 
 def cut_usage(type_: type[_T], data: bytes) -> _T | None:
-    """The last usage object in an event whose beginning is cut off."""
-    found = _USAGE_AT.findall(data)
+    """The last usage object in an event whose beginning is cut off. An engine that sends megabytes which only look like
+    one costs no more than one that sends a short event."""
+    at, found = len(data), None
+    for _ in range(USAGE_NAMES_MAX):
+        at = data.rfind(_USAGE_NAME, 0, at)
+        if at < 0:
+            break
+        found = _USAGE_AT.match(data, at, at + USAGE_OBJECT_BYTES_MAX)
+        if found is not None:
+            break
     try:
-        return msgspec.json.decode(found[-1], type=type_) if found else None
+        return msgspec.json.decode(found[1], type=type_) if found is not None else None
     except UNREADABLE:
         return None
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.dialects.openai import USAGE_BODY_BYTES_MAX, OpenAI
 from router.core.facts.placements import Ending, Usage
+from router.core.prompts.bodies import USAGE_NAMES_MAX, USAGE_OBJECT_BYTES_MAX
 
 OPENAI = OpenAI()
 COUNTS = {"prompt_tokens": 50, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 32}}
@@ -63,6 +64,16 @@ def test_usage_from_the_end_of_a_stream(cut: int) -> None:
     stream = early + event(choices=[{"delta": {"content": "usage"}}]) + last + b": bye\n\ndata: [DONE]\n\n"
     usage = OPENAI.stream_usage(stream[cut:])
     assert usage == (Usage(50, 7, 32) if cut <= stream.rindex(b'"usage"') else None)
+
+
+def test_the_last_usage_is_found_in_a_cut_event() -> None:
+    """Behind text that names it and fields that are null; what is longer than any engine's is none."""
+    cut = b'oices": [{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}], %b "usage":null, "usage": {'
+    usage = b'"usage": {"prompt_tokens": 5, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}},'
+    assert OPENAI.usage(cut % usage) == Usage(5, 7, 2)
+    assert OPENAI.usage(cut % b"") == Usage(1, 1, None)
+    assert OPENAI.usage(cut % usage.replace(b"{", b"{" + b" " * USAGE_OBJECT_BYTES_MAX, 1)) == Usage(1, 1, None)
+    assert OPENAI.usage(cut % usage + b'"usage":null,' * USAGE_NAMES_MAX) is None
 
 
 def test_a_stream_without_usage_has_none() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.fleet.engine_metrics import engines, parse_load
 from router.core.fleet.metrics_lines import (
+    COMMON_BYTES_MAX,
     KEPT_BYTES_MAX,
     LINE_BYTES_MAX,
     SLICE_BYTES,
@@ -52,6 +53,16 @@ def test_ranks_get_their_own_lines(file: Path) -> None:
     for count in (1, 2, 5):
         for rank, part in enumerate(pages_of_ranks(kept(page), count)):
             assert parse_load(part) == parse_load(page, rank)
+
+
+def test_lines_for_all_ranks_are_bounded() -> None:
+    """What each of a thousand ranks is given of a page stays small, and what any rank needs of it is still there."""
+    started = "process_start_time_seconds 17.0\n"
+    page = "".join(f'sglang:page_size{{dp_rank="{n}"}} 16.0\n' for n in range(10_000)) + started
+    parts = pages_of_ranks(page, 1_000)
+    assert max(map(len, parts)) <= 2 * COMMON_BYTES_MAX
+    assert all(parse_load(part, rank).block_tokens == 16 for rank, part in enumerate(parts[:3]))
+    assert all(part.endswith(started) for part in parts)
 
 
 def test_ranks_of_several_engines() -> None:
