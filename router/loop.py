@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import sys
@@ -20,6 +21,8 @@ WORK_S = 0.0004  # work without a break, of what can be done a little at a time
 # generations are. CPython's own
 # 700, 10, 10 spend a quarter of a busy router's time walking its index, which has none.
 COLLECT = (10_000, 50, 100)
+MAPPED_BYTES = 4 << 20  # a block of memory of this size is mapped alone, and given back when it is freed
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h of glibc
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
@@ -28,11 +31,21 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     gc.collect()
     gc.freeze()  # modules and settings live as long as the process
     gc.set_threshold(*COLLECT)
+    give_large_blocks_back()
     try:
         import uvloop
     except ImportError:
         return asyncio.run(work)
     return uvloop.run(work)
+
+
+def give_large_blocks_back() -> None:
+    """Tables of full caches are now and then made anew. glibc puts them on the heap once it has freed one of their size,
+    where they leave holes, and keeps twice their size at its end. Other C libraries stay as they are."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            mallopt(option, MAPPED_BYTES)
 
 
 @asynccontextmanager

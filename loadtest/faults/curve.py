@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
+from statistics import linear_regression
 
 from loadtest.common.processes import READY, started
 from loadtest.common.report import Row
@@ -30,8 +31,8 @@ from loadtest.overhead.upstream import RATE_PER_S
 GOAL = 19
 REQUESTS = 1_000_000
 REPLICAS, CONNECTIONS = 4, 16
-SAMPLES = 20  # of memory, evenly by requests
-GROWTH_MAX = 0.05  # of the second half, as a part of the memory at its beginning
+SAMPLES = 100  # of memory, evenly by requests
+GROWTH_MAX = 0.05  # in the second half, as a part of the memory at its beginning
 CONTINUED = 0.4  # share of requests that continue an earlier conversation
 CONVERSATIONS = 1_000  # of which earlier turns are kept here to be continued
 TURNS_MAX = 6
@@ -123,9 +124,15 @@ def _settle(answered: asyncio.Future[str | None], wrong: str | None) -> None:
 
 
 def growth(samples: Sequence[tuple[int, float]]) -> float | None:
-    """Growth of the second half, as a part of the memory at its beginning; None with too few samples."""
-    half = [mb for requests, mb in samples if requests >= samples[-1][0] / 2] if samples else []
-    return half[-1] / half[0] - 1.0 if len(half) > 2 else None
+    """Growth in the second half, as a part of the memory at its beginning; None with too few samples. By the straight
+    line that fits its samples best: caches of two generations drop one of them now and then, so that a single sample
+    says little."""
+    half = [sample for sample in samples if sample[0] >= samples[-1][0] / 2] if samples else []
+    if len(half) < 3:
+        return None
+    slope, start = linear_regression(*zip(*half, strict=True))
+    first, last = half[0][0], half[-1][0]
+    return slope * (last - first) / (start + slope * first)
 
 
 async def curve(bench: Bench, requests: int, seed: int) -> list[Row]:
