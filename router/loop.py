@@ -40,8 +40,8 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def give_large_blocks_back() -> None:
-    """Tables of full caches are now and then made anew. glibc puts them on the heap once it has freed one of their size,
-    where they leave holes, and keeps twice their size at its end. Other C libraries stay as they are."""
+    """Tables of full caches are made anew now and then. glibc puts them on the heap once it has freed one of their
+    size: there they leave holes, and twice their size stays free at its end. Other C libraries stay as they are."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):

@@ -102,6 +102,8 @@ def _grows(scan: Scanner, beginning: bytes, unit: bytes, ending: bytes) -> tuple
     return least_s
 
 
+@pytest.mark.promise("Every scanner of foreign bytes takes time linear in its input.", "engines")
+@pytest.mark.finding("2026-11-28/8")
 @pytest.mark.parametrize("name", SCANNERS)
 def test_no_scanner_grows_faster_than_its_input(name: str) -> None:
     """Whatever stands in it again and again, and however it ends."""

@@ -210,6 +210,8 @@ async def test_a_page_that_is_too_long_says_nothing(lines: str, caplog: pytest.L
     assert len(told(caplog)) == 1
 
 
+@pytest.mark.promise("A page of metrics is read in slices, and only lines of known names are kept.", "engines")
+@pytest.mark.finding("2026-11-28/21")
 async def test_others_have_their_turns_while_a_page_is_read() -> None:
     """Between two slices the loop runs whatever else is due."""
     async with LongPage(metrics=TWO) as engine, reading() as pages:

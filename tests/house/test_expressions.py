@@ -107,6 +107,8 @@ def _assigned(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield target, node.value
 
 
+@pytest.mark.promise("Every scanner of foreign bytes takes time linear in its input.", "engines")
+@pytest.mark.finding("2026-11-28/8")
 def test_expressions_are_linear() -> None:
     """Each expression of the router takes time linear in its input, but for those whose input is short."""
     found = {f"{use.file}:{use.name}": slow_because(use.pattern, searched=use.searched) for use in uses()}

@@ -72,6 +72,8 @@ class Fed:
         return sum(map(len, self.answer._pieces))
 
 
+@pytest.mark.promise("An engine is read in turns with all others, however fast it sends.", "engines")
+@pytest.mark.finding("2026-11-28/9")
 def test_one_connection_has_one_slice_a_turn_where_that_takes_long() -> None:
     """What is left of a read is parsed in the turns behind it, and nothing more is read meanwhile."""
     fed, body = Fed(), chunk(b"x" * 100) * 1_000
@@ -85,6 +87,8 @@ def test_one_connection_has_one_slice_a_turn_where_that_takes_long() -> None:
     assert fed.loop.soon == []
 
 
+@pytest.mark.promise("An engine is read in turns with all others, however fast it sends.", "engines")
+@pytest.mark.finding("2026-11-28/9")
 def test_events_are_read_in_slices_however_they_are_framed() -> None:
     """A stream of a known length is no body that may be passed on in one go: each of its events may be looked at."""
     fed, body = Fed(), b"data: {}\n\n" * 5_000
@@ -196,6 +200,8 @@ ENDLESS = {
 }
 
 
+@pytest.mark.promise("An answer with endless trailers or chunk extensions is its engine's failure.", "engines")
+@pytest.mark.finding("2026-11-28/17")
 @pytest.mark.inside
 @pytest.mark.parametrize("name", ENDLESS)
 @pytest.mark.parametrize("streams", [True, False])

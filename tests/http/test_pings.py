@@ -76,6 +76,8 @@ async def _asking(app: Any, count: int) -> list[EngineAnswer]:
     return answers
 
 
+@pytest.mark.promise("A stream of pings alone counts as silent, and its request moves to another replica.", "faults")
+@pytest.mark.finding("2026-11-28/12")
 @on_uvloop
 async def test_a_request_of_which_only_pings_came_is_tried_elsewhere() -> None:
     """When its replica is found stuck, as a silent one is."""
@@ -107,6 +109,8 @@ async def test_a_request_of_which_only_pings_came_is_tried_elsewhere() -> None:
 
 
 @pytest.mark.inside
+@pytest.mark.promise("A stream of pings alone counts as silent, and its request moves to another replica.", "faults")
+@pytest.mark.finding("2026-11-28/12")
 @pytest.mark.parametrize(
     "ping", [b": ping\n\n", b"data: {}\n\n", b'event: ping\ndata: {"type": "ping"}\n\n', b": }\n\n" * 9]
 )

@@ -19,6 +19,10 @@ from router.core.fleet.metrics_lines import (
     pages_of_ranks,
 )
 
+pytestmark = pytest.mark.promise(
+    "A page of metrics is read in slices, and only lines of known names are kept.", "engines"
+)
+
 PAGES = sorted((Path(__file__).parents[2] / "data" / "metrics").iterdir())
 NOISE = 'vllm:request_success_total{engine="0",finished_reason="stop"} 1.0\n'
 
