@@ -9,6 +9,7 @@ httptools alone (plain.py).
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 
 from router.core.dialects import Dialect, spoken_on
@@ -19,6 +20,8 @@ from tests.http.test_exchange import NOT_ANSWERS, OK
 from tests.support.recorded import RECORDED, SSE, chunked, event, head, words
 
 PIECES = (1, 1, 2, 3, 5, 9, 40)
+AT_ENDS = 0.3  # share of messages that are cut behind ends of lines only
+LINE_END = re.compile(rb"\r\n")
 LATE = 0.3  # share of pieces behind which a task does not get its turn
 BYTES_MAX = 1 << 20
 UPGRADE = b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
@@ -77,7 +80,9 @@ def cut(choose: random.Random, data: bytes) -> list[bytes]:
     """The same bytes in pieces, none empty."""
     if choose.random() < 0.02:
         return [data[at : at + 1] for at in range(min(len(data), 4_000))] + [data[4_000:]] * (len(data) > 4_000)
-    at = sorted({0, len(data), *(choose.randrange(len(data) + 1) for _ in range(choose.choice(PIECES)))})
+    ends = [found.end() for found in LINE_END.finditer(data)] if choose.random() < AT_ENDS else []
+    places = ends or range(len(data) + 1)  # the shortcut of answers is for reads that end with a chunk
+    at = sorted({0, len(data), *(choose.choice(places) for _ in range(choose.choice(PIECES)))})
     return [data[start:end] for start, end in pairwise(at)]
 
 

@@ -100,7 +100,8 @@ def requests(data: bytes, body_bytes_max: int) -> tuple[list[Message], bool]:
                 return taken, False
         if upgraded is None or offset is None:
             return taken, bool(stopped)
-        if upgraded.method == "CONNECT" or refused(upgraded, body_bytes_max):
+        websocket = upgraded.method == "GET" and b"websocket" in b",".join(upgraded.values(b"upgrade")).lower()
+        if upgraded.method == "CONNECT" or websocket or refused(upgraded, body_bytes_max):
             return taken, True
         data, meant = _without_upgrade(upgraded) + data[offset:], upgraded
 

@@ -1,6 +1,6 @@
 """How much of the parsers the attacks reach: `python -m tests.attack --coverage [--seconds S] [--keep] [TARGET...]`.
 
-Kept inputs, those that a fuzzer has learned, and mutations of both run under coverage.py, on Python alone, as native
+Kept inputs, short and long, those that a fuzzer has learned, and mutations of both run under coverage.py, on Python alone, as native
 code has no lines. A parser below GOAL is listed with the lines that no attack reaches. With `--keep`, inputs that
 reach lines which no kept one reaches become seeds: the shortest first, as long as each adds a line.
 """
@@ -20,12 +20,14 @@ import coverage
 
 from tests.attack.clock import learned
 from tests.attack.drive import ROOT
+from tests.attack.grown import kept
 from tests.attack.mutate import mutated
 from tests.attack.target import SEEDS, Target
 from tests.attack.targets import TARGETS
 
 GOAL = 0.95
 SEED_BYTES_MAX = 4_096
+KEYS = ("_read", "_entry", "_mistyped", "_wrong", "_shared", "_shown", "sane_name")
 # Modules below router/, and their functions where only these read foreign bytes, or with a minus all but these.
 PARSERS: dict[str, tuple[str, ...]] = {
     "http/receiver.py": (),
@@ -42,7 +44,7 @@ PARSERS: dict[str, tuple[str, ...]] = {
     "core/dialects/sse.py": (),
     "core/dialects/openai.py": (),
     "core/dialects/anthropic.py": (),
-    "core/dialects/sglang.py": (),
+    "core/dialects/sglang.py": ("-with_rank",),
     "core/dialects/responses.py": (),
     "core/dialects/errors.py": (),
     "core/dialects/usage_filter.py": (),
@@ -51,35 +53,35 @@ PARSERS: dict[str, tuple[str, ...]] = {
     "core/dialects/repairs.py": (),
     "core/dialects/forms.py": (),
     "core/prompts/bodies.py": (),
-    "core/prompts/beginnings.py": (),
+    "core/prompts/beginnings.py": ("-Seen.apart", "-Seen.look", "-Seen.rendered", "-Seen.spend"),
     "core/prompts/canonical.py": (),
     "core/prompts/canonical_openai.py": (),
     "core/prompts/canonical_messages.py": (),
     "core/prompts/canonical_responses.py": (),
-    "core/prompts/template_chat.py": (),
+    "core/prompts/template_chat.py": ("-packed",),
     "core/prompts/template_messages.py": (),
     "core/prompts/template_responses.py": (),
     "core/prompts/agents.py": (),
-    "prewarm/prefixes.py": (),
+    "prewarm/prefixes.py": ("-given", "-file_problems"),
     "commands/audit/requests.py": (),
-    "core/kv_events/decoding.py": (),
+    "core/kv_events/decoding.py": ("-slices",),
     "core/kv_events/states.py": ("-packed", "-EngineState.blocks"),
     "core/sharing/restoring.py": (),
-    "workers/codec.py": (),
+    "workers/codec.py": ("-carried_bytes", "-prefilled_of", "-placed_of", "-report_of", "-_receipt_parts", "-_packed"),
     "workers/messages.py": (),
     "settings/files.py": ("-wait_until_settled",),
-    "settings/keys.py": (),
+    "settings/keys.py": ("Keys.load", "Keys.find", "_Entry.__post_init__", *KEYS),
     "settings/pairs.py": (),
     "sharing/frames.py": (),
-    "sharing/addresses.py": (),
+    "sharing/addresses.py": ("-StoreAddress.__str__", "-url_problem"),
     "engines/discovery/pods.py": (),
-    "engines/discovery/pools.py": (),
+    "engines/discovery/pools.py": ("-PoolView.__init__", "-PoolView.sighting", "-PoolView.pool"),
     "engines/discovery/objects.py": (),
     "engines/discovery/pod_watch.py": ("ObjectFollower._hear", "ObjectFollower._take", "ObjectFollower._list"),
     "engines/discovery/api_client.py": ("_lines",),
     "core/fleet/engine_metrics.py": (),
     "core/fleet/metrics_lines.py": (),
-    "core/fleet/engine_capacity.py": (),
+    "core/fleet/engine_capacity.py": ("-with_event_block",),
     "engines/probe.py": ("Prober._models",),
     "engines/ranks.py": ("Ranks.count", "Ranks.version"),
     "tokens/encoder.py": ("_tokens",),
@@ -108,6 +110,7 @@ def inputs(target: Target, seconds: float, seed: int) -> Iterator[bytes]:
     """Kept inputs, learned ones, then mutations of both until the time is over."""
     pool = [*target.seeds().values(), *learned(target)]
     yield from pool
+    yield from (recipe.data() for recipe in kept(target.name).values())
     choose, until_s = random.Random(seed), time.monotonic() + seconds
     while time.monotonic() < until_s:
         yield mutated(choose, pool, target.words, target.bytes_max)

@@ -33,7 +33,7 @@ def bodies(data: bytes) -> None:
     for path, dialect in PATHS.items():
         seen = memory()
         whole = reading(path, data, None, keep=True)
-        for again in range(2):
+        for again in range(3):  # at the second time its messages are remembered, and found at the third
             assert reading(path, data, None) == whole, f"{path}: read quickly"
             assert reading(path, data, seen) == whole, f"{path}: with what was seen before, {again}"
         with suppress(BadBody):
@@ -55,7 +55,7 @@ def _edited(path: str, dialect: Dialect, data: bytes) -> None:
         assert after.wants_usage or asking == data
         assert _but_usage(after) == _but_usage(ask), f"{path}: asking for usage changed the request"
     apart = tenancy.without_shared(data, found, "resp_x")
-    assert told(dialect.parse(path, apart)) == before
+    assert tenancy.given(found.session_params) or told(dialect.parse(path, apart)) == before
     left = tenancy.named(apart)
     assert all(bytes(raw) == b'"resp_x"' for raw in (left.request_id, left.rid) if tenancy.given(raw))
     shared = set(tenancy.Named.__struct_fields__) - {"lora_path", "request_id", "rid", "sampling_params", "vllm_xargs"}

@@ -54,6 +54,9 @@ def _as_facts(message: messages.FromWorker) -> None:
     elif isinstance(message, messages.Finish):
         outcome = codec.outcome_of(message)
         assert messages.frame(messages.WorkerFrame(0, [codec.finish_of(message.id, outcome, message.now_s)]))
+    elif isinstance(message, messages.Prefilled):
+        outcome = codec.prefill_outcome_of(message)
+        assert (outcome.ending, bool(outcome.usage)) == (message.ending, bool(message.usage))
     elif isinstance(message, messages.Report):
         codec.record_of(message, None)
 

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 from router.commands.loading import ENV_PREFIX, load
+from router.settings import pairs
 from router.settings.keys import Keys, KeysError
-from router.settings.schema import SettingsError, field_keys
+from router.settings.schema import Settings, SettingsError, field_keys
 from tests.attack.target import Target
 
 DIGEST = hashlib.sha256(b"a key").hexdigest()
@@ -23,9 +24,21 @@ def settings_file(data: bytes) -> None:
         file.write(data)
         file.flush()
         try:
-            load(Path(file.name))
+            settings = load(Path(file.name))
         except SettingsError as error:
             _readable(error.problems, len(data))
+        else:
+            _pairs(settings)
+
+
+def _pairs(settings: Settings) -> None:
+    """What was accepted as pairs can be taken apart."""
+    assert all(pairs.event_endpoints(settings.events.endpoints).values())
+    assert all(pairs.event_topics(settings.events.topics).values())
+    assert all(pairs.peer_endpoints([*settings.pulls.endpoints, *settings.split.endpoints]).values())
+    assert all(pairs.objectives(settings.gateway.objectives).values())
+    assert all(pairs.continued_models(settings.upstream.continue_models).values())
+    assert None not in pairs.template_kwargs(settings.tokens.template_kwargs).values()
 
 
 def environment(data: bytes) -> None:
