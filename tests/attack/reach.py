@@ -1,8 +1,8 @@
 """How much of the parsers the attacks reach: `python -m tests.attack --coverage [--seconds S] [--keep] [TARGET...]`.
 
-Kept inputs, short and long, those that a fuzzer has learned, and mutations of both run under coverage.py, on Python alone, as native
-code has no lines. A parser below GOAL is listed with the lines that no attack reaches. With `--keep`, inputs that
-reach lines which no kept one reaches become seeds: the shortest first, as long as each adds a line.
+Kept inputs, short and long, those that a fuzzer has learned, and mutations of both run under coverage.py, on Python
+alone, as native code has no lines. A parser below GOAL is listed with the lines that no attack reaches. With `--keep`,
+inputs that reach lines which no kept one reaches become seeds: the shortest first, as long as each adds a line.
 """
 
 from __future__ import annotations
