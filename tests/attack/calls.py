@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from router.core.dialects import OPENAI, PATHS, SGLANG, tenancy, warming
@@ -35,6 +35,7 @@ STREAMED_MS_PER_MB = 320.0  # of what comes read by read, other work in between:
 THREAD_MS_PER_MB = 60.0  # of what is done off the event loop, which gets the interpreter in between
 OPERATORS_MS_PER_MB = 2_000.0  # of operators' own files, read at a start or by a command
 HELD_MB_PER_MB = 64.0  # memory at once
+OPERATORS_HELD_MB_PER_MB = 128.0  # likewise of operators' own files: YAML is an object for every few bytes
 HEAD_BYTES_MAX = 64 << 10  # of a request
 READ_BYTES = 64 << 10  # bytes of one read of a socket
 RANKS = 128  # of one server, as many as its page may have lines for
@@ -44,7 +45,7 @@ OPERATORS = frozenset(
     ("settings_file", "environment", "keys_file", "prefix_file", "model_files", "logs", "sharing_urls")
 )
 # Calls of the router that an attack makes with the same bytes, where it has no calls of its own below.
-ONCE = {"models": 4, "pods": 5, "watch": 3, "template_inputs": 40, "sharing_messages": 4}
+ONCE = {"model_files": 5, "models": 4, "pods": 5, "watch": 3, "template_inputs": 40, "sharing_messages": 4}
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,16 @@ class Call:
     bytes_max: int = BYTES_MAX
     """Bytes that its caller hands over at most."""
     ms_per_mb: float = MS_PER_MB
+    held_mb_per_mb: float = HELD_MB_PER_MB
     once: int = 1
     """Calls of the router that `run` makes with the same bytes, one after the other."""
 
 
 def calls_of(target: Target) -> Sequence[Call]:
     """The calls of a target."""
-    ms_per_mb = OPERATORS_MS_PER_MB if target.name in OPERATORS else MS_PER_MB
-    whole = Call("attack", target.attack, ms_per_mb=ms_per_mb, once=ONCE.get(target.name, 1))
+    whole = Call("attack", target.attack, once=ONCE.get(target.name, 1))
+    if target.name in OPERATORS:
+        whole = replace(whole, ms_per_mb=OPERATORS_MS_PER_MB, held_mb_per_mb=OPERATORS_HELD_MB_PER_MB)
     return CALLS.get(target.name) or (whole,)
 
 
@@ -136,11 +139,16 @@ def _events(data: bytes) -> None:
     splitter.close()
 
 
-def _lines(data: bytes) -> None:
+def _lines(data: bytes) -> str:
     lines = MetricsLines()
     for at in range(0, len(data), SLICE_BYTES):
         lines.feed(data[at : at + SLICE_BYTES])
-    lines.close()
+    return lines.close()
+
+
+def _pages(data: bytes) -> None:
+    """Pages are taken apart by ranks once only the lines of known names are left."""
+    pages_of_ranks(_lines(data), RANKS)
 
 
 def _load(work: Callable[[str], object], data: bytes) -> None:
@@ -192,7 +200,7 @@ CALLS: dict[str, tuple[Call, ...]] = {
         Call("lines", _lines, ms_per_mb=STREAMED_MS_PER_MB),
         Call("parse_load", partial(_load, parse_load), PARSE_BYTES_MAX),
         Call("parse_load in a thread", partial(_load, parse_load), KEPT_BYTES_MAX, THREAD_MS_PER_MB),
-        Call("pages_of_ranks", partial(_load, partial(pages_of_ranks, count=RANKS)), KEPT_BYTES_MAX, THREAD_MS_PER_MB),
+        Call("pages_of_ranks", _pages, KEPT_BYTES_MAX, THREAD_MS_PER_MB),
         Call("engines", partial(_load, engines), KEPT_BYTES_MAX),
     ),
     "kv_events": (Call("decode", decode, BATCH_BYTES_MAX),),

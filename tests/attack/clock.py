@@ -3,8 +3,8 @@
     PYTHONPATH=.compiled:. python -m tests.attack.clock NAME SECONDS SEED
 
 Lines of Python are counted by meter.py, which does not see one call of C that takes seconds. Here a call fails that
-takes more than MS_PER_MB of CPU time for each megabyte, in the best of three runs, or more than HELD_MB_PER_MB of
-memory. Inputs that took the most are changed further, so that the search climbs towards what is slow. The search is a
+takes more than MS_PER_MB of CPU time for each megabyte, in the best of three runs, or more memory than it may
+hold. Inputs that took the most are changed further, so that the search climbs towards what is slow. The search is a
 process of its own: a call that does not end is ended with it, and the input in RUNNING is what it was at.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.attack.calls import HELD_MB_PER_MB, Call, calls_of, quietly
+from tests.attack.calls import Call, calls_of, quietly
 from tests.attack.drive import FOLDER, ROOT
 from tests.attack.grown import Recipe, changed, drawn, kept, recipe_of
 from tests.attack.target import Target
@@ -68,7 +68,7 @@ class Slow:
         file.write_text(self.recipe.text(), "utf-8")
         mb = max(1.0, self.size / MB)
         spent = f"{self.cost.time * self.call.ms_per_mb * mb:,.0f} ms of CPU time"
-        held = f" and {self.cost.held * HELD_MB_PER_MB:,.0f} MB for one megabyte" if self.cost.held else ""
+        held = f" and {self.cost.held * self.call.held_mb_per_mb:,.0f} MB for one megabyte" if self.cost.held else ""
         where = f"{self.size:,} bytes, recipe in {file.relative_to(ROOT)}: {self.recipe.text().strip()[:400]}"
         keep = f"once mended, keep the file in tests/attack/grown/{self.target.name}/"
         replay = f"replay: make attack ARGS='--replay {file.relative_to(ROOT)}'"
@@ -83,7 +83,7 @@ def cost_of(call: Call, data: bytes, *, held: bool) -> Cost:
     for _ in range(RUNS - 1):
         if best_s > allowed_s:
             best_s = min(best_s, _cpu_s(call, data))
-    return Cost(best_s / allowed_s, _held_bytes(call, data[:MB]) / MB / HELD_MB_PER_MB if held else 0.0)
+    return Cost(best_s / allowed_s, _held_bytes(call, data[:MB]) / MB / call.held_mb_per_mb if held else 0.0)
 
 
 def _cpu_s(call: Call, data: bytes) -> float:
