@@ -107,6 +107,7 @@ test-envoy: $(VENV)/.dev  ## the picker behind a real Envoy, which is 107 MB of 
 manifests: $(VENV)/.dev  ## what is made from the chart and for it: plain manifests, the schema of its values
 	$(BIN)/python -m tests.k8s.install
 	$(BIN)/python -m deploy.chart_schema
+	$(BIN)/python -m deploy.gateway
 	$(BIN)/python -m deploy.manifests
 # Wheels only: nothing is built, and so no code is run, when the image is made.
 LOCK := .venv-supply/bin/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 3.11 \

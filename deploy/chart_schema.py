@@ -221,7 +221,8 @@ def objects() -> dict[str, Schema]:
             name=NAME,
             matchLabels=OF_USER,
             targetPorts=many(PORT) | {"minItems": 1, "maxItems": 8, "uniqueItems": True},
-            failureMode=words("FailOpen", "FailClose"),
+            failureMode=words("", "FailOpen", "FailClose"),
+            failOpenWithoutKeys=YES,
             annotations=OF_USER,
         ),
         "envoy": closed(

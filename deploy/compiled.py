@@ -59,7 +59,7 @@ ROOMS = {
     "core/prompts": "agents beginnings blocks bodies canonical canonical_openai unread",
     "core/sharing": "delays engines hearing mirror news sharing telling",
     "edge": "attempts proxy relay retry_budget routes",
-    "gateway": "answer endpoints following head hints incoming parts stream wire words",
+    "gateway": "answer endpoints following head hints incoming messages parts stream wire words",
     "http": (
         "body_budget chunks client_connection cors engine_connection exchange intake outbox pace pool receiver request"
         " upstream"

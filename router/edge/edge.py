@@ -21,6 +21,7 @@ from router.edge.proxy import Proxy
 from router.edge.retry_budget import RetryBudget
 from router.edge.routes import Routes
 from router.http.accepting import cannot_listen, url_of
+from router.http.body_budget import BodyBudget
 from router.http.deadlines import ClientLimits
 from router.http.outbox import Outbox
 from router.http.pace import Pace
@@ -52,14 +53,17 @@ class Edge:
         listening: socket.socket | None = None,
         shared_prompts: Prompts | None = None,
         desk: Desk | None = None,
+        bodies: BodyBudget | None = None,
     ) -> None:
         """`listening` None: a socket is bound to the address in the settings. `shared_prompts` belong to a hub in this
-        process. `desk` is shared with another face of this process; None: the edge has its own."""
+        process. `desk` and `bodies`, room for bodies, are shared with another face of this process; None: the edge has
+        its own."""
         self._settings = settings
         self._placer = placer
         self._socket = listening
         self._leaving: dict[str, asyncio.TimerHandle] = {}  # timers of leaving replicas, by id
         self._owns_desk = desk is None
+        self._bodies = bodies
         self._desk = desk or Desk(settings, placer, shared_prompts=shared_prompts)
         self._stack = AsyncExitStack()
         self.url = ""
@@ -241,6 +245,7 @@ class Edge:
             outbox=self._outbox,
             pace=self._pace,
             cors=self._routes.cors,
+            bodies=self._bodies,
         )
         self._stack.push_async_callback(self._server.close)
         try:

@@ -8,6 +8,8 @@ gateway       owns the listeners, health, and the life of the face; credentials 
 picker        the service that gateways call; parts are what all its streams share
 stream        the story of one request: read, placed, told
 following     from its lease to its end: who served, what the client is told; answer is what is seen of the answer
+heads         whose first message is read
+messages      what a stream brings, one message after the other, once there is room for it
 incoming      its body, in whatever pieces the gateway sends it
 head          an HTTP request out of Envoy's headers, and what of them goes on
 hints         what gateways and clients say in headers and metadata: subset, served, objective, fairness, SLO, model

@@ -4,6 +4,7 @@ Placer (placer.py)."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -16,6 +17,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from router.core.dialects import PATHS
 from router.core.facts.misses import Template
 from router.gateway.credentials import PickerCertificate, read
+from router.gateway.heads import HeadTurns
+from router.gateway.messages import MalformedCount
 from router.gateway.parts import PickerParts, PickerRules
 from router.gateway.picker import SERVICE, Picker
 from router.http.body_budget import BodyBudget
@@ -25,21 +28,30 @@ from router.reading.desk import Desk
 from router.settings.keys import files_of_settings
 from router.settings.pairs import objectives
 from router.settings.schema import Settings
-from router.telemetry.process_counts import BODIES
+from router.telemetry.process_counts import BODIES, MALFORMED
+
+log = logging.getLogger(__name__)
 
 REFUSED_MAX = 256  # streams of one connection beyond `gateway.streams_max` that are told so
+WINDOW_BYTES = 64 << 10  # bytes of a stream that gRPC holds unread
 HEAD_BYTES = 1 << 20  # room in one message besides the body
 LIVENESS, READINESS = "liveness", "readiness"  # names of health checks
 EXTENSION = "inference-extension"  # what the upstream's manifests ask for, of liveness and readiness alike
 READY_S = 0.25  # interval of the looks whether a replica is ready
+MUST_FAIL_CLOSED = (
+    "have the gateway refuse requests while no picker answers: failure_mode_allow: false in Envoy's ext_proc, FailClose"
+    " in an InferencePool; one that fails open serves clients without a key then (docs/guide/gateway.md)"
+)
 _READY, _NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Gateway:
     """`async with Gateway(settings, placer, desk) as gateway`; leaving it drains."""
 
-    def __init__(self, settings: Settings, placer: Placer, desk: Desk) -> None:
+    def __init__(self, settings: Settings, placer: Placer, desk: Desk, bodies: BodyBudget) -> None:
+        """`desk` and `bodies`, room for bodies, may be shared with another face of this process."""
         self._settings = settings
+        self._bodies = bodies
         self._placer = placer
         self._desk = desk
         self._stack = AsyncExitStack()
@@ -56,13 +68,15 @@ class Gateway:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain: health checks fail at once, streams under way may end within `listen.drain_s`, then everything is
-        closed. Streams whose answers go past us are let go at once. A block that was cancelled is not drained."""
+        """Drain: health checks fail at once, no new stream is taken (by HTTP/2's GOAWAY gateways ask another picker),
+        streams under way may end within `listen.drain_s`, then everything is closed. Streams whose answers go past us
+        are let go at once. A block that was cancelled is not drained."""
         self.lame_duck()
         try:
             await self._look()
             if kind is None or not issubclass(kind, asyncio.CancelledError):
                 self._picker.release()
+                self._ending = asyncio.create_task(self._server.stop(self._settings.listen.drain_s))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._settings.listen.drain_s):
                         await self._picker.idle()
@@ -95,8 +109,11 @@ class Gateway:
         return {}
 
     def figures(self) -> dict[str, int]:
-        """Totals of this face for the hub's metrics; bytes of bodies are a level."""
-        return {BODIES: self._parts.bodies.held_bytes if self._built else 0}
+        """Totals of this face for the hub's metrics; bytes of bodies are a level, of all faces where there is an
+        edge."""
+        alone = self._settings.listen.face == "picker"
+        malformed = self._parts.malformed.total if self._built else 0
+        return {BODIES: self._bodies.held_bytes if alone else 0, MALFORMED: malformed}
 
     def lost(self, replica: str) -> None:
         """Nobody listens at the replica any more: the gateway finds out, and goes down its list."""
@@ -117,9 +134,9 @@ class Gateway:
 
     def _build(self) -> None:
         s = self._settings
-        bodies = BodyBudget(asyncio.get_running_loop(), s.limits.bodies_bytes_max)
-        self._parts = PickerParts(self._placer, self._desk, _rules(s), bodies, time.monotonic)
-        self._picker = Picker(self._parts)
+        heads = HeadTurns(s.limits.bodies_bytes_max, _message_bytes_max(s))
+        self._parts = PickerParts(self._placer, self._desk, _rules(s), self._bodies, MalformedCount(), time.monotonic)
+        self._picker = Picker(self._parts, heads)
         self._health = health.aio.HealthServicer()
         self._built = True
 
@@ -129,12 +146,16 @@ class Gateway:
         options = _options(self._settings)
         server, checks = grpc.aio.server(options=options), grpc.aio.server(options=options)
         server.add_generic_rpc_handlers((self._picker.handler(),))
+        self._server = server
         for each in (server, checks):
             health_pb2_grpc.add_HealthServicer_to_server(self._health, each)
             self._stack.push_async_callback(each.stop, None)
         pem = read(s)
         self._certificate = PickerCertificate(pem) if pem is not None else None
         tls = self._certificate.credentials() if self._certificate is not None else None
+        if self._desk.keys is not None:
+            fields = {"next": MUST_FAIL_CLOSED}
+            log.info("keys are asked for", extra={"event": "gateway_must_fail_closed", "fields": fields})
         self.port = _bound(server, s.host, s.port, tls)
         self.health_port = _bound(checks, s.host, s.health_port, None)
         await server.start()
@@ -179,8 +200,11 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     """Options of the servers of gRPC."""
     keepalive_ms = int(settings.gateway.keepalive_s * 1e3)
     return [
-        # A longer message is an error of gRPC, by which a gateway may go past the picker; a long body is refused.
-        ("grpc.max_receive_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
+        # A body of the longest that comes in one message. A longer one is refused by its head or by Envoy's own limit.
+        ("grpc.max_receive_message_length", _message_bytes_max(settings)),
+        # What is kept of a stream from which no message is read: its window, which must not grow by itself.
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_send_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),
         ("grpc.max_concurrent_streams", settings.gateway.streams_max + REFUSED_MAX),
         ("grpc.max_metadata_size", 64 << 10),
@@ -190,6 +214,10 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.so_reuseport", 0),
     ]
+
+
+def _message_bytes_max(settings: Settings) -> int:
+    return settings.limits.body_bytes_max + HEAD_BYTES
 
 
 def _rules(settings: Settings) -> PickerRules:
@@ -202,6 +230,8 @@ def _rules(settings: Settings) -> PickerRules:
         stream_s_max=gateway.stream_s_max,
         body_bytes_max=limits.body_bytes_max,
         body_timeout_s=settings.listen.body_timeout_s,
+        head_timeout_s=settings.listen.head_timeout_s,
+        bodies_wait_s=limits.bodies_wait_s,
         answer_bytes_max=limits.held_answer_bytes_max,
         sampled_ratio=gateway.sampled_ratio,
         conformance=gateway.conformance,

@@ -13,13 +13,13 @@ from typing import Any
 from router.gateway import extproc_pb2 as pb
 from router.http.request import Refusal, Request
 from router.reading.forwarding import PRIORITY, TENANT
+from router.reading.gateway_rules import DESTINATION, SERVED, SUBSET
 from router.settings.keys import sane_name
 from router.telemetry.record import session_key
 
+__all__ = ["DESTINATION", "SERVED", "SUBSET"]  # keys of metadata, the first a header, too
+
 LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"  # namespaces of metadata
-DESTINATION = "x-gateway-destination-endpoint"  # header, and key in LB
-SERVED = "x-gateway-destination-endpoint-served"  # key in LB, of the answer's metadata
-SUBSET = "x-gateway-destination-endpoint-subset"  # key in SUBSET_HINT
 ATTRIBUTES, UPSTREAM_ADDRESS = "envoy.filters.http.ext_proc", "upstream.address"
 DROPPED = "x-llm-d-request-dropped-reason"  # header of an answer of our own
 CONFORMANCE_ASKED = b"test-epp-endpoint-selection"  # header by which the upstream suite names the endpoints it wants

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from router.gateway.messages import MalformedCount
 from router.http.body_budget import BodyBudget
 from router.placer import Placer
 from router.reading.desk import Desk
@@ -25,6 +26,8 @@ class PickerRules:
     stream_s_max: float
     body_bytes_max: int
     body_timeout_s: float
+    head_timeout_s: float
+    bodies_wait_s: float  # how long a body may wait for room
     answer_bytes_max: int  # of an answer that does not stream, what is kept to read its usage
     sampled_ratio: float
     conformance: bool
@@ -39,7 +42,8 @@ class PickerParts:
     placer: Placer
     desk: Desk
     rules: PickerRules
-    bodies: BodyBudget
+    bodies: BodyBudget  # room for bodies, of all faces of this process
+    malformed: MalformedCount
     clock: Callable[[], float]
     streams: set[PickerStream] = field(default_factory=set)  # streams under way
     cut_why: str = ""  # why streams are cut; "" while one that is cancelled means that its client left

@@ -36,13 +36,14 @@ from router.gateway import hints, words
 from router.gateway.endpoints import destinations, endpoint_of
 from router.gateway.following import Following
 from router.gateway.head import HEADERS_MAX, changes, request_of
-from router.gateway.incoming import BUFFERED, DUPLEX, NONE, GatewayClient, check_length, read_body
+from router.gateway.incoming import BUFFERED, DUPLEX, NONE, GatewayClient, await_room, check_length, read_body
+from router.gateway.messages import MalformedMessage, Messages
 from router.gateway.parts import PickerParts
 from router.http.client_connection import ClientLeft
 from router.http.request import Refusal, Request, date_line, is_websocket, no_websockets
 from router.placer import LEFT, MODELS, REQUESTS, Placed
 from router.reading import answering
-from router.reading.answering import CLIENT_LEFT_STATUS, DRAINED, filtered, owner_of, refuse, request_id
+from router.reading.answering import CLIENT_LEFT_STATUS, DRAINED, filtered, none_ready, owner_of, refuse, request_id
 from router.reading.charge import charge
 from router.reading.paths import is_for_engines, without_slash
 from router.reading.placing import placed
@@ -58,9 +59,12 @@ _T = TypeVar("_T")
 class PickerStream:
     """One stream. `serve` answers it, whatever happens, and reports its request once."""
 
-    def __init__(self, parts: PickerParts, context: Any) -> None:  # noqa: ANN401 - grpc ships no types
+    def __init__(self, parts: PickerParts, context: Any, messages: Messages) -> None:  # noqa: ANN401 - grpc ships no types
         self._parts = parts
         self._context = context
+        self._messages = messages
+        self._received = b""  # the body as it came, until the gateway was told what the engine gets
+        self.answered = False  # the gateway was told what becomes of the request
         self._task = asyncio.current_task()
         self._next: asyncio.Task[Any] | None = None  # the message that is listened for
         self._picking = self._left = self._released = self._late = False
@@ -98,8 +102,8 @@ class PickerStream:
         except Refusal as refusal:
             record.model = record.model or refusal.model
             return False, refusal
-        except ClientLeft:
-            record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
+        except (ClientLeft, MalformedMessage):
+            record.status, record.ending = record.status or CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
         except asyncio.CancelledError:
             if not self._released:
                 self._cancelled(record)
@@ -139,6 +143,8 @@ class PickerStream:
         if not rules.conformance and not is_for_engines(request, rules.inference):
             await self._page(request, client, caller)
             return True
+        if not parts.known:
+            raise none_ready("nothing was found out yet")
         record.route = answering.route_of(request.path)
         if parts.desk.tracer is not None:
             self._trace = parts.desk.tracer.begin(request, started_s)
@@ -149,30 +155,28 @@ class PickerStream:
         if whole and not head.end_of_stream:
             check_length(request, rules.body_bytes_max)
             charge(parts.placer, request, caller)
+            await await_room(client, request, mode, rules.body_bytes_max, rules.bodies_wait_s)
             if mode == BUFFERED:
                 await self._context.write(words.CONTINUE_HEADERS)
-            trailers = await self._body(request, mode)
-        received, read_s = request.body, parts.clock()
+            trailers = await self._body(client, request, mode)
+        self._received, read_s = request.body, parts.clock()
         answers = NONE if config is None else config.response_body_mode
         subset = hints.subset_of(first, request, conformance=rules.conformance)
         question = await self._while_there(self._pick(request, record, whole=whole, answers=answers, subset=subset))
         if self._following is None:  # `_pick` has it, or raises
             raise RuntimeError("a request without a lease")
         record.overhead_s = parts.clock() - read_s - record.queued_s
-        said = self._tell(question, received, mode if whole and not head.end_of_stream else NONE, trailers=trailers)
-        question.let_go()
-        for each in said:
-            await self._context.write(each)
+        await self._answer(question, mode if whole and not head.end_of_stream else NONE, trailers=trailers)
         with suppress(TimeoutError):
-            read = self._context.read if self._next is None else self._read
+            read = self._messages.read if self._next is None else self._read
             await self._within(rules.stream_s_max, self._following.follow(read, self._context.write))
         self._following.lingers = mode == DUPLEX and answers == NONE
         return False
 
-    async def _body(self, request: Request, mode: int) -> bool:
+    async def _body(self, client: GatewayClient, request: Request, mode: int) -> bool:
         rules = self._parts.rules
         try:
-            work = read_body(self._context, request, mode, rules.body_bytes_max)
+            work = read_body(self._messages, client, request, mode, rules.body_bytes_max, rules.bodies_wait_s)
             return await self._within(rules.body_timeout_s, work)
         except TimeoutError:
             raise Refusal(408, "request_timeout", "The request's body did not come in time.") from None
@@ -270,7 +274,7 @@ class PickerStream:
 
     def _listen(self) -> None:
         if self._picking:
-            self._next = asyncio.ensure_future(self._context.read())
+            self._next = asyncio.ensure_future(self._messages.read())
             self._next.add_done_callback(self._heard)
 
     def _heard(self, message: asyncio.Task[Any]) -> None:
@@ -282,17 +286,27 @@ class PickerStream:
     async def _read(self) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
         """What comes next: the message that was listened for, then those behind it."""
         listened, self._next = self._next, None
-        return await (listened if listened is not None else self._context.read())
+        return await (listened if listened is not None else self._messages.read())
 
     # -- telling -------------------------------------------------------------------------------------------------
 
-    def _tell(self, question: Question, received: bytes, mode: int, *, trailers: bool) -> list[bytes]:
+    async def _answer(self, question: Question, mode: int, *, trailers: bool) -> None:
+        """Tell the gateway what the engine gets. No body is kept: the stream lasts as long as the answer."""
+        said = self._tell(question, mode, trailers=trailers)
+        question.let_go()
+        self._received = b""
+        for at in range(len(said)):
+            each, said[at] = said[at], b""
+            await self._context.write(each)
+        self.answered = True
+
+    def _tell(self, question: Question, mode: int, *, trailers: bool) -> list[bytes]:
         """Answers that send the request to its replica. `mode` is that of the body that came; NONE where none did."""
         following, parts = self._following, self._parts
         if following is None or following.lease is None:
             raise RuntimeError("a request without a lease")
         lease, request = following.lease, question.request
-        lines, body = question.lines, question.body
+        lines, body, received = question.lines, question.body, self._received
         if self._trace is not None:
             lines = [*lines, self._trace.called(lease.receipt, parts.clock())]
         if "#" in lease.replica and (rank := Replica(lease.replica).rank) is not None:
@@ -332,6 +346,7 @@ class PickerStream:
 
     async def _say(self, client: GatewayClient) -> None:
         if client.said is not None:
+            self.answered = True
             with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream has ended: nobody hears it
                 await self._context.write(client.said)
 

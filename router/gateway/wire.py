@@ -51,3 +51,63 @@ def within(tags: Sequence[bytes], pieces: Iterable[bytes], behind: bytes = b"") 
         heads.append(head)
     heads.reverse()
     return b"".join([*heads, *parts, behind])
+
+
+def bytes_and_end(message: bytes, number: int) -> tuple[bytes, bool] | None:
+    """The bytes of field 1 and the flag of field 2 of the message in field `number`, below 16, which are cut out of
+    `message` with one copy. None unless that field is there once and has no other fields: a parser of all of protobuf
+    must look at it."""
+    found: tuple[int, int] | None = None
+    at, end = 0, len(message)
+    while at < end:
+        key, begin, stop = _next(message, at, end)
+        if stop < 0:
+            return None
+        if key >> 3 == number:
+            if key & 7 != 2 or found is not None:
+                return None
+            found = begin, stop
+        at = stop
+    if found is None:
+        return None
+    at, end = found
+    begins = ends = at
+    last = False
+    while at < end:
+        key, begin, stop = _next(message, at, end)
+        if stop < 0 or key not in (1 << 3 | 2, 2 << 3):
+            return None
+        if key == 2 << 3:
+            last = message[begin] != 0 or stop - begin > 1
+        else:
+            begins, ends = begin, stop
+        at = stop
+    return message[begins:ends], last
+
+
+def _next(message: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Key of the field that begins here, and where its value begins and stops; -1 where it does not stop before `end`,
+    or is of a kind that is not asked for here."""
+    key, at = _number(message, at, end)
+    kind = key & 7
+    if at < 0 or kind not in (0, 2):
+        return 0, -1, -1
+    size, begin = _number(message, at, end)
+    if begin < 0:
+        return 0, -1, -1
+    if kind == 0:
+        return key, at, begin
+    return (key, begin, begin + size) if begin + size <= end else (0, -1, -1)
+
+
+def _number(message: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number of at most 63 bits, and what is behind it; -1 where there is none."""
+    value = shift = 0
+    while at < end and shift < 63:
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+    return 0, -1

@@ -30,7 +30,7 @@ class BodyBudget:
         self.bytes_max = bytes_max  # may be replaced at any time
         self.held_bytes = 0
         self._of_holder: dict[str, int] = {}
-        self._waiting: dict[BodyShare, Callable[[], None]] = {}  # in the order in which they came
+        self._waiting: dict[BodyShare, Callable[[], None]] = {}  # first come, first served
         self._waking = False
 
     @property
@@ -60,9 +60,6 @@ class BodyBudget:
             self._waiting.pop(share, None)
         if share.held_bytes:
             self._hold(share, -share.held_bytes)
-            if self._waiting and not self._waking:
-                self._waking = True
-                self._loop.call_soon(self._wake)
 
     def wait(self, share: BodyShare, ask_again: Callable[[], None]) -> None:
         """Call `ask_again` whenever there may be room for more of a body, until `go` or `give_back`."""
@@ -81,6 +78,9 @@ class BodyBudget:
             of_holder[holder] = left_bytes
         else:
             of_holder.pop(holder, None)
+        if more_bytes < 0 and self._waiting and not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
         """Let those that wait ask again, in their order, all of one turn of the loop together."""

@@ -71,13 +71,13 @@ class EngineConnection(asyncio.Protocol):
         self.give_back = give_back
         self.idle_since_s = 0.0
         self._piece = b""  # the first piece of the body in the slice that is parsed
-        self._pieces: list[bytes] = []  # those behind it
+        self._pieces: list[bytes] = []  # pieces that come after that one
         self._body_bytes = self._chunks = 0  # bytes of the body and chunks in that slice
         self._excess_bytes = 0
         self._follows = False  # more of the read follows the slice that is parsed
-        self._rest = b""  # what was read and is not parsed yet
+        self._rest = b""  # bytes read and not parsed yet
         self._held = False  # the client does not read
-        self._waits = False  # for its turn
+        self._waits = False  # whether it waits for its turn
 
     @property
     def usable(self) -> bool:
@@ -236,7 +236,7 @@ class EngineConnection(asyncio.Protocol):
             at = end
             if at < size:
                 if self._answer is None:
-                    return  # it broke
+                    return  # the connection broke
                 if self._held or clock() > until_s:
                     self._rest = data[at:]
                     if not self._held:
@@ -376,7 +376,7 @@ class EngineConnection(asyncio.Protocol):
         if self._piece:
             self._hand_over(answer)
             if self._answer is None:
-                return  # what took the body has given the answer up
+                return  # the reader has given the answer up
         self._answer, self._between = None, False
         transport = self._transport
         if transport is not None:

@@ -50,12 +50,13 @@ class Server:
         outbox: Outbox | None = None,
         pace: Pace | None = None,
         cors: Cors | None = None,
+        bodies: BodyBudget | None = None,
     ) -> None:
         """`handler` answers a request. `refuse` answers one that cannot be read, whose method and path are empty where
         they are not known. `admit` is called with a request whose body is not all there or that must wait for its turn:
         it raises Refusal for a client that is not let in, names the holder of the body, and returns whether the body is
         wanted. `tls` may be replaced, for connections to come, and `cors`, without which answers say nothing to
-        browsers, for answers to come. Without an `outbox` or a `pace` it has its own."""
+        browsers, for answers to come. Without an `outbox`, a `pace` or `bodies`, room for bodies, it has its own."""
         self.handler = handler
         self.refuse = refuse
         self.admit = admit
@@ -64,7 +65,7 @@ class Server:
         self.cors = cors
         self.loop = asyncio.get_running_loop()
         self.outbox = outbox or Outbox(self.loop)
-        self.bodies = BodyBudget(self.loop, limits.bodies_bytes_max)
+        self.bodies = bodies or BodyBudget(self.loop, limits.bodies_bytes_max)
         self.pace = pace or Pace(self.loop)
         self.clients: set[ClientConnection] = set()
         self.closing = False  # each connection ends with its next answer

@@ -47,7 +47,7 @@ class BoundedReader:
         self._body = 0  # bytes of a string, and the line end behind it, that are still to come
         self._dropping = False  # whether that string is dropped
         self._open = list[int]()  # replies that are still to come, of each list that has begun
-        self._bytes = self._elements = 0  # these count the reply that has begun
+        self._bytes = self._elements = 0  # counts of the reply that has begun
 
     def feed(self, data: bytes) -> None:
         """More bytes have come."""

@@ -166,7 +166,7 @@ async def _close(cluster: RedisCluster) -> None:
     about to ask for its nodes anew."""
     await cluster.aclose()
     for node in cluster.get_nodes():
-        with suppress(*FAILURES):  # these belong to a connection that has ended
+        with suppress(*FAILURES):  # nothing is left to do for a connection that has ended
             await node.disconnect()
 
 

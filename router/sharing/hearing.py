@@ -46,7 +46,7 @@ class Hearing:
         self.handing: FrameHearer | None = None  # other listeners are called as well
         self.asked = False  # another router wants to be told everything
         self._own_s = -math.inf  # time of the last own message
-        self._refused: Counter[str] = Counter()  # what was refused since the last line of the log, by kind
+        self._refused: Counter[str] = Counter()  # refused messages since the last line of the log, by kind
         self._refused_s = -math.inf  # time of that line
 
     def hear(self, message: bytes, now_s: float) -> float | None:

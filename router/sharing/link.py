@@ -72,7 +72,7 @@ class SharingLink:
         self._seals, self._wall = seals, wall
         self.whole = False
         self.why = "not connected yet"  # why it is not whole
-        self._said_alone = False  # since it was last whole
+        self._said_alone = False  # whether the log has it, after the link was last whole
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()  # counts by kind
         self.delay_s: float | None = None  # time from saying to hearing the last own message
@@ -191,7 +191,7 @@ class SharingLink:
             began_s = self._clock()
             if self._elsewhere.is_set():
                 self._elsewhere.clear()
-                self._whole_s = None  # what another store keeps is read from its beginning
+                self._whole_s = None  # another store is read from its beginning
             try:
                 async with self._open() as session:
                     self._session = session

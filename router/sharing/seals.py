@@ -88,7 +88,7 @@ class Seals:
         if not keys:
             return True
         if len(marks) == MARK_BYTES and compare_digest(digest(keys[0], data, _HASH)[:MARK_BYTES], marks):
-            return True  # this is nearly always so
+            return True  # nearly always
         count = len(marks) // MARK_BYTES
         if len(marks) % MARK_BYTES or not 0 < count <= SECRETS_MAX:
             return False

@@ -21,6 +21,7 @@ SPANS_DROPPED = "spans_dropped"  # spans of traces that did not reach the collec
 UNEXPLAINED = "unexplained"  # prompts that were not compared with an earlier one, for want of time
 CONNECTIONS = "connections"  # clients' connections that are open: a level, no total
 BODIES = "bodies_bytes"  # bytes of request bodies that are held: a level
+MALFORMED = "malformed"  # messages of gateways that could not be read
 LEVELS = (CONNECTIONS, BODIES)
 CLOSED = "closed:"  # prefix of one of deadlines.REASONS: clients' connections that we closed
 PROMPTS = "prompts:"  # prefix of an outcome: prompts on their way to token ids
@@ -50,6 +51,10 @@ class Totals:
     def bodies_bytes(self) -> int:
         """Bytes of request bodies that are held."""
         return self._edges().get(BODIES, 0)
+
+    def malformed(self) -> int:
+        """Messages of gateways that could not be read."""
+        return self._edges().get(MALFORMED, 0)
 
     def hub_lost(self) -> int:
         """Placements that workers made without the hub."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -28,10 +30,10 @@ MODES = {
 
 @asynccontextmanager
 async def front(
-    folder: Path, picker_port: int, replica_ports: Sequence[int], mode: EnvoyMode | None = None
+    folder: Path, picker_ports: int | Sequence[int], replica_ports: Sequence[int], mode: EnvoyMode | None = None
 ) -> AsyncIterator[FrontEnvoy]:
     """A real Envoy before these replicas, once it listens."""
-    async with fronting(install.program(), folder, picker_port, replica_ports, mode) as envoy:
+    async with fronting(install.program(), folder, picker_ports, replica_ports, mode) as envoy:
         yield envoy
 
 
@@ -46,6 +48,29 @@ async def behind(
         ports = [engine.port for engine in engines]
         envoy = await stack.enter_async_context(front(folder, app.gateway.port, ports, mode))
         yield envoy, app, engines
+
+
+@asynccontextmanager
+async def picker_process(port: int, *engines: FakeEngine, **settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A router in a process of its own, whose picker listens on this port."""
+    command = [sys.executable, "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
+    for engine in engines:
+        command += ["--replica", engine.url]
+    for key, value in {
+        "gateway.port": port, "gateway.health_port": 0, "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2,
+        "listen.drain_s": 600, **{key.replace("__", "."): value for key, value in settings.items()},
+    }.items():  # fmt: skip
+        command += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(120):
+            assert b"listening grpc://" in await process.stdout.readline()
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 def chat(text: str, **more: Any) -> dict[str, Any]:

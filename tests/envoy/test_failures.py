@@ -1,12 +1,11 @@
-"""What clients see when the picker or a replica fails, behind a real Envoy that fails open."""
+"""What clients see when the picker or a replica fails, behind a real Envoy; tests/envoy/test_away.py has what is closed
+then."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from loadtest.common.envoy import EnvoyMode
 from loadtest.common.processes import free_port
 from router.core.facts.placements import Reason
-from tests.envoy.envoy import MODES, behind, chat, front
+from tests.envoy.envoy import MODES, behind, chat, front, picker_process
 from tests.gateway.asking import CHAT, endpoint, picking
 from tests.support.fakes import FakeEngine, events, half_then_waits
 from tests.support.keyring import Keyring
@@ -34,39 +33,14 @@ async def asked(client: aiohttp.ClientSession, url: str, count: int = 6) -> list
     return statuses
 
 
-@asynccontextmanager
-async def picker_process(
-    port: int, *engines: FakeEngine, sampled: float = 0.02
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A router in a process of its own, whose picker listens on this port."""
-    command = [sys.executable, "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
-    for engine in engines:
-        command += ["--replica", engine.url]
-    for key, value in {
-        "gateway.port": port, "gateway.health_port": 0, "gateway.sampled_ratio": sampled,
-        "probe.interval_s": 0.1, "listen.lame_duck_s": 0.2, "listen.drain_s": 600,
-    }.items():  # fmt: skip
-        command += ["--set", f"{key}={value}"]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(120):
-            assert b"listening grpc://" in await process.stdout.readline()
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
 async def test_a_picker_that_dies_hangs_and_comes_back(tmp_path: Path, client: aiohttp.ClientSession) -> None:
-    """Killed, stopped and started again under load, no request fails and no stream is cut: Envoy serves from the
-    cluster by itself, and asks again as soon as there is somebody to ask. The upstream's conformance test
-    EppUnAvailableFailOpen is the half of it that kills."""
+    """At a gateway that fails open: killed, stopped and started again under load, no request fails and no stream is
+    cut. Envoy serves from the cluster by itself, and asks again as soon as there is a picker to ask. The upstream's
+    conformance test EppUnAvailableFailOpen is the half of it that kills."""
     port = free_port()
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(FakeEngine()) for _ in range(3)]
-        mode = EnvoyMode(message_timeout="0.5s")
+        mode = EnvoyMode(message_timeout="0.5s", fail_open=True)
         envoy = await stack.enter_async_context(front(tmp_path, port, [each.port for each in engines], mode))
         assert await asked(client, envoy.url) == [200] * 6  # nobody listens yet
         over = asyncio.Event()
@@ -109,12 +83,16 @@ async def _picked(client: aiohttp.ClientSession, url: str) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_streams_outlive_their_picker(tmp_path: Path, client: aiohttp.ClientSession, how: signal.Signals) -> None:
-    """Streams that pass a picker by come whole, whether it is told to end, and then does not wait for them, or dies."""
+    """Streams that pass a picker by come whole if it is told to end, and then it does not wait for them; if it dies, at
+    a gateway that fails open. One that fails closed cuts them, as it would a request of which nothing is known."""
     port = free_port()
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(FakeEngine())
-        envoy = await stack.enter_async_context(front(tmp_path, port, [engine.port]))
-        async with picker_process(port, engine, sampled=0.0) as picker:  # one that is shown would be waited for
+        mode = EnvoyMode(fail_open=how is signal.SIGKILL)
+        envoy = await stack.enter_async_context(front(tmp_path, port, [engine.port], mode))
+        async with picker_process(
+            port, engine, **{"gateway.sampled_ratio": 0.0}
+        ) as picker:  # one that is shown would be waited for
             await _picked(client, envoy.url)
             engine.script.append(half_then_waits)
             async with client.post(envoy.url + CHAT, json=chat("x", stream=True)) as answer:

@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -111,9 +112,9 @@ async def test_what_is_spliced_reaches_the_engine(tmp_path: Path, client: aiohtt
 
 @pytest.mark.parametrize("name", ["cheap", "named"])
 async def test_a_forged_destination_goes_nowhere(tmp_path: Path, client: aiohttp.ClientSession, name: str) -> None:
-    """A client that names an endpoint, even Envoy's own admin port, is served by a replica; without a picker, too, and
-    where the gateway connects to any address that the header names."""
-    mode = MODES[name]
+    """A client that names an endpoint, even Envoy's own admin port, is served by a replica; without a picker, too, at a
+    gateway that fails open, and if the gateway connects to any address that the header names."""
+    mode = replace(MODES[name], fail_open=True)
     async with behind(tmp_path, mode=mode, **{"gateway.fallbacks_max": 0}) as (envoy, app, engines):
         forged = {DESTINATION: f"127.0.0.1:{envoy.admin_port}"}
         for _ in range(3):

@@ -56,6 +56,10 @@ class Asking:
         self._call = call
         self._request, self._response = request, response
 
+    async def raw(self, message: bytes) -> None:
+        """Send bytes in place of a message."""
+        await self._call.write(message)
+
     async def send(self, **message: Any) -> None:
         """Send a message."""
         await self._call.write(pb.ProcessingRequest(**message))
@@ -65,6 +69,14 @@ class Asking:
         async with asyncio.timeout(60):
             message = await self._call.read()
         return None if message is grpc.aio.EOF else message
+
+    async def failure(self) -> str:
+        """The status by which the stream ends with an error, as gRPC names it. Raises AssertionError if it does not."""
+        try:
+            answer = await self.hear()
+        except grpc.aio.AioRpcError as error:
+            return str(error.code().name)
+        raise AssertionError(f"no error: {answer}")
 
     async def head(
         self,
@@ -155,7 +167,7 @@ async def asking(app: App, request: str = "buffered", response: str = "none") ->
     async with grpc.aio.insecure_channel(f"127.0.0.1:{app.gateway.port}", options=options) as channel:
         method = channel.stream_stream(
             PATH,
-            request_serializer=pb.ProcessingRequest.SerializeToString,
+            request_serializer=_serialized,
             response_deserializer=pb.ProcessingResponse.FromString,
         )
         call = method()
@@ -163,6 +175,10 @@ async def asking(app: App, request: str = "buffered", response: str = "none") ->
             yield Asking(call, request, response)
         finally:
             call.cancel()
+
+
+def _serialized(message: pb.ProcessingRequest | bytes) -> bytes:
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
 def set_headers(response: pb.ProcessingResponse) -> dict[str, str]:

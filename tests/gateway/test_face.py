@@ -135,15 +135,16 @@ async def test_streams_that_pass_us_by_are_let_go(engine: FakeEngine) -> None:
 
 
 async def test_a_gateway_that_only_watches_is_told(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever sends what nothing can be picked for is told so once in the log, and the stream ends."""
+    """A gateway that sends what nothing can be picked for is named once in the log. Its stream ends with an error: one
+    that ended well would let the request pass unpicked, even at a gateway that fails closed."""
     async with picking(engine) as app:
         for _ in range(2):
             async with asking(app) as it:
                 await it.send(observability_mode=True, request_headers=pb.HttpHeaders())
-                assert await it.hear() is None
+                assert await it.failure() == "FAILED_PRECONDITION"
             async with asking(app) as it:
                 await it.body(chat())
-                assert await it.hear() is None
+                assert await it.failure() == "FAILED_PRECONDITION"
     said = [
         vars(record)["fields"]["next"] for record in caplog.records if vars(record).get("event") == "gateway_misused"
     ]

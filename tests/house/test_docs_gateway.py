@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from deploy import gateway
 from loadtest.common.envoy import EnvoyMode, configuration
 from tests.house.documents import code_blocks, page
 
@@ -23,8 +24,25 @@ def test_envoys_settings_are_those_that_run() -> None:
         holds(mine, theirs)
     (routes,) = manager["route_config"]["virtual_hosts"]
     assert told["routes"] == routes["routes"]
-    (replicas,) = (cluster for cluster in ran["clusters"] if cluster["name"] == "replicas")
-    holds(told["clusters"][0], replicas)
+    for shown in told["clusters"]:
+        (cluster,) = (each for each in ran["clusters"] if each["name"] == shown["name"])
+        holds(shown, cluster)
+
+
+def test_the_route_of_one_that_fails_open_is_one_that_runs() -> None:
+    """The page shows one path's, which the configuration has for all."""
+    (block,) = (
+        text for text in code_blocks(page("docs/guide/gateway.md"), "yml") if "request_headers_to_remove" in text
+    )
+    ran = configuration(9002, [8000], EnvoyMode(fail_open=True))["static_resources"]
+    (routes,) = ran["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
+    (shown,) = yaml.safe_load(block)
+    assert shown in routes["routes"]
+
+
+def test_the_chart_has_the_same_rules() -> None:
+    """Its file is what `python -m deploy.gateway` writes."""
+    assert gateway.TARGET.read_text(encoding="utf-8") == gateway.text()
 
 
 def holds(mine: Any, theirs: Any) -> None:

@@ -18,7 +18,7 @@ from aiohttp import web
 from loadtest.common.processes import free_ports
 from tests.envoy import install as envoy
 from tests.gateway.asking import CHAT, chat, picking
-from tests.k8s.tools import CHART, NAMESPACE, RELEASE, by_name, picker, run, template
+from tests.k8s.tools import CHART, NAMESPACE, RELEASE, by_name, helm, picker, run, template
 from tests.support.fakes import FakeEngine, events
 from tests.support.waiting import until
 
@@ -105,7 +105,7 @@ class Engine:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.heads.append({name.lower(): value for name, value in request.headers.items()})
         self.bodies.append(len(await request.read()))
-        if request.path != "/stream":
+        if request.path != "/v1/messages":
             return web.json_response({"ok": True})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -173,7 +173,7 @@ async def test_requests_are_served_while_no_picker_answers(tmp_path: Path) -> No
             async with session.post("/v1/completions", data=io.BytesIO(b"x" * size)) as answer:
                 assert (answer.status, await answer.json()) == (200, {"ok": True})
         assert engine.bodies == [10, SIX_MB]
-        async with session.post("/stream", data=b"{}") as answer:
+        async with session.post("/v1/messages", data=b"{}") as answer:
             assert await answer.content.readuntil(b"\n\n") == b"data: 1\n\n"
             engine.go_on.set()
             assert await answer.content.read() == b"data: 2\n\n"
@@ -211,11 +211,22 @@ async def test_requests_go_where_a_picker_says(tmp_path: Path) -> None:
                 assert await answer.read() == b"".join(events())
 
 
-async def test_fail_close_is_an_error(tmp_path: Path) -> None:
-    """FailClose: 503, and no engine is asked."""
+def test_fail_open_with_keys_is_refused() -> None:
+    """Unless the values say that it is meant."""
+    options = ["--set", "apiKeys.existingSecret=keys,pool.failureMode=FailOpen"]
+    done = helm("template", RELEASE, CHART, "--namespace", NAMESPACE, "--values", STANDALONE, *options)
+    assert "pool.failureMode: while no picker answers, FailOpen serves clients without a key" in done.stderr
+    assert "failure_mode_allow: true" in rendered(*options, "--set", "pool.failOpenWithoutKeys=true")
+
+
+@pytest.mark.promise("With keys the chart has its gateways fail closed by default.", "gateway")
+@pytest.mark.finding("2026-11-28/1")
+@pytest.mark.parametrize("options", ["pool.failureMode=FailClose", "apiKeys.existingSecret=keys"])
+async def test_fail_close_is_an_error(tmp_path: Path, options: str) -> None:
+    """FailClose, which is the default with API keys: 503, and no engine is asked."""
     async with (
         Engine().up() as engine,
-        running(tmp_path, engine, "--set", "pool.failureMode=FailClose") as made,
+        running(tmp_path, engine, "--set", options) as made,
         aiohttp.ClientSession(made.url) as session,
         session.post("/v1/completions", data=b"{}") as answer,
     ):
@@ -244,12 +255,17 @@ async def test_a_forged_destination_goes_nowhere(tmp_path: Path) -> None:
             "x-kv-cache-source-host-port": forged,
             "x-session-id": "kept",
         }
-        for path in ("/v1/completions", "/server_info", "/quitquitquit"):
-            async with session.post(path, data=b"{}", headers=headers) as answer:
+        secret = {"authorization": "Bearer mine", "x-api-key": "mine"}
+        for path in ("/v1/completions", "/generate", "/rerank"):
+            async with session.post(path, data=b"{}", headers=headers | secret) as answer:
                 assert (answer.status, await answer.json()) == (200, {"ok": True})
+        for path in ("/server_info", "/quitquitquit", "/sleep", "/v1/load_lora_adapter"):
+            async with session.post(path, data=b"{}", headers=headers | secret) as answer:
+                assert answer.status == 404
         assert len(engine.heads) == 3
         for head in engine.heads:
             assert forged not in head.values()
+            assert not set(secret) & set(head)
             assert head["x-session-id"] == "kept"
 
 

@@ -9,15 +9,22 @@ app.kubernetes.io/name: {{ include "warmroute.name" . }}-envoy
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* Headers by which a client could choose who is connected to: the picker's answer, and what llm-d's sidecar obeys. */}}
-{{- define "warmroute.forgeable" -}}
-- x-gateway-destination-endpoint
-- x-gateway-destination-endpoint-subset
-- x-gateway-destination-endpoint-served
-- x-prefiller-host-port
-- x-encoder-hosts-ports
-- x-data-parallel-host-port
-- x-kv-cache-source-host-port
+{{/* What a gateway does while no picker answers: FailOpen, or FailClose, as it must where clients need keys. */}}
+{{- define "warmroute.failureMode" -}}
+{{- if .Values.pool.failureMode -}}
+{{- .Values.pool.failureMode -}}
+{{- else if include "warmroute.asksForKeys" . -}}
+FailClose
+{{- else -}}
+FailOpen
+{{- end -}}
+{{- end -}}
+
+{{/* Not empty if a request without a key is refused, or prompts are salted. */}}
+{{- define "warmroute.asksForKeys" -}}
+{{- with .Values -}}
+{{- if or .apiKeys.existingSecret (dig "auth" "keys_file" "" .config) (dig "auth" "isolate" false .config) }}yes{{ end -}}
+{{- end -}}
 {{- end -}}
 
 {{/* How Envoy asks DNS for a Service's pods. */}}
@@ -31,6 +38,8 @@ typed_config:
 
 {{/* Envoy's own configuration. */}}
 {{- define "warmroute.envoyConfig" -}}
+{{- $rules := .Files.Get "files/gateway.yaml" | fromYaml -}}
+{{- $open := eq (include "warmroute.failureMode" .) "FailOpen" -}}
 {{- $ports := .Values.pool.targetPorts -}}
 {{- $engines := printf "%s-engines.%s.svc" (include "warmroute.fullname" .) .Release.Namespace -}}
 {{- $pickers := printf "%s-pickers.%s.svc" (include "warmroute.fullname" .) .Release.Namespace -}}
@@ -82,7 +91,7 @@ static_resources:
                     typed_config:
                       "@type": type.googleapis.com/envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation
                       mutations:
-                        {{- range include "warmroute.forgeable" . | fromYamlArray }}
+                        {{- range $rules.forgeable }}
                         - remove: {{ . }}
                         {{- end }}
                 route_config:
@@ -91,8 +100,9 @@ static_resources:
                     - name: engines
                       domains: ["*"]
                       routes:
-                        - match: {prefix: /}
-                          route:
+                        # What a picker has placed. It answers by itself what goes to no engine.
+                        - match: {prefix: /, headers: [{name: x-gateway-destination-endpoint, present_match: true}]}
+                          route: &engines
                             cluster: engines
                             # None: answers take as long as they take.
                             timeout: 0s
@@ -100,6 +110,14 @@ static_resources:
                             retry_policy:
                               retry_on: connect-failure,refused-stream
                               num_retries: 2
+                        {{- if $open }}
+                        # What no picker has seen: prompts alone, and without credentials.
+                        {{- range concat $rules.prompts (dig "api" "passthrough" $rules.passthrough .Values.config) }}
+                        - match: {path: {{ . | quote }}, headers: [{name: ":method", string_match: {exact: POST}}]}
+                          route: *engines
+                          request_headers_to_remove: {{ $rules.secrets | toJson }}
+                        {{- end }}
+                        {{- end }}
                 http_filters:
                   - name: envoy.filters.http.ext_proc
                     typed_config:
@@ -107,6 +125,10 @@ static_resources:
                       grpc_service:
                         envoy_grpc:
                           cluster_name: pickers
+                        # Another picker is asked if one is away, or ended before it said anything.
+                        retry_policy:
+                          retry_on: connect-failure,refused-stream,reset,unavailable
+                          num_retries: 2
                       processing_mode:
                         request_header_mode: SEND
                         request_body_mode: BUFFERED
@@ -117,7 +139,9 @@ static_resources:
                       # More than a request may wait for its turn in the router's queue (`admission.wait_s`). A picker
                       # that hangs is found sooner, by its health checks and its silent connections.
                       message_timeout: {{ default (printf "%ds" (dig "admission" "wait_s" 30 .Values.config | float64 | ceil | int | add 10)) .Values.envoy.pickerTimeout }}
-                      failure_mode_allow: {{ eq .Values.pool.failureMode "FailOpen" }}
+                      failure_mode_allow: {{ $open }}
+                      # Routes are matched again once the picker has set its header.
+                      route_cache_action: CLEAR
                       status_on_error: {code: ServiceUnavailable}
                       allow_mode_override: true
                       response_attributes: [upstream.address]
@@ -200,9 +224,10 @@ static_resources:
         {{- include "warmroute.envoyNames" . | nindent 8 }}
       connect_timeout: 1s
       lb_policy: ROUND_ROBIN
-      # Where all pickers are gone there is no use in asking one: Envoy's own choice at once.
+      # If all pickers are gone there is no use in asking one before an engine is chosen without them. With keys one is
+      # asked all the same, since its refusal says why.
       common_lb_config:
-        healthy_panic_threshold: {value: 0}
+        healthy_panic_threshold: {value: {{ ternary 0 1 $open }}}
       load_assignment:
         cluster_name: pickers
         endpoints:

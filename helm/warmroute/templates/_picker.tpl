@@ -119,6 +119,9 @@
   {{- if or (has 0 $ports) (ne (len (uniq $ports)) 4) -}}
     {{- $p = append $p "config.listen.port, config.listen.admin_port, config.gateway.port and config.gateway.health_port must be fixed, and four" -}}
   {{- end -}}
+  {{- if and (include "warmroute.asksForKeys" .) (eq (include "warmroute.failureMode" .) "FailOpen") (not .Values.pool.failOpenWithoutKeys) -}}
+    {{- $p = append $p "pool.failureMode: while no picker answers, FailOpen serves clients without a key, and prompts of isolated tenants without their salt; set FailClose, or pool.failOpenWithoutKeys" -}}
+  {{- end -}}
   {{- if .Values.pool.create -}}
     {{- if ne $d.source "kubernetes" -}}
       {{- $p = append $p (printf "pool.create: an InferencePool is found with config.discovery.source kubernetes, not with %s" $d.source) -}}

@@ -71,6 +71,8 @@ class Gauges(Collector):
         yield gauge("connections", "Open connections of clients.", (), [((), count)])
         text = "Bytes of request bodies that are arriving, waiting, or with a replica that has not begun to answer."
         yield gauge("bodies_bytes", text, (), [((), totals.bodies_bytes())])
+        text = "Messages to the endpoint picker that were no messages of Envoy's external processing."
+        yield counter("picker_malformed_messages", text, totals.malformed())
         text = "Client connections closed by the router, by the limit that was exceeded."
         yield counters("connections_closed", text, "reason", closed.items())
         count, refused = figures.admin()
