@@ -31,6 +31,7 @@ def memory(pid: int, name: str) -> int:
     return int(found[1]) << 10
 
 
+@pytest.mark.finding("2026-11-28/11")
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 async def test_memory_is_bounded_by_the_budget(engine: FakeEngine) -> None:
     """Forty bodies of 8 MB at once under a budget of 32 MB, all of which are placed, and whose streams stay open."""

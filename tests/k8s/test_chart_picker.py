@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import yaml
 
+from router.reading import gateway_rules
 from tests.k8s.test_chart_pods import restricted
 from tests.k8s.tools import (
     CHART,
@@ -36,15 +37,7 @@ from tests.k8s.tools import (
 NEEDED = ("--set", "image.repository=registry.example.com/warmroute,face=picker,pool.matchLabels.app=vllm")
 CUSTOM = {"gateway.networking.k8s.io/v1", "inference.networking.k8s.io/v1"}
 CUSTOM |= {"gateway.envoyproxy.io/v1alpha1", "networking.istio.io/v1alpha3"}
-FORGEABLE = [
-    "x-gateway-destination-endpoint",
-    "x-gateway-destination-endpoint-subset",
-    "x-gateway-destination-endpoint-served",
-    "x-prefiller-host-port",
-    "x-encoder-hosts-ports",
-    "x-data-parallel-host-port",
-    "x-kv-cache-source-host-port",
-]
+FORGEABLE = list(gateway_rules.FORGEABLE)
 
 
 def named(found: list[Document], kind: str, suffix: str = "") -> Document:
@@ -335,6 +328,10 @@ REFUSED = {
     "a failure mode in small letters": (
         "pool: {failureMode: failOpen}",
         "at '/pool/failureMode': value must be one of",
+    ),
+    "an open door": (
+        "{face: picker, pool: {matchLabels: {app: v}, failureMode: FailOpen}, apiKeys: {existingSecret: a}}",
+        "set FailClose, or pool.failOpenWithoutKeys",
     ),
     "workers": (
         "{face: picker, pool: {matchLabels: {app: vllm}}, config: {listen: {workers: 2}}}",
