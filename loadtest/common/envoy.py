@@ -143,7 +143,7 @@ def _ext_proc(mode: EnvoyMode) -> dict[str, Any]:
 
 
 def _routes(mode: EnvoyMode) -> list[dict[str, Any]]:
-    """Routes of requests whose endpoint a picker has named, and with `fail_open` of those that no picker has seen."""
+    """Routes for placed requests, and with `fail_open` for requests that passed no picker."""
     retries = {"retry_on": "connect-failure,refused-stream", "num_retries": 2}
     there = {"timeout": "0s", "retry_policy": retries}
     placed = {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]}
@@ -181,7 +181,8 @@ def _pickers(ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
     http2 |= {"explicit_http_config": {"http2_protocol_options": alive}}  # type: ignore[dict-item]  # likewise
     checks: dict[str, Any] = {"timeout": "1s", "interval": "1s", "no_traffic_interval": "1s"}
     checks |= {"unhealthy_threshold": 2, "healthy_threshold": 1, "grpc_health_check": {"service_name": "readiness"}}
-    # Where none is ready one is asked all the same, whose refusal says why; without keys an engine is asked at once.
+    # If no picker is ready, a request still goes to one, whose refusal names the reason; with `fail_open` it goes to
+    # an engine at once.
     panic = {"healthy_panic_threshold": {"value": 0 if mode.fail_open else 1}}
     return _static(
         "pickers",

@@ -60,8 +60,8 @@ from router.telemetry.record import RequestRecord
 AGAIN_S = 0.25  # before a stream that was broken on purpose is offered to other replicas again
 DIFFERS = "what was said was not said again"
 _REFUSED = Outcome(Ending.REFUSED_BY_ENGINE)
-# The longest first event, which has the ids of the prompt: so many bytes for each of the request, or for what is not in
-# it, such as an image. Later events may have sse.EVENT_BYTES_MAX.
+# A first event has the ids of the prompt: ID_BYTES_MAX bytes for each byte of the request, or FIRST_EVENT_BYTES_MAX for
+# parts that are not in it, such as an image. Later events have at most sse.EVENT_BYTES_MAX.
 FIRST_EVENT_BYTES_MAX, ID_BYTES_MAX = PROMPT_BYTES_MAX + sse.EVENT_BYTES_MAX, 8
 
 

@@ -61,6 +61,8 @@ def test_no_report_takes_what_was_learned_here(steps: list[tuple[str, str, str]]
         assert len(owners.known()) == len(set(owners.known()))
 
 
+@pytest.mark.promise("Reports of other routers replace no owner of a response that was learned here.", "store")
+@pytest.mark.finding("2026-11-28/5")
 def test_reports_in_a_tenants_name_do_not_make_its_responses_unknown() -> None:
     """However many: its own stay its own, and what is not known is nobody's, even by a report of somebody else."""
     owners = ResponseOwners(100, private=True)

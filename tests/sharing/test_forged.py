@@ -39,6 +39,8 @@ async def recording(server: StoreServer) -> AsyncIterator[list[bytes]]:
         yield said
 
 
+@pytest.mark.promise("No message or entry in the shared store counts without a mark by the fleet's secret.", "store")
+@pytest.mark.finding("2026-11-28/4")
 async def test_nothing_forged_counts(caplog: pytest.LogCaptureFixture) -> None:
     """Messages and entries without a mark: no owner is learned, no rate spent, no router counted; all are counted, and
     the log says so once a minute."""

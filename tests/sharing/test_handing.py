@@ -134,6 +134,8 @@ async def test_a_sibling_that_dies_in_the_middle_is_given_up() -> None:
         assert sum(new.router.index.blocks(id_) for id_ in engines.urls) > 0
 
 
+@pytest.mark.promise("Routers that die while they ask for state keep no new router from it.", "store")
+@pytest.mark.finding("2026-11-28/14")
 async def test_askers_that_die_make_room(caplog: pytest.LogCaptureFixture) -> None:
     """As many routers as may ask at once die while they ask: one that starts later is handed what this one knows."""
     async with AsyncExitStack() as stack:

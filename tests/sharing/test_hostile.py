@@ -70,6 +70,10 @@ async def hostile(**says: bytes) -> AsyncIterator[Hostile]:
         yield one
 
 
+@pytest.mark.promise(
+    "Replies of the shared store have limits of size, elements and depth before they are read.", "store"
+)
+@pytest.mark.finding("2026-11-28/3")
 @pytest.mark.parametrize(
     "answer", [MANY, b"$4000000000\r\n", b"*1\r\n" * 100, b"%1000000000\r\n", b"+" + b"x" * 10_000]
 )

@@ -27,6 +27,8 @@ def serving(*replicas: str) -> Callable[[OneRouter], None]:
     return lambda one: setattr(one, "served", [(each, "m") for each in replicas])
 
 
+@pytest.mark.promise("Two fleets with one store and one name are noticed, and share no rate or state.", "store")
+@pytest.mark.finding("2026-11-28/13")
 async def test_a_router_without_a_replica_in_common_is_a_stranger(caplog: pytest.LogCaptureFixture) -> None:
     """Neither hears the other, takes its rates or counts it; both say so once, with its name."""
     tenants = {"acme": Tenant("acme", requests_per_min=60)}

@@ -35,7 +35,7 @@ PAGES = ("vllm-hybrid", "vllm-dcp", "vllm-0.15", "sglang-pp", "sglang-tp", "sgla
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of a completion, with what was foretold of it and what the engine says that it found."""
+    """One completion: predicted cached tokens, and those that the engine reports."""
 
     status: int
     grade: str
@@ -149,7 +149,7 @@ async def _long(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def deferred(bench: Bench) -> list[Row]:
-    """A replica whose waiting requests wait for something else than room, beside a dense one."""
+    """A replica with requests that wait for another reason than capacity, beside a dense one."""
     asked = bench.scale.of(80, 800)
     async with (
         engines(bench, ["vllm-deferred", "vllm-dense"]) as urls,
@@ -197,7 +197,7 @@ async def asleep(bench: Bench) -> list[Row]:
 
 
 async def processes(bench: Bench) -> list[Row]:
-    """A page that is another process's each time: what is known of the cache outlasts it."""
+    """Each `/metrics` page comes from another process behind one URL; knowledge of the cache must survive that."""
     bench.only_ours("its predictions")
     lost, asked = 0, bench.scale.of(10, 60)
     async with engines(bench, ["vllm-processes"]) as urls, bench.running(0, PROBES, urls=urls) as run:

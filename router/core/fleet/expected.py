@@ -20,7 +20,7 @@ ADAPTS = "sglang"  # engines that take `base:adapter` as a name, by their `owned
 
 @dataclass(slots=True)
 class _Gone:
-    """A name whose last replica has left."""
+    """A model name without a replica."""
 
     base: str  # the base model of an adapter, the name itself of any other
     adapts: bool  # whether the replica took `name:adapter` too

@@ -251,8 +251,8 @@ def counts(prompt_tokens: int, completion_tokens: int | None, cached_tokens: int
 
 
 def cut_usage(type_: type[_T], data: bytes) -> _T | None:
-    """The last usage object in an event whose beginning is cut off. An engine that sends megabytes which only look like
-    one costs no more than one that sends a short event."""
+    """The last usage object in an event without its beginning; None if there is none. Whatever the event's length, at
+    most USAGE_NAMES_MAX places are read, of USAGE_OBJECT_BYTES_MAX each."""
     at, found = len(data), None
     for _ in range(USAGE_NAMES_MAX):
         at = data.rfind(_USAGE_NAME, 0, at)
