@@ -124,7 +124,7 @@ class TenantsTogether:
         if other.silent_since_s is not None:  # nothing that it has spent meanwhile was beyond its part
             other.told, other.silent_since_s = {}, None
             self._share_out(now_s)
-        for each in said:
+        for each in {each.tenant: each for each in reversed(said)}.values():  # a router has one entry for a tenant
             self._heard(other, each, now_s)
 
     def _heard(self, other: _Other, each: Spent, now_s: float) -> None:

@@ -113,6 +113,7 @@ class Knowledge:
             judge = known.hybrid is not hybrid or engine.block_tokens != size
             if event.salt and not known.names_salts:
                 known.names_salts, judge = True, True
+                known.salted.clear()
         else:
             known.begin()
             if known.suspended:  # the replica's blocks began anew, and would be seen again
@@ -144,7 +145,7 @@ class Knowledge:
             known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # grade until the stream says its own
         if why.startswith(RESTARTED):
             known.hybrid = known.whole = False  # another model may be served there now
-            known.names_salts = None
+            known.forget_salts()
             self._restarted(replica)
         known.answers.forget()  # the stream may be another process's, with other flags
         known.begin()
@@ -176,7 +177,7 @@ class Knowledge:
             self._empty_engine(known)
             known.suspended = known.distrusted = ""
             known.hybrid = known.whole = False  # another model may publish there next
-            known.names_salts = None
+            known.forget_salts()
             known.answers.forget()
         self._judge(replica, known)
 
@@ -329,7 +330,7 @@ class Knowledge:
         known = self._known.get(replica)
         if known is None:
             return
-        if prompt.salt and known.misses_salts(prompt.tokens, stored.gpu_tokens):
+        if prompt.salt and known.expect_salt(lease, prompt.tokens, stored.gpu_tokens):
             self._judge(replica, known)
         if not stored.block_tokens:
             return
@@ -348,6 +349,8 @@ class Knowledge:
         known = self._known.get(replica)
         if known is None:
             return
+        if known.salted and known.settle_salt(lease, computed=computed):
+            self._judge(replica, known)
         if computed:
             self.masks.remember(prompt.keys.get(known.block_tokens, ()))
             due_s = now_s + SETTLE_S

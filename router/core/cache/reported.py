@@ -71,6 +71,7 @@ class Reported:
     epoch: int = 0  # counts new beginnings: a prediction from an older one says nothing
     whole: bool = False  # an answer showed that the replica loads the block of a prompt's last token too
     names_salts: bool | None = None  # whether events name salts; False: a salted prompt was sent, and none has yet
+    salted: set[int] = field(default_factory=set)  # open leases of such prompts, until one is computed
     block_hint: int | None = None  # tokens of its block by its metrics, until an event says
     kv_tokens_max: int | None = None
     shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)  # the grade that counts, and why
@@ -114,17 +115,36 @@ class Reported:
         said.kept_share, said.dropped = engine.kept_share, self.answers.dropped_blocks * size
         return said
 
-    def misses_salts(self, tokens: int, stored_tokens: int) -> bool:
+    def expect_salt(self, lease: int, tokens: int, stored_tokens: int) -> bool:
         """A salted prompt was sent, of which so much is stored. Whether that changes the grade: it does from the first
-        such prompt whose first block is new, until an event names a salt.
+        such prompt whose first block is new, until an event names a salt or no such prompt is computed.
 
         Events of vLLM 0.15 and SGLang 0.5.8 name none. By these, a plain prompt would count as cached wherever a salted
         one with the same tokens is: a wrong prediction, and a word to its sender about another tenant.
         """
-        if self.names_salts is not None or stored_tokens or tokens < (self.block_tokens or BLOCK_TOKENS_MIN):
+        is_open = self.names_salts is None or bool(self.salted)
+        if not is_open or stored_tokens or tokens < (self.block_tokens or BLOCK_TOKENS_MIN):
             return False
+        self.salted.add(lease)
         self.names_salts = False
-        return True
+        return len(self.salted) == 1
+
+    def forget_salts(self) -> None:
+        """Another process may publish there now."""
+        self.names_salts = None
+        self.salted.clear()
+
+    def settle_salt(self, lease: int, *, computed: bool) -> bool:
+        """A lease ended. Whether that changes the grade: if no salted prompt was computed, no event was to come."""
+        if lease not in self.salted:
+            return False
+        self.salted.discard(lease)
+        if computed:
+            self.salted.clear()
+        elif not self.salted:
+            self.names_salts = None
+            return True
+        return False
 
     def begin(self) -> None:
         """What was predicted before says nothing of what will be predicted."""

@@ -266,6 +266,24 @@ def test_a_salt_in_an_event_brings_the_grade_back_for_good() -> None:
     assert [grade for _, grade, _ in world.grades] == [Grade.EXACT, Grade.ESTIMATED, Grade.EXACT]
 
 
+def test_a_salted_prompt_that_was_not_computed_is_forgotten() -> None:
+    """A client that left, or an engine that refused, leaves no event to wait for; the last of several decides."""
+    world = World()
+    world.join()
+    salted = prompt_of(160, salt=b"acme")
+    world.store(prompt_of(96))
+    for lease in (1, 2):
+        world.knowledge.expect("a", lease, salted, StoredPrefix(0, BLOCK, Grade.EXACT, 0))
+    assert world.knowledge.grade_of("a") == (Grade.ESTIMATED, NO_SALTS)
+    world.knowledge.settle("a", 1, salted, 1.0, computed=False)
+    assert world.knowledge.grade_of("a")[0] is Grade.ESTIMATED
+    world.knowledge.settle("a", 2, salted, 2.0, computed=False)
+    assert world.knowledge.grade_of("a")[0] is Grade.EXACT
+    _sent(world, salted, 3)
+    world.knowledge.settle("a", 3, salted, 3.0, computed=True)
+    assert world.knowledge.grade_of("a") == (Grade.ESTIMATED, NO_SALTS)
+
+
 def test_a_salted_prompt_of_no_whole_block_changes_nothing() -> None:
     """No event will ever come of it."""
     world = World()

@@ -280,6 +280,7 @@ class _History:
         self.router.knowledge.untokened(name, "")
         self.router.knowledge.grade(name, Grade.EXACT, "joined", self.now_s)
         self.router.observe_load(name, Load(kv_tokens_max=200_000, block_tokens=BLOCK))
+        self._event("store", name, 2, 1, "GPU", 0, 1)  # a salted block: it is an engine whose events name salts
 
     def run(self, history: list[_Step]) -> None:
         """All of it, in its order."""
