@@ -110,6 +110,7 @@ def test_every_call_belongs_to_a_target() -> None:
         assert all(call.ms_per_mb > 0 and call.bytes_max > 0 for call in calls_of(TARGETS[name]))
 
 
+@pytest.mark.inside
 def test_lines_that_attacks_reach_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     """The table has every parser, and the lines of those below the goal."""
     reach.main(["sharing_urls"], 0.0, 1, keeps=False)
