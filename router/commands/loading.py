@@ -342,10 +342,9 @@ def _check_access(settings: Settings) -> list[str]:
     admin, auth, upstream = settings.admin, settings.auth, settings.upstream
     problems = secrets.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
     problems += secrets.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
-    problems += secrets.problems(
-        "auth.secret_before", auth.secret_before, auth.secret_before_file, chars_min=SECRET_CHARS_MIN
-    )
-    if (auth.secret_before or auth.secret_before_file) and not (auth.secret or auth.secret_file):
+    before, file = auth.secret_before, auth.secret_before_file
+    problems += secrets.problems("auth.secret_before", before, file, chars_min=SECRET_CHARS_MIN)
+    if (before or file) and not (auth.secret or auth.secret_file):
         problems.append("'auth.secret_before': needs 'auth.secret', which has taken its place")
     problems += secrets.problems("upstream.api_key", upstream.api_key, upstream.api_key_file, chars_min=1)
     problems += allowed_problems(admin.replicas_allowed)

