@@ -10,8 +10,9 @@ import yaml
 from router.reading.gateway_rules import FORGEABLE, PASSED_PATHS, PROMPT_PATHS, SECRETS
 from tests.k8s.tools import NAMESPACE, RELEASE, by_name, only, picker, template
 
+SECRET = "keys"
 POOL = ("--set", "image.repository=registry.example.com/warmroute,face=picker,pool.matchLabels.app=vllm")
-WITH_KEYS = ".".join(("apiKeys", "existingSecret=keys"))  # in two parts, or scanners take it for a key
+WITH_KEYS = f"apiKeys.existingSecret={SECRET}"
 
 
 def manager_of(config: dict[str, Any]) -> dict[str, Any]:
