@@ -9,7 +9,7 @@ a tool call in the order of its types, and templates that print a call with `toj
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -140,15 +140,16 @@ def _chat(fields: ChatBody, messages: list[dict[str, Any]]) -> TemplateInput:
 
 
 def _completion(fields: ChatBody) -> TemplateInput:
-    given = _decode_prompt(fields.prompt)
-    if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int):
-        given = given[0]  # a list with one prompt
+    prompts = _decode_prompt(fields.prompt)
+    given: str | Sequence[str | int | list[int]] = prompts
+    if isinstance(prompts, list) and len(prompts) == 1 and not isinstance(prompts[0], int):
+        given = prompts[0]  # a list with one prompt
     if isinstance(given, str):
         return TemplateInput(text=given, add_special_tokens=_flag(fields.add_special_tokens, default=True))
     return TemplateInput(ids=packed(given))
 
 
-def packed(ids: list[Any]) -> bytes:
+def packed(ids: Sequence[Any]) -> bytes:
     """Token ids as uint32 little-endian. Raises Unfit for none, for several prompts, and for ids that cannot be."""
     if set(map(type, ids)) != {int}:
         raise Unfit("token ids")
