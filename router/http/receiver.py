@@ -224,6 +224,8 @@ class Receiver:
         if low in request.fields:
             if low == b"host":
                 raise Refusal(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
+            if low == b"content-type" and value != request.fields[low]:  # a body is read and passed on by one of them
+                raise Refusal(400, "bad_http", "There are two Content-Types.")
             if low == b"connection":  # a list that may stand in several lines (RFC 9110 sections 5.3 and 7.6.1)
                 request.fields[low] += b"," + value
         else:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from router.core.dialects import OPENAI, PATHS, BadBody, Dialect, tenancy
-from router.core.dialects.forms import any_form_model, form_model, form_streams, url_form
+from router.core.dialects.forms import any_form_model, form_model, form_streams, plain_fields, url_fields, url_form
 from router.core.dialects.repairs import PATHS as REPAIRED_PATHS
 from router.core.dialects.repairs import Repairs
 from router.core.facts.requests import Ask
@@ -46,6 +46,7 @@ HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 INVOCATIONS, ADAPTER = "/invocations", b"x-amzn-sagemaker-adapter-identifier"
 
 _JSON = re.compile(rb"[ \t\r\n]*[\[{]")  # the beginning of an object or an array
+_AROUND_JSON = b" \t\r\n\v\f" + BYTE_ORDER_MARK  # some parsers of JSON skip it
 _MULTIPART, _URL_FORM = b"multipart/", b"application/x-www-form-urlencoded"
 
 _T = TypeVar("_T")
@@ -203,7 +204,7 @@ def repair(request: Request, how: Reading) -> tuple[str, ...]:
 
 def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
     """The body as its tenant may send it: where it names an id of its request, it gets this one. Raises Refusal for an
-    adapter that the tenant may not use."""
+    adapter that the tenant may not use, and for a form with what tenants share."""
     path, body = request.path, request.body
     if path in PATHS or not _form_of(request):
         found = tenancy.named(body)
@@ -211,17 +212,31 @@ def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
             raise not_allowed()
         # Engines store a response under its id: who names another's would have it stored over that.
         body = tenancy.without_shared(body, found, f"resp_{secrets.token_hex(16)}" if path == RESPONSES else id_)
+    else:
+        _check_form(request)
     if tenant.isolated and path in PATHS:
         body = tenancy.with_salt(path, body, ask.salt)
     return body
 
 
 def untransferred(request: Request) -> bytes:
-    """The body without what it says of transfers between engines."""
+    """The body without what it says of transfers between engines. Raises Refusal for a form that says something."""
     path, body = request.path, request.body
     if path in PATHS or not _form_of(request):
         return tenancy.without_transfers(body)
+    _check_form(request)
     return body
+
+
+def _check_form(request: Request) -> None:
+    """Raises Refusal for a form with fields for engines alone, or whose fields could be read in two ways."""
+    content_type, body = request.fields[b"content-type"], request.body
+    try:
+        is_multipart = _form_of(request) == _MULTIPART
+        names = tenancy.FORM_FIELDS
+        tenancy.check_form(plain_fields(content_type, body, names) if is_multipart else url_fields(body, names))
+    except BadBody as error:
+        raise Refusal(400, "invalid_form", str(error)) from error
 
 
 def not_allowed() -> Refusal:
@@ -259,13 +274,13 @@ def _unread(request: Request, how: Reading, code: str) -> Ask | None:
 
 
 def _form_of(request: Request) -> bytes:
-    """_MULTIPART or _URL_FORM if the body is such a form, else b"". JSON is often sent under the type of a form, which
-    is what curl says of any body."""
+    """_MULTIPART or _URL_FORM if the body is such a form, else b"". Content that begins as JSON does is JSON, whatever
+    its type: engines may read it so, and curl says of any body that it is a form."""
     content_type = request.fields.get(b"content-type", b"").lower()
-    if content_type.startswith(_MULTIPART):
-        return _MULTIPART
-    is_form = content_type.startswith(_URL_FORM) and request.body.lstrip()[:1] not in (b"{", b"[", b"")
-    return _URL_FORM if is_form else b""
+    for form in (_MULTIPART, _URL_FORM):
+        if content_type.startswith(form):
+            return form if request.body.lstrip(_AROUND_JSON)[:1] not in (b"{", b"[", b"") else b""
+    return b""
 
 
 def _parse_other(request: Request, how: Reading) -> Ask:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from router.core.facts.requests import Priority
 from router.http.request import Refusal, Request
 from router.reading.charge import Met
-from router.reading.forwarding import CREDENTIALS, PRIORITY, TENANT
+from router.reading.forwarding import PRIORITY, TENANT
+from router.reading.gateway_rules import CREDENTIALS
 from router.settings.keys import ANYBODY, OPEN, PREFIX, Caller, Keys, Tenant, is_admin, priority_of, sane_name
 
 METRICS = "/metrics"

@@ -6,21 +6,18 @@ not see.
 
 from __future__ import annotations
 
-from router.core.dialects import legs
-from router.core.dialects.pulls import SOURCE_HEADER
 from router.http.request import HOP_HEADERS, Request
 from router.placer import Placer
 from router.reading.continuing import CONTINUE
 from router.reading.deadlines import WITHIN
+from router.reading.gateway_rules import CREDENTIALS, FORGEABLE
 
 TELL_USAGE = frozenset(("vllm", "sglang"))  # kinds of engines that end a stream with its usage where they are asked to
-CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
 FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
 
 _FOR_US = {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, CONTINUE, WITHIN}
-_OF_LEGS = {SOURCE_HEADER, *legs.HEADERS, *legs.OVERRIDES}  # the router's word alone
-_NOT_SENT_ON = HOP_HEADERS | _FOR_US | _OF_LEGS
+_NOT_SENT_ON = HOP_HEADERS | _FOR_US | {name.encode() for name in FORGEABLE}
 
 
 class Forwarding:

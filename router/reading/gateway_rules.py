@@ -9,9 +9,10 @@ from __future__ import annotations
 from router.core.dialects import PATHS, legs
 from router.core.dialects.pulls import SOURCE_HEADER
 from router.core.dialects.ranks import RANK_HEADER
-from router.reading.forwarding import CREDENTIALS
 from router.settings.schema import ApiSettings
 
+CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
+"""Headers by which a client says its key."""
 DESTINATION = "x-gateway-destination-endpoint"
 """Header and key of metadata by which a picker names the endpoint (Endpoint Picker Protocol 1.0.0)."""
 SERVED = "x-gateway-destination-endpoint-served"
@@ -28,8 +29,9 @@ FORGEABLE = (
     "x-routed-dp-rank",
     *(name.decode() for name in legs.OVERRIDES),
 )
-"""Headers that a gateway takes from clients before anything reads them: by these they could choose the engine, the
-rank, or other hosts that an engine connects to (llm-d's sidecar, vLLM, SGLang)."""
+"""Headers that a gateway takes from clients before anything reads them, and that the router passes on from no client:
+by these they could choose the engine, the rank, or other hosts that an engine connects to (llm-d's sidecar, vLLM,
+SGLang)."""
 SECRETS = tuple(sorted(name.decode() for name in CREDENTIALS))
 """Headers that a gateway takes away from a request that no picker has seen: keys are for the picker alone."""
 PROMPT_PATHS, PASSED_PATHS = tuple(PATHS), ApiSettings().passthrough

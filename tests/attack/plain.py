@@ -118,13 +118,14 @@ def refused(message: Message, body_bytes_max: int) -> bool:
     if len(message.body) > body_bytes_max or _too_large(message):
         return True
     if not message.headed:
-        return len(message.values(b"host")) > 1
+        return len(message.values(b"host")) > 1 or len(set(message.values(b"content-type"))) > 1
     hosts, codings = message.values(b"host"), message.values(b"transfer-encoding")
     lengths = message.values(b"content-length")
     return (
         message.version not in ("1.0", "1.1")
         or not _plain_target(message.target)
         or len(hosts) > 1
+        or len(set(message.values(b"content-type"))) > 1
         or (message.version == "1.1" and not hosts)
         or any(not _HOST.fullmatch(host) for host in hosts)
         or (bool(codings) and (message.version == "1.0" or codings[0].lower() != b"chunked"))

@@ -178,6 +178,7 @@ async def test_no_tenant_sends_engines_elsewhere(
         "ec_transfer_params": {"remote_host": "169.254.169.254"},
         "bootstrap_host": "169.254.169.254", "bootstrap_port": 80, "bootstrap_room": 1, "bootstrap_pair_key": "x",
         "decode_tp_size": 8, "disagg_prefill_dp_rank": 3, "session_params": {"id": "another's"},
+        "routed_dp_rank": 1, "data_parallel_rank": 1,
     }  # fmt: skip
     ring = Keyring(tmp_path, acme={}, few={"models": ["m"]})
     body = PATHS_OF_BODIES[path] | asked | {"vllm_xargs": {"kv_transfer_params": "169.254.169.254", "a": 1}}

@@ -21,6 +21,7 @@ from router.core.facts.replicas import Replica
 from router.engines.hands import HandProber
 from router.engines.pairs import PairWarmer
 from router.gateway import stream
+from router.reading.gateway_rules import FORGEABLE
 from router.settings.schema import SplitSettings
 from tests.core.placement.paired import PairedFleet
 from tests.gateway.asking import asking, set_headers
@@ -355,16 +356,10 @@ async def test_without_keys_no_client_names_engines(prompts: int) -> None:
 async def test_clients_name_no_engines(tmp_path: Path) -> None:
     """What clients say of transfers never reaches an engine: fields of tenants, and headers of anybody."""
     ring = Keyring(tmp_path, one={})
-    said = {
-        "x-prefiller-host-port": "10.0.0.9:1",
-        "x-encoder-hosts-ports": "10.0.0.9:1",
-        "x-data-parallel-host-port": "10.0.0.9:1",
-        "x-override-bootstrap-host": "10.0.0.9",
-        "x-override-bootstrap-room": "1",
-        "x-override-rid": "x",
-    }
+    said = {name: "10.0.0.9:1" if "host" in name else "1" for name in FORGEABLE}
     async with fakes.FakeEngine(owned_by="vllm") as engine, fakes.running(engine, **ring.settings) as app:
-        body = {"model": "m", "messages": [], "bootstrap_room": 7, "kv_transfer_params": {"transfer_id": "x"}}
+        asked = {"bootstrap_room": 7, "kv_transfer_params": {"transfer_id": "x"}, "routed_dp_rank": 1}
+        body = {"model": "m", "messages": [], **asked}
         headers = {**ring.of("one"), **said}
         async with (
             ClientSession() as client,
@@ -372,5 +367,5 @@ async def test_clients_name_no_engines(tmp_path: Path) -> None:
         ):
             assert response.status == 200
         seen = engine.seen[-1]
-        assert (seen.json["kv_transfer_params"], seen.json["bootstrap_room"]) == (None, None)
+        assert [seen.json[name] for name in asked] == [None] * len(asked)
         assert not set(said) & {name.lower() for name in seen.headers}

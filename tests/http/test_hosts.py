@@ -100,6 +100,19 @@ async def test_hosts() -> None:
         assert went_on[0].target == PATH.encode()
 
 
+@pytest.mark.promise("A body goes on to an engine as it was read, whatever its Content-Type.", "tenants")
+@on_uvloop
+async def test_two_types() -> None:
+    """Two types of one body are refused, since its reader and an engine may go by different ones; the same one said
+    twice is not, as some clients do."""
+    json, form = b"Content-Type: application/json\r\n", b"content-type: multipart/form-data; boundary=b\r\n"
+    async with StrictEngine() as engine, running(engine.url) as app:
+        for types, status, reached in ((json + json, 200, 1), (json + form, 400, 0), (form + json, 400, 0)):
+            client, went_on = await exchanged(app, engine, LINE + b"Host: x\r\n" + types + WHOLE, 1)
+            assert [answer.status for answer in client.answers] == [status]
+            assert len(went_on) == reached
+
+
 @pytest.mark.promise("llhttp, which is compiled, parses all requests of both listeners.", "clients")
 @on_uvloop
 async def test_h1spec_on_the_admin_listener() -> None:

@@ -11,7 +11,9 @@ last field counts, as it does for engines (starlette).
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterator
 from itertools import islice, pairwise
+from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from router.core.prompts.bodies import BadBody, word_is_true
@@ -42,10 +44,7 @@ def form_streams(content_type: bytes, body: bytes) -> bool:
 def url_form(body: bytes, *, sure: bool) -> tuple[str | None, bool]:
     """The model that a form as of a URL's query names, or None, and whether it asks for a stream. Of a field given
     twice the last counts, as engines read it; where the model must be `sure`, BadBody is raised for two."""
-    try:
-        pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=PARTS_MAX)
-    except ValueError as error:
-        raise BadBody("invalid_form", "The form has too many fields, or is not UTF-8.") from error
+    pairs = _url_pairs(body)
     models = [value for name, value in pairs if name == "model"]
     if sure and len(models) > 1:
         raise _odd("it has more than one field 'model'")
@@ -53,9 +52,45 @@ def url_form(body: bytes, *, sure: bool) -> tuple[str | None, bool]:
     return (models[-1] if models else None), bool(streams) and word_is_true(streams[-1])
 
 
+def _url_pairs(body: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=PARTS_MAX)
+    except ValueError as error:
+        raise BadBody("invalid_form", "The form has too many fields, or is not UTF-8.") from error
+
+
 def form_model(content_type: bytes, body: bytes) -> str | None:
     """The value of the one field `model`; None where there is none, or an empty one. Raises BadBody for what may be
     read otherwise."""
+    models = [_plain_value(part, "model") for part in _parts(content_type, body) if part.name == b"model"]
+    if len(models) > 1:
+        raise _odd("it has more than one field 'model'")
+    try:
+        return (models[0].decode() or None) if models else None
+    except UnicodeDecodeError as error:
+        raise _odd("its field 'model' is not UTF-8") from error
+
+
+def plain_fields(content_type: bytes, body: bytes, names: Container[str]) -> list[tuple[str, bytes]]:
+    """The fields of these names of a multipart form that can be read in one way, with their values. Raises BadBody for
+    any other form."""
+    named = [(part.name.decode("latin-1"), part) for part in _parts(content_type, body)]
+    return [(name, _plain_value(part, name)) for name, part in named if name in names]
+
+
+def url_fields(body: bytes, names: Container[str]) -> list[tuple[str, bytes]]:
+    """The same of a form as of a URL's query. Raises BadBody."""
+    return [(name, value.encode()) for name, value in _url_pairs(body) if name in names]
+
+
+class _Part(NamedTuple):
+    name: bytes
+    head: bytes  # the lines of its headers
+    value: bytes
+
+
+def _parts(content_type: bytes, body: bytes) -> Iterator[_Part]:
+    """The parts of a multipart form that nobody can read otherwise. Raises BadBody for any other form."""
     typed = _TYPE.fullmatch(content_type)
     if typed is None:
         raise _odd("its content-type has more than a boundary, or none")
@@ -65,7 +100,6 @@ def form_model(content_type: bytes, body: bytes) -> str | None:
         raise _odd("it has too many parts")
     if not at or at[0] or body[at[-1] + len(delimiter) :] not in (b"--", b"--\r\n"):
         raise _odd("it does not begin or end with its boundary")
-    models = []
     for start, end in pairwise(at):
         part = body[start + len(delimiter) : end]
         if not part.startswith(b"\r\n") or not part.endswith(b"\r\n"):
@@ -73,29 +107,26 @@ def form_model(content_type: bytes, body: bytes) -> str | None:
         blank = part.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
         if blank < 2:
             raise _odd("a part has no head, or too long a one")
-        if _is_model(part[2:blank]):
-            models.append(part[blank + 4 : -2])
-    if len(models) > 1:
-        raise _odd("it has more than one field 'model'")
-    try:
-        return (models[0].decode() or None) if models else None
-    except UnicodeDecodeError as error:
-        raise _odd("its field 'model' is not UTF-8") from error
+        head = part[2:blank]
+        yield _Part(_plain_name(head), head, part[blank + 4 : -2])
 
 
-def _is_model(head: bytes) -> bool:
-    """Whether this is the head of that field. Raises BadBody."""
+def _plain_name(head: bytes) -> bytes:
+    """The name of a part with this head. Raises BadBody where it may be read otherwise."""
     lines = [_LINE.fullmatch(line) for line in head.split(b"\r\n")]
-    names = [line[1].lower() for line in lines if line]
     values = [line[2] for line in lines if line and line[1].lower() == b"content-disposition"]
-    named = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and len(names) == len(lines) else None
+    named = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and all(lines) else None
     if named is None:
         raise _odd("it has a part whose name is not plain")
-    if (named[1] or named[2]) != b"model":
-        return False
+    return named[1] if named[1] is not None else named[2]
+
+
+def _plain_value(part: _Part, name: str) -> bytes:
+    """The value of a part. Raises BadBody where it may be encoded."""
+    lines = [_LINE.fullmatch(line) for line in part.head.split(b"\r\n")]
     if not all(_is_plain(line[1].lower(), line[2]) for line in lines if line):
-        raise _odd("its field 'model' may be encoded")
-    return True
+        raise _odd(f"its field '{name}' may be encoded")
+    return part.value
 
 
 def _is_plain(name: bytes, value: bytes) -> bool:
@@ -146,4 +177,4 @@ def _value_in(body: bytes, start: int, end: int, field: bytes) -> bytes | None:
 
 
 def _odd(why: str) -> BadBody:
-    return BadBody("invalid_model", f"Which model this form means could be read in two ways: {why}.")
+    return BadBody("invalid_model", f"The form could be read in two ways: {why}.")

@@ -9,8 +9,8 @@ JSON parsers of vLLM and SGLang take the last (as for `with_usage`). Other field
 past the salt are spliced as null, which is what they are where nobody gives them.
 
 Of every tenant, isolated or not, that which names what all tenants share in an engine is taken out likewise: ids under
-which an engine keeps a request, sessions of SGLang's, and parameters of transfers, for which an engine with a connector
-would connect to a host of the client's choice.
+which an engine keeps a request, sessions of SGLang's, ranks of a server, and parameters of transfers, for which an
+engine with a connector would connect to a host of the client's choice. A form with such fields is refused.
 
 Read in vLLM 0.32 (`cache_salt` in entrypoints/openai/*/protocol.py, anthropic/protocol.py, pooling/base/protocol.py)
 and SGLang 0.5.23 (`cache_salt` in srt/entrypoints/openai/protocol.py and srt/managers/io_struct.py; its embeddings and
@@ -27,7 +27,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import Raw
 
-from router.core.prompts.bodies import ABSENT, UNREADABLE, given
+from router.core.prompts.bodies import ABSENT, UNREADABLE, BadBody, given
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES, RESPONSES, GENERATE = "/v1/messages", "/v1/responses", "/generate"
@@ -48,7 +48,9 @@ _TRANSFERRED = (
     "decode_tp_size",
     "disagg_prefill_dp_rank",
 )
-_SHARED = (*_TRANSFERRED, "session_params")
+# Ranks of a server are caches of their own, and are chosen by the router.
+_RANKS = ("routed_dp_rank", "data_parallel_rank")
+_SHARED = (*_TRANSFERRED, *_RANKS, "session_params")
 _ARGUMENTS = "vllm_xargs"  # vLLM puts what it has next to `kv_transfer_params`, under any name
 _SAMPLING, _EXTRA = "sampling_params", "extra_args"  # /inference/v1/generate of vLLM: the same, within these
 # `extra_key` is SGLang's second salt (it went into ours); a session of SGLang's continues what somebody said, and
@@ -80,10 +82,14 @@ class Named(msgspec.Struct):
     decode_tp_size: Raw = ABSENT
     disagg_prefill_dp_rank: Raw = ABSENT
     session_params: Raw = ABSENT
+    routed_dp_rank: Raw = ABSENT
+    data_parallel_rank: Raw = ABSENT
     vllm_xargs: Raw = ABSENT
     sampling_params: Raw = ABSENT
 
 
+FORM_FIELDS = frozenset(Named.__struct_fields__)
+"""Fields that a form of a tenant's is looked through for."""
 _decode_named = msgspec.json.Decoder(Named).decode
 _NOTHING = Named()
 _decode_arguments = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -167,6 +173,14 @@ def _arguments(raw: Raw) -> str | None:
         return None if len(kept) == len(told) else msgspec.json.encode(kept).decode()
     except UNREADABLE:
         return "null"
+
+
+def check_form(fields: Iterable[tuple[str, bytes]]) -> None:
+    """Raises BadBody if a form has fields of this kind, which cannot be taken out of it. `fields` are those of the form
+    that `FORM_FIELDS` names. vLLM reads its further arguments in a form as JSON."""
+    for name, value in fields:
+        if name != _ARGUMENTS or (value and _arguments(Raw(value)) is not None):
+            raise BadBody("invalid_form", f"The field '{name}' of a form may not name what tenants or engines share.")
 
 
 def adapters(found: Named) -> list[str]:
