@@ -108,6 +108,16 @@ class RunningStore:
         """Let it take no writes for want of memory, or take them again."""
         await asyncio.to_thread(self._ask.config_set, "maxmemory", 1 if full else 0)
 
+    async def follow(self, port: int | None) -> None:
+        """Be the replica of the server on this port, without writes of its own; None: be one of its own again."""
+        words = ("NO", "ONE") if port is None else ("127.0.0.1", port)
+        await asyncio.to_thread(self._ask.execute_command, "REPLICAOF", *words)
+
+    async def follows(self) -> bool:
+        """Whether it has all that the server which it follows has."""
+        said = await asyncio.to_thread(self._ask.info, "replication")
+        return bool(said.get("master_link_status") == "up")
+
     def _send(self, number: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(self._pid, number)

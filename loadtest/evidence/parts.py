@@ -125,6 +125,12 @@ PARTS = (
         (COMPILED, _loadtest("faults", "--soak", "600")),
     ),
     Part(
+        "histories",
+        30,
+        "three histories of ten minutes: four routers that share a store, held to a model",
+        tuple(_loadtest("faults", "--histories", "600", "--seed", str(seed)) for seed in (1, 2, 3)),
+    ),
+    Part(
         "curve",
         30,
         "a million requests, no two alike: memory",

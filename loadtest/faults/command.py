@@ -33,6 +33,7 @@ from loadtest.common.processes import ProcessError
 from loadtest.common.report import Row, report_console, write_json
 from loadtest.faults.bench import Bench, NotForThis, Scale
 from loadtest.faults.curve import REQUESTS, curve
+from loadtest.faults.histories.rows import histories
 from loadtest.faults.matrix import GOALS, Rows
 from loadtest.faults.report import print_report
 from loadtest.faults.soak import soak
@@ -41,7 +42,7 @@ from loadtest.overhead.command import stop_when_told
 TRIES = 3
 ROW_TIMEOUT_S, FULL_TIMEOUT_S = 180.0, 1_800.0
 PAGE_WIDTH, NOTE_CHARACTERS = 140, 300
-SOAK_S = 1_800.0
+SOAK_S, HISTORY_S = 1_800.0, 600.0
 CURVE_MIN = 100  # requests: fewer have no curve
 JOBS_MAX = 8
 
@@ -116,6 +117,8 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
             bench = Bench(router, scale, folder)
             if options.soak is not None:
                 found += _named(bench, await soak(bench, options.soak, options.seed))
+            elif options.histories is not None:
+                found += _named(bench, await histories(bench, options.histories, options.seed))
             elif options.requests is not None:
                 found += _named(bench, await curve(bench, options.requests, options.seed))
             else:
@@ -127,7 +130,7 @@ def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
     """The routers that are tested, warmroute first; nginx knows nothing of LLMs, and soaks are for warmroute alone."""
     ours = [] if options.only_rivals else [rivals.ours(flags=options.flag)]
     given = list(map(rivals.custom, options.rival))
-    if options.soak is not None or options.requests is not None or options.no_rivals:
+    if options.no_rivals or any(each is not None for each in (options.soak, options.histories, options.requests)):
         return [*ours, *given]
     there = [router for name, router in rivals.installed(options.rivals).items() if name in rivals.RIVALS]
     return [*ours, *there, *given]
@@ -156,6 +159,14 @@ def parser() -> argparse.ArgumentParser:
         help=f"only the soak, so many seconds ({SOAK_S:g})",
     )
     add(
+        "--histories",
+        type=flags.positive(),
+        nargs="?",
+        const=HISTORY_S,
+        metavar="S",
+        help=f"only a history of routers that share a store, so many seconds ({HISTORY_S:g})",
+    )
+    add(
         "--requests",
         type=flags.whole(CURVE_MIN),
         nargs="?",
@@ -163,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"only memory over so many requests, no two alike ({REQUESTS:,})",
     )
-    add("--seed", type=int, default=1, metavar="N", help="of the soak and of those requests (1)")
+    add("--seed", type=int, default=1, metavar="N", help="of the soak, the history and those requests (1)")
     add("--json", type=Path, metavar="FILE", help="write the rows")
     return made
 
@@ -177,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         rows = uvloop.run(run(options, Console(stderr=True)))
-    except rivals.RivalError as error:
+    except (rivals.RivalError, ProcessError, TimeoutError) as error:
         print(f"faults: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):

@@ -50,7 +50,7 @@ class RouterLink:
         self.things = SharedThings(
             hub.admission.quotas,
             hub.router,
-            hub.placer.owners.report,
+            hub.placer.owners,
             routers_assumed=shared.routers_assumed,
             served=hub.router.base_models,
             clock=time.monotonic,

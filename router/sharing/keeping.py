@@ -1,7 +1,8 @@
 """What the store keeps of one router: that it is there, and who owns the stored responses that it made.
 
-What the store refuses is tried again and said once; what it has lost is written again. An entry has a mark (seals.py):
-what other routers have written counts if theirs holds.
+What the store refuses is tried again and said once. What it has lost is written again: by each router the owners that
+it made, and a little later those that it knows of others and that are still missing, since their routers may be gone.
+An entry has a mark (seals.py): what other routers have written counts if theirs holds.
 """
 
 from __future__ import annotations
@@ -22,9 +23,25 @@ PRESENCE_S = 5.0  # time for which presence counts in the store
 OVERLAP_MS = 5_000  # owners are read again from so long before the last whole moment
 WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
 REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
-# Times after a session's begin at which owners are read: what another router has said before this one listened it may
-# have written since, and what a store has lost again others may write only after REWRITE_S.
-READS_S = (0.0, KEEP_S, REWRITE_S + 2 * KEEP_S)
+# Time after a session's beginning at which owners are read a second time: those of which another router sent the
+# message before this one listened may have been written since.
+SECOND_READ_S = KEEP_S
+READ_EVERY_S = REWRITE_S  # between two reads after that: what a store has lost may be written again at any time
+FILL_S, FILL_TURNS = 2 * KEEP_S, 4  # others' owners are written so long after the own ones, in turns of KEEP_S
+FILL_SLICE = 256  # owners that are looked at without a pause
+
+
+class Owners(Protocol):
+    """Owners of stored responses, as far as this router knows them (sides.py)."""
+
+    def own(self, owners: Sequence[Written]) -> None:
+        """Take owners that other routers have written."""
+
+    def known(self) -> list[str]:
+        """Ids of all responses whose owners are known."""
+
+    def owner(self, response_id: str) -> Written | None:
+        """The entry of one; None if it is not known any more."""
 
 
 class Refusals(Protocol):
@@ -39,7 +56,7 @@ class Keeping:
 
     def __init__(
         self,
-        take: Callable[[Sequence[Written]], None],
+        owners: Owners,
         refusals: Refusals,
         seals: Seals,
         *,
@@ -50,8 +67,8 @@ class Keeping:
         failures: Counter[str],
         clock: Callable[[], float],
     ) -> None:
-        """`take` is called with owners that other routers have written; `counts` and `failures` are the link's."""
-        self._take, self._refusals, self._seals = take, refusals, seals
+        """`counts` and `failures` are the link's."""
+        self._owners, self._refusals, self._seals = owners, refusals, seals
         self._name, self._origin, self._owners_max, self._clock = name, origin, owners_max, clock
         self._counts, self._failures = counts, failures
         self.refusal = ""  # the store's words where it answers and takes no writes
@@ -59,6 +76,7 @@ class Keeping:
         self._made: deque[Written] = deque(maxlen=owners_max)  # all owners that this router has told of
         self._lost = False  # whether the store had something of this router's, and has it no more
         self._present, self._rewritten_s = False, float("-inf")
+        self._fill_s = float("inf")  # time at which others' owners are written that the store has lost
         self._write = asyncio.Event()
 
     def made(self, owner: Written) -> None:
@@ -76,12 +94,15 @@ class Keeping:
     async def keep(self, session: Session, last_s: float | None) -> None:
         """Keep in the store what it is to remember, until cancelled; `last_s` is the time at which this router heard
         the others last. Raises StoreFailed if the store does not answer."""
-        began_s, reads = self._clock(), 0
+        due_s, reads = self._clock(), 0
         while True:
             try:
-                if reads < len(READS_S) and self._clock() - began_s >= READS_S[reads]:
+                if (now_s := self._clock()) >= due_s:
                     await self._read(session, last_s)
-                    last_s, reads = began_s, reads + 1
+                    last_s, due_s, reads = now_s, now_s + (READ_EVERY_S if reads else SECOND_READ_S), reads + 1
+                if now_s >= self._fill_s:
+                    await self._fill(session)
+                    self._fill_s = float("inf")
                 await self._written(session)
             except StoreFailed as failed:
                 if failed.kind not in REFUSALS:
@@ -113,6 +134,7 @@ class Keeping:
             self._lost, self._rewritten_s = False, now_s
             self._unwritten.clear()
             self._unwritten.extend(self._made)
+            self._fill_s = now_s + FILL_S + self._origin % FILL_TURNS * KEEP_S
         while self._unwritten:
             some = [self._unwritten[n] for n in range(min(WRITTEN_MAX, len(self._unwritten)))]
             entries = [(each, self._seals.mark(OWNER, owner_bytes(*each))) for each in some]
@@ -129,8 +151,22 @@ class Keeping:
             away_ms = int((self._clock() - last_s) * 1_000)
             since_ms = max(0, await session.now_ms() - away_ms - OVERLAP_MS)
         async for entries in session.read(since_ms, self._owners_max):
-            self._take(self._proved(entries))
+            self._owners.own(self._proved(entries))
             await asyncio.sleep(0)
+
+    async def _fill(self, session: Session) -> None:
+        """Have written what this router knows of others and the store has no more."""
+        there = set[str]()
+        async for entries in session.read(0, self._owners_max):
+            proved = self._proved(entries)
+            self._owners.own(proved)
+            there.update(owner[0] for owner in proved)
+            await asyncio.sleep(0)
+        for number, id_ in enumerate(self._owners.known()):
+            if id_ not in there and (owner := self._owners.owner(id_)) is not None:
+                self._unwritten.append(owner)
+            if number % FILL_SLICE == FILL_SLICE - 1:
+                await asyncio.sleep(0)
 
     def _proved(self, entries: Iterable[Entry]) -> list[Written]:
         """The owners that routers of this fleet have written."""

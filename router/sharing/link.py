@@ -107,7 +107,7 @@ class SharingLink:
             )
             self._hearing.handing = self._saying.handing = self._handing
         self._keeping = Keeping(
-            side.own,
+            side,
             self._hearing,
             seals,
             name=name,

@@ -32,6 +32,19 @@ class FoundDead(Protocol):
         """Others have found a replica dead."""
 
 
+class ReportedOwners(Protocol):
+    """Owners of stored responses (hub/owners.py)."""
+
+    def report(self, response_id: str, replica: str, tenant: str) -> None:
+        """Another router has said this."""
+
+    def known(self) -> list[str]:
+        """All ids that are remembered."""
+
+    def made(self, response_id: str) -> tuple[str, str] | None:
+        """The replica and the tenant of a response; None if it is not remembered."""
+
+
 class SharedThings:
     """Puts into messages what others are to know, and takes in what they say."""
 
@@ -39,16 +52,15 @@ class SharedThings:
         self,
         quotas: Quotas,
         replicas: FoundDead,
-        learn: Callable[[str, str, str], None],
+        owners: ReportedOwners,
         *,
         routers_assumed: int,
         served: Callable[[], Iterable[tuple[str, str]]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`learn(response_id, replica, tenant)` takes owners of stored responses; `served` is (id, base model) of each
-        replica, with each of its models."""
+        """`served` is (id, base model) of each replica, with each of its models."""
         self._models_of = served
-        self._replicas, self._learn, self._clock = replicas, learn, clock
+        self._replicas, self._owners, self._clock = replicas, owners, clock
         self.tenants = TenantsTogether(quotas, routers_assumed=routers_assumed, clock=clock)
         self._deaths = DeathNotices()
         self._dead: frozenset[str] = frozenset()  # found by this router
@@ -81,7 +93,7 @@ class SharedThings:
         """Take in what another router says."""
         now_s = self._clock()
         for response_id, replica, tenant in frame.owners:
-            self._learn(response_id, replica, tenant)
+            self._owners.report(response_id, replica, tenant)
         if leaving:
             return
         self.tenants.hear(origin, frame.spent)
@@ -93,7 +105,16 @@ class SharedThings:
     def own(self, owners: Sequence[Written]) -> None:
         """Take owners that were read from the store."""
         for response_id, replica, tenant in owners:
-            self._learn(response_id, replica, tenant)
+            self._owners.report(response_id, replica, tenant)
+
+    def known(self) -> list[str]:
+        """Ids of all stored responses whose owners are known."""
+        return self._owners.known()
+
+    def owner(self, response_id: str) -> Written | None:
+        """The entry of one; None if it is not known any more."""
+        made = self._owners.made(response_id)
+        return None if made is None else (response_id, *made)
 
     def silent(self, origin: int, *, left: bool) -> None:
         """A router is not heard any more."""

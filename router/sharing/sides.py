@@ -40,6 +40,12 @@ class StoreSide(Protocol):
     def own(self, owners: Sequence[Written]) -> None:
         """Owners of stored responses were read from the store."""
 
+    def known(self) -> list[str]:
+        """Ids of all stored responses whose owners are known."""
+
+    def owner(self, response_id: str) -> Written | None:
+        """The entry of one; None if it is not known any more."""
+
     def silent(self, origin: int, *, left: bool) -> None:
         """A router is not heard any more; `left`: it said that it leaves, or another process has its name."""
 

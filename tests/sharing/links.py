@@ -88,7 +88,7 @@ class OneRouter:
         self.served: list[tuple[str, str]] = []  # id and base model of each replica
         self.wall_s = 0.0  # how much its wall clock is late
         self.seals = Seals(fleet, secrets, time.monotonic)
-        self.things = SharedThings(self.quotas, self.fleet, self._learn, routers_assumed=2, served=lambda: self.served)
+        self.things = SharedThings(self.quotas, self.fleet, self, routers_assumed=2, served=lambda: self.served)
         self.link = SharingLink(
             lambda: opened(parsed(url), fleet, timeout_s, tls),
             self.core,
@@ -100,8 +100,17 @@ class OneRouter:
             wall=lambda: time.time() - self.wall_s,
         )
 
-    def _learn(self, response_id: str, replica: str, tenant: str) -> None:
+    def report(self, response_id: str, replica: str, tenant: str) -> None:
+        """Another router has said this."""
         self.owners[response_id] = (replica, tenant)
+
+    def known(self) -> list[str]:
+        """Ids of all that is known, but for what this router itself has made."""
+        return list(self.owners)
+
+    def made(self, response_id: str) -> tuple[str, str] | None:
+        """The replica and the tenant of a response."""
+        return self.owners.get(response_id)
 
 
 @asynccontextmanager

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import ssl
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Self
 
+from loadtest.common.networks import Network
 from loadtest.common.processes import free_port
 from loadtest.common.stores import programs
 from tests.support.waiting import until
@@ -93,77 +93,6 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
     if line[:1] == b"$":
         return line + (await reader.readexactly(count + 2) if count >= 0 else b"")
     return line + b"".join([await _answer(reader) for _ in range(count)])
-
-
-class Network:
-    """`async with Network(port) as network`: a port that leads to another, until one direction or both are cut."""
-
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._to, self._tls = port, tls
-        self.port = 0
-        self._there, self._back = asyncio.Event(), asyncio.Event()
-        self._there.set()
-        self._back.set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self.lose()
-
-    def cut(self, *, there: bool = True, back: bool = True) -> None:
-        """Let nothing through any more, in these directions; connections stay open."""
-        if there:
-            self._there.clear()
-        if back:
-            self._back.clear()
-
-    def mend(self) -> None:
-        """Let everything through again, what was sent meanwhile too."""
-        self._there.set()
-        self._back.set()
-
-    async def lose(self) -> None:
-        """End all connections; what was sent while they were cut never arrives."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        far: asyncio.StreamWriter | None = None
-        try:
-            back, far = await asyncio.open_connection("127.0.0.1", self._to)
-            ways = (_pass(reader, far, self._there), _pass(back, writer, self._back))
-            tasks = [asyncio.ensure_future(way) for way in ways]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for each in tasks:
-                    each.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-        except OSError:
-            pass
-        finally:
-            writer.transport.abort()
-            if far is not None:
-                far.transport.abort()
-
-
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_open: asyncio.Event) -> None:
-    with suppress(OSError):
-        while data := await reader.read(1 << 16):
-            await is_open.wait()
-            writer.write(data)
-            await writer.drain()
 
 
 @asynccontextmanager
