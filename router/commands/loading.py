@@ -22,7 +22,7 @@ from router.core.placement.policies import POLICIES, Splitting
 from router.engines.discovery import POOLS_MAX, SOURCES
 from router.prewarm.prefixes import file_problems
 from router.settings import secrets
-from router.settings.files import NotYaml, yaml_of
+from router.settings.files import NotYaml, read_at_most, yaml_of
 from router.settings.hints import nearest, refused, shown
 from router.settings.keys import APPEND_ONLY, OFF, Keys, KeysError
 from router.settings.networks import allowed_problems, is_address, is_loopback
@@ -101,8 +101,7 @@ def _first(problems: list[str], most: int, what: str) -> list[str]:
 
 def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
     try:
-        with file.open("rb") as stream:
-            data = stream.read(FILE_BYTES_MAX + 1)
+        data = read_at_most(file, FILE_BYTES_MAX)
         if len(data) > FILE_BYTES_MAX:
             problems.append(f"{file}: has more than {FILE_BYTES_MAX >> 20} MiB")
             return {}
@@ -305,7 +304,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
     problems = []
     if discovery.kubeconfig:
         try:
-            Path(discovery.kubeconfig).read_bytes()
+            read_at_most(discovery.kubeconfig, FILE_BYTES_MAX)
         except OSError as error:
             problems.append(f"'discovery.kubeconfig': {discovery.kubeconfig}: {error.strerror or error}")
     client = importlib.util.find_spec("kubernetes")  # does not import the package, which is slow

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from router.commands.loading import load
 from router.commands.parsing import CommandParser
 from router.core.facts.requests import Priority
 from router.core.placement.policies import POLICIES
+from router.settings.contents import NotedRead, hand, handed
 from router.settings.descriptors import raise_limit
 from router.settings.keys import KeysError, entry_of, make_key
 from router.settings.schema import Settings, SettingsError, field_keys
@@ -74,9 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     raise_limit()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored as long as there are no settings to read again
 
-    def read() -> Settings:
-        return load(options.config, os.environ, _overrides(options))
-
+    read = NotedRead(lambda: load(options.config, os.environ, _overrides(options)))
     try:
         settings = read()
     except SettingsError as error:
@@ -85,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.workers import supervisor
 
         return supervisor.run(settings, read, options.config)
+    hand(read.files)
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests)
     from router.loop import run
 
@@ -283,7 +283,7 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
 def _check(options: argparse.Namespace) -> int:
     """Check the settings as `serve` would have them here, environment included: it may have secrets, and mistakes."""
     try:
-        load(options.file, os.environ, _assignments(options.set))
+        NotedRead(lambda: load(options.file, os.environ, _assignments(options.set)))()
     except SettingsError as error:
         return _complain(error)
     print(f"{options.file}: fine")
@@ -296,7 +296,7 @@ def _complain(error: SettingsError) -> int:
     return 2
 
 
-async def _serve(settings: Settings, read: Callable[[], Settings], file: Path | None) -> int:
+async def _serve(settings: Settings, read: NotedRead[Settings], file: Path | None) -> int:
     from router.app import App
     from router.settings.reloading import Reloader
 
@@ -310,10 +310,14 @@ async def _serve(settings: Settings, read: Callable[[], Settings], file: Path | 
         if not stop.done():
             stop.set_result(number)
 
+    def apply(new: Settings) -> None:
+        with handed(read.files):  # read by now, off the event loop
+            app.reload(new)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     app = App(settings)
-    reloader = Reloader(settings, read, app.reload, app.hub.reloaded, file=file)
+    reloader = Reloader(settings, read, apply, app.hub.reloaded, file=file)
     loop.add_signal_handler(signal.SIGHUP, reloader.ask)
     try:
         async with app:

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from router.core.dialects import PATHS, BadBody, warming
 from router.core.prompts.bodies import UNREADABLE
+from router.settings.files import read_at_most
 
 FILE_BYTES_MAX, PREFIXES_MAX = 16 << 20, 1_024
 PROBLEMS_MAX = 20  # problems reported at once
@@ -49,8 +50,7 @@ _decode_row = msgspec.json.Decoder(Row).decode
 def read(file: Path) -> list[Prefix]:
     """Read all requests of a file, in order. Raises PrefixesError."""
     try:
-        with file.open("rb") as opened:
-            text = opened.read(FILE_BYTES_MAX + 1)
+        text = read_at_most(file, FILE_BYTES_MAX)
     except OSError as error:
         raise PrefixesError([f"{file}: {error.strerror or error}"]) from error
     if len(text) > FILE_BYTES_MAX:

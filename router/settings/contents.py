@@ -1,22 +1,24 @@
 """Contents of the files that settings name: keys, tokens, certificates.
 
-With one process they are read where they are used. With several the supervisor reads them while it checks the settings,
-notes what it read, and hands that to its children with the settings (workers/orders.py): what a child serves with is
-what was checked and accepted, whatever has become of the files since, and a child that is started again has the same as
-all others.
+They are read once, while the settings are checked and off the event loop, and what was read is noted: a file may be on
+a volume that hangs, or be a pipe, which gives its content only once. One process hands what it noted to itself; with
+several the supervisor hands it to its children with the settings (workers/orders.py). What serves is what was checked
+and accepted, whatever has become of the files since, and a child that is started again has the same as all others.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from router.settings.files import expanded
+from router.settings.files import expanded, read_at_most
 
+_T = TypeVar("_T")
 PEM_BYTES_MAX = 4 << 20  # bytes of a file of certificates; the machine's authorities have a quarter of a MiB
 
 _handed: Mapping[str, bytes] = {}
@@ -31,6 +33,17 @@ def hand(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
 
 
 @contextmanager
+def handed(files: Mapping[str, bytes]) -> Iterator[None]:
+    """Hand these contents for what the block applies; if it raises, those before stand again."""
+    before = hand(files)
+    try:
+        yield
+    except BaseException:
+        hand(before)
+        raise
+
+
+@contextmanager
 def noted() -> Iterator[dict[str, bytes]]:
     """Note what is read by this thread in the block, by path. A file is read once, so that what was checked is what is
     noted."""
@@ -40,6 +53,21 @@ def noted() -> Iterator[dict[str, bytes]]:
         yield files
     finally:
         _noted.reset(token)
+
+
+class NotedRead(Generic[_T]):
+    """Reads with notes: `read()` is what `read` returns, and `read.files` what the last successful call noted."""
+
+    def __init__(self, read: Callable[[], _T]) -> None:
+        self._read = read
+        self.files: dict[str, bytes] = {}
+
+    def __call__(self) -> _T:
+        """Raises what `read` raises."""
+        with noted() as files:
+            found = self._read()
+        self.files = files
+        return found
 
 
 def key_of(file: str | Path) -> str:
@@ -53,8 +81,7 @@ def content(file: str | Path, bytes_max: int) -> bytes:
     known = _handed.get(key) if files is None else files.get(key)
     if known is not None:
         return known
-    with expanded(file).open("rb") as stream:
-        read = stream.read(bytes_max + 1)
+    read = read_at_most(file, bytes_max)
     if files is not None:
         files[key] = read
     return read

@@ -1,8 +1,10 @@
-"""Files that people name and write: paths that may begin with ~, and YAML."""
+"""Files that people name and write: paths that may begin with ~, pipes that nobody writes to, and YAML."""
 
 from __future__ import annotations
 
 import errno
+import os
+import select
 import time
 from functools import cache
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 
 SETTLE_S = 0.3  # a file that was changed less long ago may be in the middle of being written
 SETTLE_LOOKS_MAX = 20  # looks at a file that keeps changing, after which it is read as it is
+READ_S_MAX = 2.0  # time until a file has been read to its end; one on a disk is read in milliseconds
+CHUNK_BYTES = 1 << 20
 
 
 class NotYaml(ValueError):
@@ -40,6 +44,31 @@ def wait_until_settled(file: str | Path) -> None:
         if abs(time.time() - changed_s) >= SETTLE_S:
             return
         time.sleep(SETTLE_S)
+
+
+def read_at_most(file: str | Path, bytes_max: int) -> bytes:
+    """The first bytes of a file, at most `bytes_max` + 1. A pipe without a writer, or one that is never closed, would
+    otherwise hold its reader for ever. Blocks the thread. Raises OSError, and TimeoutError after READ_S_MAX."""
+    end_s = time.monotonic() + READ_S_MAX
+    # Only a pipe waits for another process to open it; O_NONBLOCK changes nothing for a file on a disk.
+    number = os.open(expanded(file), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        read, waiting = bytearray(), select.poll()
+        waiting.register(number, select.POLLIN)
+        while (left := bytes_max + 1 - len(read)) > 0:
+            if not waiting.poll(max(end_s - time.monotonic(), 0) * 1e3):
+                why = f"is a pipe, and nothing has ended it within {READ_S_MAX:g} s"
+                raise TimeoutError(errno.ETIMEDOUT, why, str(file))
+            try:
+                chunk = os.read(number, min(left, CHUNK_BYTES))
+            except BlockingIOError:  # another reader of the pipe was faster
+                continue
+            if not chunk:
+                break
+            read += chunk
+        return bytes(read)
+    finally:
+        os.close(number)
 
 
 def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text says

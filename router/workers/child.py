@@ -126,11 +126,11 @@ class _Orders:
 
 def _reload(reload: Callable[[Settings], None], order: Reload) -> bool:
     """Whether the settings were applied, with the contents of the files that they name."""
-    settings, before = order.settings, contents.hand(order.files)
+    settings = order.settings
     try:
-        reload(settings)
+        with contents.handed(order.files):
+            reload(settings)
     except SettingsError as error:
-        contents.hand(before)
         for problem in error.problems:
             log.error(REFUSED, extra={"event": "config_refused", "fields": {"problem": problem}})  # noqa: TRY400 - no trace
         return False

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from router.http.accepting import cannot_listen, url_of
 from router.http.server import close_queue
 from router.settings import contents
 from router.settings.reloading import Reloader, files_of
-from router.settings.schema import Settings, SettingsError
+from router.settings.schema import Settings
 from router.telemetry import logs
 from router.telemetry.build import tell_build
 from router.workers.orders import READY, LameDuck, Order, Reload, ReloadRefused, Spec, framed
@@ -46,29 +45,23 @@ WINDOW_S = 60.0
 GRACE_S = 5.0  # time beyond `listen.drain_s` after which children are killed
 
 
-def run(settings: Settings, read: Callable[[], Settings], file: Path | None = None) -> int:
-    """Serve until a signal ends it. `read` reads the settings again, from `file` among others, and raises
-    SettingsError. Returns the exit status."""
+def run(settings: Settings, read: contents.NotedRead[Settings], file: Path | None = None) -> int:
+    """Serve until a signal ends it. `read` has read the settings, and reads them again, from `file` among others, and
+    raises SettingsError. Returns the exit status."""
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=True)
     try:
         return asyncio.run(_Supervisor(settings, read, file).run())
-    except SettingsError as error:  # a file was changed since the settings were checked
-        for problem in error.problems:
-            print(f"warmroute: {problem}", file=sys.stderr)
-        return 2
     except OSError as error:
         print(f"warmroute: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings, read: Callable[[], Settings], file: Path | None) -> None:
-        self._read_settings = read
-        self._files: dict[str, bytes] = {}  # contents of files that settings name, as they were last accepted
-        self._files_read: dict[str, bytes] = {}  # as they were last read
-        self._settings = self._read()
-        self._files = self._files_read
-        self._reloader = Reloader(self._settings, self._read, self._apply, self._told, file=file)
+    def __init__(self, settings: Settings, read: contents.NotedRead[Settings], file: Path | None) -> None:
+        self._read = read
+        self._files = read.files  # contents of files that settings name, as they were last accepted
+        self._settings = settings
+        self._reloader = Reloader(settings, read, self._apply, self._told, file=file)
         self._stop = asyncio.Event()
         self._lame_duck = False  # the supervisor was told to end, and does not drain yet
         self._now = asyncio.Event()  # set: children are killed without waiting for their answers to end
@@ -106,13 +99,6 @@ class _Supervisor:
                     task.cancel()
                 await asyncio.gather(*keeping, return_exceptions=True)
 
-    def _read(self) -> Settings:
-        """The settings and the contents of their files, read once and checked. Raises SettingsError."""
-        with contents.noted() as files:
-            settings = self._read_settings()
-        self._files_read = files
-        return settings
-
     def _prepare(self, stack: ExitStack, path: Path) -> tuple[str, str]:
         """Bind all sockets and set up the children. Only this user can enter the temporary folder (0700)."""
         s = self._settings.listen
@@ -148,7 +134,7 @@ class _Supervisor:
         fixed = {contents.key_of(file) for file in (auth.secret_file, auth.secret_before_file)}
         kept = {key: self._files[key] for key in fixed if key in self._files}
         named = {contents.key_of(file) for file in files_of(settings)} | fixed
-        self._files = {k: v for k, v in (self._files | self._files_read | kept).items() if k in named}
+        self._files = {k: v for k, v in (self._files | self._read.files | kept).items() if k in named}
         for child in self._children:
             child.reload(settings if child.spec.worker is None else _share(settings), self._files)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from router.commands.loading import load
+from router.settings import files
+from router.settings.files import read_at_most
 from tests.settings.test_settings import problems, yaml_file
 
 
@@ -50,3 +56,68 @@ def test_many_problems_are_cut_short(tmp_path: Path) -> None:
     assert len(problems(env={f"WARMROUTE_X{n}": "" for n in range(100)})) == 21
     wrong = problems(yaml_file(tmp_path, "replicas:\n" + "- ftp://host\n" * 5_000))
     assert len(wrong) <= 201
+
+
+def pipe(folder: Path) -> Path:
+    """A named pipe that nobody has opened."""
+    path = folder / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.promise("A file that the settings name and that cannot be read to its end holds nothing up.", "admin")
+@pytest.mark.parametrize("writer", [False, True])
+def test_a_pipe_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: bool) -> None:
+    """A pipe without a writer, and one whose writer never closes it: an error that names the file, within seconds."""
+    monkeypatch.setattr(files, "READ_S_MAX", 0.05)
+    path = pipe(tmp_path)
+    number = os.open(path, os.O_RDWR) if writer else -1
+    try:
+        if writer:
+            os.write(number, b"- {name: a")
+        with pytest.raises(TimeoutError, match="is a pipe, and nothing has ended it") as raised:
+            read_at_most(path, 1 << 20)
+        assert raised.value.filename == str(path)
+    finally:
+        if writer:
+            os.close(number)
+
+
+def test_a_pipe_with_an_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `serve --config <(command)` gives one: whatever the pieces in which it comes, and no further than allowed."""
+    monkeypatch.setattr(files, "READ_S_MAX", 60)
+    path = pipe(tmp_path)
+
+    def write() -> None:
+        with suppress(BrokenPipeError), path.open("wb", buffering=0) as stream:
+            for piece in (b"log: {level: ", b"warning", b"}\n"):
+                stream.write(piece)
+                time.sleep(0.01)
+
+    for bytes_max, read in ((1 << 20, b"log: {level: warning}\n"), (3, b"log:")):
+        writing = threading.Thread(target=write, daemon=True)
+        writing.start()
+        assert read_at_most(path, bytes_max) == read
+        writing.join(60)
+
+
+@pytest.mark.promise("A file that the settings name and that cannot be read to its end holds nothing up.", "admin")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "auth: {keys_file: FILE}",
+        "admin: {token_file: FILE}",
+        "listen: {tls_certificate: FILE}",
+        "upstream: {tls_ca: FILE}",
+        "prewarm: {prefixes_file: FILE}",
+        "discovery: {source: kubernetes, kubeconfig: FILE}",
+    ],
+)
+def test_a_settings_problem_names_the_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """The settings file itself, and each file that settings name: a pipe that nobody writes to is a problem."""
+    monkeypatch.setattr(files, "READ_S_MAX", 0.05)
+    path = pipe(tmp_path)
+    file = yaml_file(tmp_path, line.replace("FILE", str(path))) if line else path
+    (said,) = [each for each in problems(file) if "is a pipe" in each]
+    assert str(path) in said
