@@ -62,10 +62,12 @@ async def command(
     workers: int = 2,
     config: Path | None = None,
     tls: ssl.SSLContext | None = None,
+    module: str = "router",
     **more: str,
 ) -> AsyncIterator[Command]:
-    """The command in front of these engines, ready; killed with all its children if it is still there at the end."""
-    arguments = ["-m", "router", "serve", "--port", "0", "--admin-port", "0", "--workers", str(workers)]
+    """The command in front of these engines, ready; killed with all its children if it is still there at the end.
+    `module` is another one that runs the router's."""
+    arguments = ["-m", module, "serve", "--port", "0", "--admin-port", "0", "--workers", str(workers)]
     arguments += ["--config", str(config)] if config else []
     base = {"probe.interval_s": "0.2", "log.requests": "false", "listen.lame_duck_s": "0"}
     # None of the processes is as busy as that, and a hub that is killed is missed at once.

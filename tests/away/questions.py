@@ -1,0 +1,153 @@
+"""The questions of every cell: what must be closed, and what is still served; asked of an edge or of a picker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import grpc
+
+from router.app import App
+from router.gateway.hints import DESTINATION
+from tests.away.cells import REQUESTS, RESPONSES
+from tests.away.engines import STORED, StoringEngine
+from tests.gateway.asking import CHAT, asking, set_headers
+from tests.support.keyring import Keyring
+
+ANSWER_S_MAX = 60.0  # longest wait for an answer that should come
+NO_ANSWER = 0
+DOOR = "x-door"  # header that goes along to engines, with the name of the door
+TIMES = 4  # requests that must be served: two for each of two engines, which take turns
+WRONG = {"authorization": "Bearer wr-a-key-that-was-never-in-the-keys-file-of-this"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request of a client."""
+
+    door: str
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] | None = None
+
+    @property
+    def raw(self) -> bytes:
+        """The body's bytes."""
+        return b"" if self.body is None else json.dumps(self.body).encode()
+
+
+Ask = Callable[[Question], Awaitable[int]]  # gives the status, or NO_ANSWER
+
+
+def chat(model: str = "m", tenant: str = "acme") -> dict[str, Any]:
+    """A body with a tenant's words."""
+    return {"model": model, "messages": [{"role": "user", "content": f"words of {tenant}"}]}
+
+
+def closed(ring: Keyring, ids: Sequence[str]) -> list[Question]:
+    """What nobody may have."""
+    acme, rival = ring.of("acme"), ring.of("rival")
+    asked = [
+        Question("no key", "POST", CHAT, {}, chat()),
+        Question("no key", "POST", STORED, {}, {"model": "m", "input": "x"}),
+        Question("no key", "GET", "/v1/models"),
+        Question("wrong key", "POST", CHAT, WRONG, chat()),
+        Question("revoked key", "POST", CHAT, ring.of("gone"), chat(tenant="gone")),
+        Question("rate", "POST", CHAT, ring.of("spent"), chat(tenant="spent")),
+        Question("other model", "POST", CHAT, acme, chat("n")),
+        Question("engine paths", "POST", "/sleep", acme, {}),
+        Question("engine paths", "POST", "/wake_up", acme, {}),
+        Question("engine paths", "POST", "/v1/load_lora_adapter", acme, {"lora_name": "x", "lora_path": "y"}),
+        Question("engine paths", "GET", "/admin/replicas", acme),
+    ]
+    for id_ in ids:
+        asked += [
+            Question("others' responses", "GET", f"{STORED}/{id_}", rival),
+            Question("others' responses", "POST", STORED, rival, {"model": "m", "input": "x", "previous_response_id": id_}),
+        ]
+    return asked
+
+
+async def opened(ask: Ask, ring: Keyring, ids: Sequence[str], engines: Sequence[StoringEngine]) -> set[str]:
+    """Doors that are open: what was answered as if it were allowed, or has reached an engine."""
+    for engine in engines:
+        engine.seen.clear()
+    questions = closed(ring, ids)
+    statuses = await asyncio.gather(*map(ask, questions))
+    doors = {each.door for each, status in zip(questions, statuses, strict=True) if 0 < status < 400}
+    return doors | {seen.headers[DOOR] for engine in engines for seen in engine.seen}
+
+
+async def served(ask: Ask, ring: Keyring, ids: Sequence[str]) -> set[str]:
+    """What a tenant still gets, whole."""
+    requests = [await ask(Question(REQUESTS, "POST", CHAT, ring.of("acme"), chat())) for _ in range(TIMES)]
+    responses = [await ask(Question(RESPONSES, "GET", f"{STORED}/{id_}", ring.of("acme"))) for id_ in ids]
+    found = {REQUESTS} if set(requests) == {200} else set()
+    return found | ({RESPONSES} if set(responses) == {200} else set())
+
+
+def handed_on(ring: Keyring, engines: Sequence[StoringEngine]) -> set[str]:
+    """Whether an engine was shown a client's key, or a prompt of acme, which is isolated, without a salt."""
+    for seen in (each for engine in engines for each in engine.seen):
+        shown = "\n".join(seen.headers.values()) + seen.body.decode()
+        if any(key in shown for key in ring.keys.values()) or (b"words of acme" in seen.body and "cache_salt" not in seen.json):
+            return {"handed on"}
+    return set()
+
+
+def of_edge(session: aiohttp.ClientSession, url: str) -> Ask:
+    """Ask over HTTP."""
+
+    async def ask(question: Question) -> int:
+        headers = {**question.headers, DOOR: question.door, "content-type": "application/json"}
+        try:
+            async with session.request(question.method, url + question.path, data=question.raw, headers=headers) as got:
+                await got.read()
+                return got.status
+        except aiohttp.ClientError:
+            return NO_ANSWER
+
+    return ask
+
+
+def of_picker(port: int, answer_s_max: float = ANSWER_S_MAX) -> Ask:
+    """Ask as a gateway that fails closed does: what no picker has placed does not pass."""
+    app = cast("App", SimpleNamespace(gateway=SimpleNamespace(port=port)))
+
+    async def ask(question: Question) -> int:
+        try:
+            async with asyncio.timeout(answer_s_max), asking(app) as it:
+                whole = not question.raw
+                await it.head(question.path, method=question.method, headers=question.headers, end=whole)
+                said = await it.hear()
+                if said is not None and said.HasField("request_headers") and not whole:
+                    await it.body(question.raw)
+                    said = await it.hear()
+                if said is None:
+                    return NO_ANSWER
+                if said.HasField("immediate_response"):
+                    return int(said.immediate_response.status.code)
+                return 200 if DESTINATION in set_headers(said) else NO_ANSWER
+        except (grpc.aio.AioRpcError, TimeoutError):
+            return NO_ANSWER
+
+    return ask
+
+
+async def admin_pages(session: aiohttp.ClientSession, url: str, ring: Keyring) -> set[str]:
+    """The door of the admin listener, if it is open."""
+    for headers in ({}, ring.of("acme"), WRONG):
+        for path in ("/admin/replicas", "/admin/decisions", "/metrics"):
+            try:
+                async with session.get(url + path, headers=headers) as got:
+                    if got.status < 400:
+                        return {"admin pages"}
+            except aiohttp.ClientError:
+                continue
+    return set()

@@ -1,0 +1,65 @@
+"""The keys file away: gone, a pipe, written slowly, wrong, empty, yesterday's."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.away.cells import Cell
+from tests.away.rig import REFUSED, RELOADED, World, world
+
+PART = "Keys file"
+CELLS = {
+    "killed": Cell("The file is removed, and the router is told to read it again (SIGHUP)."),
+    "frozen": Cell("A pipe without a writer has its name. Reading it is given up after 2 s."),
+    "slow": Cell("A pipe has its name, and its content comes in pieces."),
+    "lying": Cell("It holds something else than keys: a mapping, or a key twice."),
+    "emptied": Cell("It is empty."),
+    "old": Cell("It is yesterday's.", opens=("revoked key",), why="The file decides whose key counts, and nothing else does."),
+}
+
+
+def write_slowly(path: Path, text: str) -> None:
+    """Write into a pipe, in pieces."""
+    with path.open("w", encoding="utf-8") as stream:
+        for n in range(0, len(text), 200):
+            stream.write(text[n : n + 200])
+            stream.flush()
+            time.sleep(0.01)
+
+
+async def put(it: World, state: str) -> None:
+    """Put the file into the state, and have it read again."""
+    file = it.ring.file
+    text = file.read_text(encoding="utf-8")
+    if state in ("killed", "frozen", "slow"):
+        file.unlink()
+    if state in ("frozen", "slow"):
+        os.mkfifo(file)
+    if state == "slow":
+        threading.Thread(target=write_slowly, args=(file, text), daemon=True).start()
+    if state == "lying":
+        for wrong in ("keys: all\n", text + text):
+            file.write_text(wrong, encoding="utf-8")
+            await it.reload(REFUSED)
+    if state in ("emptied", "old"):
+        file.write_text(it.yesterday if state == "old" else "", encoding="utf-8")
+    await it.reload(RELOADED if state in ("slow", "old") else REFUSED)
+    if state == "frozen":  # it holds up no later reload
+        await it.holds(CELLS[state])
+        file.unlink()
+        file.write_text(text, encoding="utf-8")
+        await it.reload()
+
+
+@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.parametrize("state", CELLS)
+async def test_away(tmp_path: Path, state: str) -> None:
+    """What is open, and what is served, is what the cell says."""
+    async with world(tmp_path) as it:
+        await put(it, state)
+        await it.holds(CELLS[state])
