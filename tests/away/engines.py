@@ -41,7 +41,9 @@ class StoringEngine(FakeEngine):
             return self._said(web.Response())
         if request.path.startswith(STORED + "/"):
             known = request.path.removeprefix(STORED + "/") in self.made
-            return web.json_response({**RESPONSE, "id": self.made[0]} if known else MESSAGE, status=200 if known else 404)
+            return web.json_response(
+                {**RESPONSE, "id": self.made[0]} if known else MESSAGE, status=200 if known else 404
+            )
         return await ok(self, request)
 
     def _said(self, answer: web.Response) -> web.Response:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from tests.away.cells import SERVED, Cell
 from tests.away.engines import STORED, StoringEngine
-from tests.away.questions import ANSWER_S_MAX, CHAT, Ask, admin_pages, chat, handed_on, of_edge, opened, served
+from tests.away.questions import (
+    ANSWER_S_MAX,
+    CHAT,
+    Ask,
+    Question,
+    admin_pages,
+    chat,
+    handed_on,
+    of_edge,
+    opened,
+    served,
+)
 from tests.support.keyring import ADMIN, SECRET, Keyring
 from tests.support.waiting import until
 from tests.workers.test_processes import Command, command
@@ -39,11 +51,20 @@ class World:
     """Routers of one fleet, their keys, and the engines in this process."""
 
     def __init__(
-        self, routers: Sequence[Command], ring: Keyring, engines: Sequence[StoringEngine], session: aiohttp.ClientSession
+        self,
+        routers: Sequence[Command],
+        ring: Keyring,
+        engines: Sequence[StoringEngine],
+        session: aiohttp.ClientSession,
+        start: Callable[[dict[str, str]], AbstractAsyncContextManager[Command]],
+        settings: dict[str, str],
     ) -> None:
+        """`start(settings)` starts another router before the same engines, and `settings` are those of the first."""
         self.routers, self.ring, self.engines, self._session = routers, ring, engines, session
+        self.start, self.settings = start, settings
         self.router = routers[0]
         self.ids: list[str] = []  # of acme's stored responses
+        self.answer_s_max = ANSWER_S_MAX
         self.yesterday = ring.file.read_text(encoding="utf-8")  # the keys file with the key that is revoked today
 
     def asks(self) -> list[Ask]:
@@ -78,7 +99,9 @@ class World:
             assert await self.post(STORED, "acme", {"model": "m", "input": "x"}) == 200
             self.ids += {id_ for engine in self.engines for id_ in engine.made} - before
         for each in self.routers:
-            await self._until_status(each, "spent", 429)
+            await self._until(each, CHAT, "spent", 429, chat(tenant="spent"))
+            for id_ in self.ids:
+                await self._until(each, f"{STORED}/{id_}", "acme", 200)
         assert await self.post(CHAT, "gone", chat(tenant="gone")) == 200
         entries = self.yesterday.split("- name")
         assert "gone" in entries[-1]
@@ -87,9 +110,11 @@ class World:
         for each in self.routers:
             assert await self.post(CHAT, "gone", chat(), each) == 401
 
-    async def _until_status(self, router: Command, tenant: str, status: int) -> None:
+    async def _until(self, router: Command, path: str, tenant: str, status: int, body: Any = None) -> None:
+        """Ask until this is the answer: another router has heard of it by then."""
+        question = Question("none", "GET" if body is None else "POST", path, self.ring.of(tenant), body)
         async with asyncio.timeout(ANSWER_S_MAX):
-            while await self.post(CHAT, tenant, chat(), router) != status:
+            while await of_edge(self._session, router.url)(question) != status:
                 await asyncio.sleep(0.01)
 
     async def state(self, asks: Sequence[Ask] = ()) -> tuple[set[str], set[str]]:
@@ -100,7 +125,7 @@ class World:
             whole &= await served(ask, self.ring, self.ids)
             open_ |= handed_on(self.ring, self.engines)
         for each in self.routers:
-            open_ |= await admin_pages(self._session, each.admin_url, self.ring)
+            open_ |= await admin_pages(self._session, each.admin_url, self.ring, self.answer_s_max)
         return open_, whole
 
     async def closed(self) -> None:
@@ -146,13 +171,15 @@ async def before(
     urls = [*(each.url for each in engines if named), *more_urls]
     given = SETTINGS | {"auth__keys_file": str(ring.file)} | settings
     async with AsyncExitStack() as stack:
-        made = [command(*urls, workers=1, module=module, **given) for _ in range(routers)]
-        started = await asyncio.gather(*(stack.enter_async_context(each) for each in made))
-        timeout = aiohttp.ClientTimeout(ANSWER_S_MAX)
+
+        def start(settings: dict[str, str]) -> AbstractAsyncContextManager[Command]:
+            return command(*urls, workers=1, module=module, **settings)
+
+        started = [await stack.enter_async_context(start(given)) for _ in range(routers)]
         # A connection for each request: none is left over of before the state.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
-        it = World(started, ring, engines, session)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        it = World(started, ring, engines, session, start, given)
         await until(lambda: all(each.probes["models"] for each in engines))
         await it.set_up()
         await it.closed()

@@ -19,7 +19,9 @@ CELLS = {
     "slow": Cell("A pipe has its name, and its content comes in pieces."),
     "lying": Cell("It holds something else than keys: a mapping, or a key twice."),
     "emptied": Cell("It is empty."),
-    "old": Cell("It is yesterday's.", opens=("revoked key",), why="The file decides whose key counts, and nothing else does."),
+    "old": Cell(
+        "It is yesterday's.", opens=("revoked key",), why="The file decides whose key counts, and nothing else does."
+    ),
 }
 
 

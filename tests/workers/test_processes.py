@@ -46,6 +46,11 @@ class Command:
             if line.startswith(b"{"):
                 self.lines.append(json.loads(line))
 
+    async def kill(self) -> None:
+        """End its first process, as by `kill -9`."""
+        self.process.kill()
+        await self.process.wait()
+
     def pids(self, name: str = "") -> list[int]:
         """Of every process that was started under this name (or any), the latest last."""
         started = [line for line in self.lines if line["message"] == "a process was started"]
