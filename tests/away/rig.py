@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -147,12 +147,16 @@ async def world(
     routers: int = 1,
     module: str = "router",
     named: bool = True,
+    started: Callable[[World], Awaitable[None]] | None = None,
     **settings: str,
 ) -> AsyncIterator[World]:
-    """Routers in front of so many engines, with everything set up. With `named` they have the engines from flags."""
+    """Routers in front of so many engines, with everything set up. With `named` they have the engines from flags;
+    `started` is called before anything is set up."""
     async with AsyncExitStack() as stack:
         there = [await stack.enter_async_context(StoringEngine()) for _ in range(engines)]
-        async with before(folder, there, *more_urls, routers=routers, module=module, named=named, **settings) as it:
+        async with before(
+            folder, there, *more_urls, routers=routers, module=module, named=named, started=started, **settings
+        ) as it:
             yield it
 
 
@@ -164,6 +168,7 @@ async def before(
     routers: int = 1,
     module: str = "router",
     named: bool = True,
+    started: Callable[[World], Awaitable[None]] | None = None,
     **settings: str,
 ) -> AsyncIterator[World]:
     """The same before these engines, and those at more URLs."""
@@ -175,12 +180,14 @@ async def before(
         def start(settings: dict[str, str]) -> AbstractAsyncContextManager[Command]:
             return command(*urls, workers=1, module=module, **settings)
 
-        started = [await stack.enter_async_context(start(given)) for _ in range(routers)]
+        there = [await stack.enter_async_context(start(given)) for _ in range(routers)]
         # A connection for each request: none is left over of before the state.
         connector = aiohttp.TCPConnector(force_close=True, limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        it = World(started, ring, engines, session, start, given)
+        it = World(there, ring, engines, session, start, given)
         await until(lambda: all(each.probes["models"] for each in engines))
+        if started is not None:
+            await started(it)
         await it.set_up()
         await it.closed()
         yield it

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from router.sharing.frames import Frame, Spent, packed
 from tests.away.cells import Cell
 from tests.away.rig import World, world
 from tests.sharing.stores import StoreServer
-from tests.support.waiting import until
 
 PART = "Shared store"
 CELLS = {
@@ -82,7 +82,117 @@ class Late:
         raise ConnectionResetError
 
 
-async def sharing(it: World, n: int) -> dict[str, object]:
-    """What a router's page says of its link."""
-    said: dict[str, object] = json.loads(await it.page("/admin/replicas", it.routers[n]))["sharing"]
-    return said
+async def whole(it: World) -> list[bool]:
+    """Whether each router hears the other through the store, by its page."""
+    pages = [json.loads(await it.page("/admin/replicas", each))["sharing"] for each in it.routers]
+    return [page["whole"] and len(page["routers"]) == len(it.routers) - 1 for page in pages]
+
+
+async def refused(it: World, kind: str) -> int:
+    """Messages and entries of the store that routers have not believed for this reason; the lowest of all routers."""
+    lines = [(await it.page("/metrics", each)).decode().splitlines() for each in it.routers]
+    name = f'warmroute_sharing_messages_total{{kind="{kind}"}} '
+    return min(int(float(line.removeprefix(name))) for page in lines for line in page if line.startswith(name))
+
+
+async def eventually(true: Callable[[], Awaitable[bool]]) -> None:
+    """Return when it is true; TimeoutError if that takes a minute."""
+    async with asyncio.timeout(60):
+        while not await true():
+            await asyncio.sleep(0.02)
+
+
+async def lie(server: StoreServer, it: World, said: list[bytes]) -> None:
+    """Write to the store what no router has, and say again what routers have said; return once each has refused it."""
+    before = await refused(it, "unauthenticated"), await refused(it, "replayed")
+    owners = [(id_, each.url, "rival") for id_ in it.ids for each in it.engines]
+    frame = Frame(name="x", spent=[Spent("spent", 0.0, 0.0, 1e9, 1e9)], owners=owners, dead=[it.engines[0].url])
+    await server.ask("PUBLISH", CHANNEL, packed(frame, 7, 1.0))
+    await server.ask("DEL", OWNERS)
+    for id_, url, tenant in owners:
+        await server.ask("XADD", OWNERS, "*", "i", id_, "r", url, "t", tenant, "m", b"x" * 16)
+    for message in said:
+        await server.ask("PUBLISH", CHANNEL, message)
+
+    async def enough() -> bool:
+        return await refused(it, "unauthenticated") > before[0] and await refused(it, "replayed") > before[1]
+
+    await eventually(enough)
+
+
+async def contents(server: StoreServer) -> dict[bytes, bytes]:
+    """All keys, as the store itself writes them down."""
+    async with Redis(port=server.port) as redis:
+        return {key: dumped for key in await redis.keys() if (dumped := await redis.dump(key)) is not None}
+
+
+async def emptied(server: StoreServer, it: World, then: dict[bytes, bytes]) -> None:
+    """Take everything out, put this in, and return once each router has written again that it is there."""
+    async with Redis(port=server.port) as redis:
+        await redis.flushall()
+        for key, dumped in then.items():
+            await redis.restore(key, 0, dumped)
+        async with asyncio.timeout(60):
+            while len(await redis.keys("warmroute:{fleet}:router:*")) < len(it.routers):
+                await asyncio.sleep(0.02)
+
+
+async def put(
+    server: StoreServer, late: Late, it: World, state: str, then: dict[bytes, bytes], said: list[bytes]
+) -> None:
+    """Put the store into the state, and wait until every router has noticed."""
+    if state == "killed":
+        await server.kill()
+    elif state == "frozen":
+        server.freeze()
+    elif state == "slow":
+        late.delay_s = DELAY_S
+    elif state == "lying":
+        await lie(server, it, said)
+    else:
+        await emptied(server, it, then if state == "old" else {})
+    if state in ("killed", "frozen", "slow"):
+
+        async def alone() -> bool:
+            return not any(await whole(it))
+
+        await eventually(alone)
+
+
+@asynccontextmanager
+async def recorded(server: StoreServer) -> AsyncIterator[list[bytes]]:
+    """Messages of the channel, from now on."""
+    said = list[bytes]()
+    async with Redis(port=server.port) as redis, redis.pubsub() as channel:
+        await channel.subscribe(CHANNEL)
+
+        async def listen() -> None:
+            async for each in channel.listen():
+                if each["type"] == "message":
+                    said.append(each["data"])
+
+        task = asyncio.create_task(listen())
+        try:
+            yield said
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.parametrize("state", CELLS)
+async def test_away(tmp_path: Path, state: str) -> None:
+    """What is open, and what is served, is what the cell says, at both routers."""
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(StoreServer())
+        late = await stack.enter_async_context(Late(server.port))
+        then: dict[bytes, bytes] = {}
+
+        async def started(_: World) -> None:
+            then.update(await contents(server))
+
+        shared = {"shared__url": f"redis://127.0.0.1:{late.port}", "shared__timeout_s": "0.5"}
+        said = await stack.enter_async_context(recorded(server)) if state == "lying" else []
+        it = await stack.enter_async_context(world(tmp_path, routers=2, started=started, **shared))
+        await put(server, late, it, state, then, list(said))
+        await it.holds(CELLS[state])
