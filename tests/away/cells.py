@@ -18,7 +18,7 @@ DOORS = {
     "revoked key": "a request with a key that was taken out of the keys file",
     "rate": "a request of a tenant that has used up its tokens",
     "other model": "a request for a model that the key does not allow",
-    "engine paths": "`/sleep`, `/wake_up`, `/v1/load_lora_adapter` and `/admin/replicas` on the main listener, with a key",
+    "engine paths": "`/sleep`, `/wake_up`, `/v1/load_lora_adapter`, `/admin/replicas` of the main listener",
     "admin pages": "the admin listener, without its token and with a client's key",
     "others' responses": "a stored response of another tenant, to read and to go on from",
     "handed on": "a client's key at an engine, or an isolated tenant's prompt without a salt",

@@ -47,6 +47,13 @@ SETTINGS = {
 }
 
 
+async def eventually(true: Callable[[], Awaitable[bool]]) -> None:
+    """Return when it is true; TimeoutError if that takes a minute."""
+    async with asyncio.timeout(60):
+        while not await true():
+            await asyncio.sleep(0.02)
+
+
 class World:
     """Routers of one fleet, their keys, and the engines in this process."""
 

@@ -19,8 +19,8 @@ from tests.support.waiting import until
 PART = "Picker"
 NOTHING_PLACED = "A gateway that fails closed passes nothing that no picker has placed."
 RESTARTED = (
-    "What tenants have used, and which responses are theirs, is in the store alone: each rate is granted once more, and "
-    "an id that is not known is refused to all."
+    "What tenants have used, and which responses are theirs, is in the store alone. "
+    "Each rate is granted once more, and an id that is not known is refused to all."
 )
 CELLS = {
     "killed": Cell("SIGKILL.", serves=(), why=NOTHING_PLACED),
@@ -49,16 +49,10 @@ async def picked(folder: Path, **more: str) -> AsyncIterator[tuple[World, int]]:
         yield it, port
 
 
-async def again(it: World, port: int, state: str, file: Path, stack: AsyncExitStack) -> None:
-    """Kill the picker and start it anew, for an old one with what its state file had before."""
-    settings = it.settings | {"state__file": str(file)}
-    if state == "old":
-        before = file.read_bytes()
-        await it.router.kill()
-        file.write_bytes(before)
-    else:
-        await it.router.kill()
-        del settings["state__file"]
+async def again(it: World, state: str, stack: AsyncExitStack) -> None:
+    """Kill the picker and start it anew, for an old one with its state file."""
+    await it.router.kill()
+    settings = {key: value for key, value in it.settings.items() if state == "old" or key != "state__file"}
     it.routers = [await stack.enter_async_context(it.start(settings))]
 
 
@@ -84,5 +78,5 @@ async def test_away(tmp_path: Path, state: str) -> None:
             loop.call_later(SLOW_S, it.router.process.send_signal, signal.SIGCONT)
         else:
             await until(lambda: state != "old" or file.exists())
-            await again(it, port, state, file, stack)
+            await again(it, state, stack)
         await it.holds(cell, [ask])

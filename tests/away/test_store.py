@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import pytest
 from redis.asyncio import Redis
 
 from router.sharing.frames import Frame, Spent, packed
 from tests.away.cells import Cell
-from tests.away.rig import World, world
+from tests.away.rig import World, eventually, world
 from tests.sharing.stores import StoreServer
 
 PART = "Shared store"
@@ -41,7 +42,7 @@ class Late:
         self.port = self.passed = 0  # pieces that passed late
         self._tasks = set[asyncio.Task[None]]()
 
-    async def __aenter__(self) -> Late:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -93,13 +94,6 @@ async def refused(it: World, kind: str) -> int:
     lines = [(await it.page("/metrics", each)).decode().splitlines() for each in it.routers]
     name = f'warmroute_sharing_messages_total{{kind="{kind}"}} '
     return min(int(float(line.removeprefix(name))) for page in lines for line in page if line.startswith(name))
-
-
-async def eventually(true: Callable[[], Awaitable[bool]]) -> None:
-    """Return when it is true; TimeoutError if that takes a minute."""
-    async with asyncio.timeout(60):
-        while not await true():
-            await asyncio.sleep(0.02)
 
 
 async def lie(server: StoreServer, it: World, said: list[bytes]) -> None:
