@@ -22,6 +22,7 @@ DOORS = {
     "admin pages": "the admin listener, without its token and with a client's key",
     "others' responses": "a stored response of another tenant, to read and to go on from",
     "handed on": "a client's key at an engine, or an isolated tenant's prompt without a salt",
+    "sent elsewhere": "a request of the router's own at an engine, where the part has sent it",
 }
 REQUESTS, RESPONSES = "requests", "stored responses"
 SERVED = {

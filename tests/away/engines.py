@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 from tests.support.fakes import MESSAGE, RESPONSE, FakeEngine, Seen, ok
 
 STORED = "/v1/responses"
+DOOR = "x-door"  # header of each request of a test, with the name of the door; it goes along to engines
 
 
 @dataclass
@@ -26,12 +27,15 @@ class StoringEngine(FakeEngine):
     owned_by: str = "vllm"
     made: list[str] = field(default_factory=list)  # ids of the responses that it has
     next_id: str = ""  # id of the next response, in place of one of its own
+    strays: list[str] = field(default_factory=list)  # paths of requests that no client of the test has sent
     delay_s: float = 0.0
     text: str | None = None  # every answer, in place of its own
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.seen.append(Seen(request.method, request.raw_path, CIMultiDict(request.headers), body))
+        if DOOR not in request.headers:
+            self.strays.append(request.path)
         await asyncio.sleep(self.delay_s)
         if request.path == STORED:
             id_, self.next_id = self.next_id or f"resp_{self.port}_{len(self.made)}", ""

@@ -15,13 +15,12 @@ import grpc
 from router.app import App
 from router.gateway.hints import DESTINATION
 from tests.away.cells import REQUESTS, RESPONSES, SERVED
-from tests.away.engines import STORED, StoringEngine
+from tests.away.engines import DOOR, STORED, StoringEngine
 from tests.gateway.asking import CHAT, asking, removed, set_headers
 from tests.support.keyring import Keyring
 
 ANSWER_S_MAX = 60.0  # longest wait for an answer that should come
 NO_ANSWER = 0
-DOOR = "x-door"  # header that goes along to engines, with the name of the door
 TIMES = 4  # requests that must be served: two for each of two engines, which take turns
 WRONG = {"authorization": "Bearer wr-a-key-that-was-never-in-the-keys-file-of-this"}
 
@@ -83,7 +82,7 @@ async def opened(ask: Ask, ring: Keyring, ids: Sequence[str], engines: Sequence[
     questions = closed(ring, ids)
     statuses = await asyncio.gather(*map(ask, questions))
     doors = {each.door for each, status in zip(questions, statuses, strict=True) if 0 < status < 400}
-    return doors | {seen.headers[DOOR] for engine in engines for seen in engine.seen}
+    return doors | {seen.headers.get(DOOR, "sent elsewhere") for engine in engines for seen in engine.seen}
 
 
 async def served(ask: Ask, ring: Keyring, ids: Sequence[str]) -> set[str]:

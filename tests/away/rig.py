@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from tests.away.cells import SERVED, Cell
-from tests.away.engines import STORED, StoringEngine
+from tests.away.engines import DOOR, STORED, StoringEngine
 from tests.away.questions import (
     ANSWER_S_MAX,
     CHAT,
@@ -81,7 +81,7 @@ class World:
     async def post(self, path: str, tenant: str, body: dict[str, object], router: Command | None = None) -> int:
         """Ask for something. Returns the status."""
         url = (router or self.router).url + path
-        async with self._session.post(url, json=body, headers={**self.ring.of(tenant), "x-door": "none"}) as answer:
+        async with self._session.post(url, json=body, headers={**self.ring.of(tenant), DOOR: "none"}) as answer:
             await answer.read()
             return answer.status
 
@@ -131,6 +131,7 @@ class World:
             open_ |= await opened(ask, self.ring, self.ids, self.engines)
             whole &= await served(ask, self.ring, self.ids)
             open_ |= handed_on(self.ring, self.engines)
+            open_ |= {"sent elsewhere" for engine in self.engines if engine.strays}
         for each in self.routers:
             open_ |= await admin_pages(self._session, each.admin_url, self.ring, self.answer_s_max)
         return open_, whole
