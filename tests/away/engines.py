@@ -37,21 +37,18 @@ class StoringEngine(FakeEngine):
         if DOOR not in request.headers:
             self.strays.append(request.path)
         await asyncio.sleep(self.delay_s)
+        if self.text is not None and not self.next_id:
+            return web.Response(text=self.text)
         if request.path == STORED:
             id_, self.next_id = self.next_id or f"resp_{self.port}_{len(self.made)}", ""
             self.made.append(id_)
-            return self._said(web.json_response({**RESPONSE, "id": id_}))
-        if self.text is not None:
-            return self._said(web.Response())
+            return web.json_response({**RESPONSE, "id": id_})
         if request.path.startswith(STORED + "/"):
             known = request.path.removeprefix(STORED + "/") in self.made
             return web.json_response(
                 {**RESPONSE, "id": self.made[0]} if known else MESSAGE, status=200 if known else 404
             )
         return await ok(self, request)
-
-    def _said(self, answer: web.Response) -> web.Response:
-        return answer if self.text is None or self.next_id else web.Response(text=self.text)
 
     async def _models(self, request: web.Request) -> web.Response:
         return await super()._models(request) if self.text is None else web.Response(text=self.text)
