@@ -106,6 +106,7 @@ async def put(api: ApiServer, it: World, state: str) -> None:
 
 
 @pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, state: str) -> None:
     """What is open, and what is served, is what the cell says."""

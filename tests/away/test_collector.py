@@ -65,6 +65,7 @@ async def collecting() -> AsyncIterator[tuple[Collector, web.AppRunner, str]]:
 
 
 @pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     """What is open, and what is served, is what the cell says."""

@@ -76,6 +76,7 @@ async def put(server: NameServer, socket: asyncio.DatagramTransport, it: World, 
 
 
 @pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.long
 @pytest.mark.parametrize("state", CELLS)
 async def test_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     """What is open, and what is served, is what the cell says."""

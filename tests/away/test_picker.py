@@ -57,6 +57,7 @@ async def again(it: World, state: str, stack: AsyncExitStack) -> None:
 
 
 @pytest.mark.promise("While a part is away, nothing is open but what reference/away.md names.", "faults")
+@pytest.mark.long
 @pytest.mark.parametrize("state", [state for state, cell in CELLS.items() if not cell.elsewhere])
 async def test_away(tmp_path: Path, state: str) -> None:
     """What is open, and what is served, is what the cell says."""
