@@ -303,10 +303,16 @@ def _check_pools(discovery: DiscoverySettings) -> list[str]:
 def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
     problems = []
     if discovery.kubeconfig:
+        why = ""
         try:
-            read_at_most(discovery.kubeconfig, FILE_BYTES_MAX)
+            if Path(discovery.kubeconfig).is_fifo():  # The client reads it again, on the event loop.
+                why = "is a pipe, and a kubeconfig is read more than once"
+            else:
+                read_at_most(discovery.kubeconfig, FILE_BYTES_MAX)
         except OSError as error:
-            problems.append(f"'discovery.kubeconfig': {discovery.kubeconfig}: {error.strerror or error}")
+            why = error.strerror or str(error)
+        if why:
+            problems.append(f"'discovery.kubeconfig': {discovery.kubeconfig}: {why}")
     client = importlib.util.find_spec("kubernetes")  # does not import the package, which is slow
     places = client.submodule_search_locations if client is not None else None
     if not any(Path(place, "aio").is_dir() for place in places or ()):

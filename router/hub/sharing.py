@@ -99,7 +99,7 @@ class RouterLink:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Session]:
-        """A session by the settings in force: files are read anew, since what they hold may have been replaced. Raises
+        """A session by the settings in force, with the contents of their files that were last accepted. Raises
         StoreFailed."""
         # An extra: imported where there is something to share.
         from router.sharing.clients import TlsFiles

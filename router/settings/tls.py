@@ -1,7 +1,7 @@
 """TLS contexts for the main listener and for connections to replicas.
 
-Each call reads its files anew, so that one call takes over a renewed certificate; existing connections keep what they
-agreed on. TLS 1.2 is the least (RFC 8996).
+Each call takes its files as they were last accepted, so that one call takes over a renewed certificate; existing
+connections keep what they agreed on. TLS 1.2 is the least (RFC 8996).
 """
 
 from __future__ import annotations

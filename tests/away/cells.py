@@ -35,7 +35,7 @@ SERVED = {
 class Cell:
     """What holds while one part is in one state."""
 
-    how: str  # what is done to the part
+    how: str  # What is done to the part.
     opens: tuple[str, ...] = ()  # names of DOORS
     serves: tuple[str, ...] = (*SERVED,)
     why: str = ""  # reason of what is open or is not served

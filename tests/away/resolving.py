@@ -17,7 +17,7 @@ from router.commands.main import main
 
 NAME, PORT = "engines.test", "NAME_SERVER_PORT"
 ADDRESS, CLASS = 1, 1  # type A, class IN
-TRIES, TRY_S = 2, 5.0  # as resolv.conf(5) has them
+TRIES, TRY_S = 2, 5.0  # The defaults of resolv.conf(5).
 _HEAD = struct.Struct("!6H")
 
 

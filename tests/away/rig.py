@@ -70,7 +70,7 @@ class World:
         self.routers, self.ring, self.engines, self._session = routers, ring, engines, session
         self.start, self.settings = start, settings
         self.router = routers[0]
-        self.ids: list[str] = []  # of acme's stored responses
+        self.ids: list[str] = []  # Ids of the responses that acme has stored.
         self.answer_s_max = ANSWER_S_MAX
         self.yesterday = ring.file.read_text(encoding="utf-8")  # the keys file with the key that is revoked today
 

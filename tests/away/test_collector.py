@@ -86,6 +86,6 @@ async def test_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str)
         if state == "killed":
             await runner.cleanup()
         await it.holds(CELLS[state])
-        if state != "killed":  # it was away while the questions were asked, and is so still
+        if state != "killed":  # A push has failed meanwhile.
             await until(lambda: all(collector.asked[path] > times for path, times in asked.items()))
         await it.holds(CELLS[state])

@@ -77,7 +77,7 @@ async def put(it: World, goes: StoringEngine | EngineProcess, state: str) -> Non
             goes.freeze()
         await out(it, goes.url)
         return
-    it.ids = [id_ for id_ in it.ids if id_ not in goes.made]  # what it stored is its own to lose
+    it.ids = [id_ for id_ in it.ids if id_ not in goes.made]  # Its own responses are lost with it.
     if state == "slow":
         goes.delay_s = 1.0
     elif state == "lying":

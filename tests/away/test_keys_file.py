@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,12 +15,13 @@ from tests.away.cells import Cell
 from tests.away.rig import REFUSED, RELOADED, World, world
 
 PART = "Keys file"
+REFUSED_WHY = "SIGHUP is refused, and the keys before stay in force. A router that starts then ends with an error."
 CELLS = {
-    "killed": Cell("The file is removed, and the router is told to read it again (SIGHUP)."),
-    "frozen": Cell("A pipe without a writer has its name. Reading it is given up after 2 s."),
+    "killed": Cell("It is removed, and the router is told to read it again (SIGHUP).", why=REFUSED_WHY),
+    "frozen": Cell("A pipe without a writer has its name. Reading it is given up after 2 s.", why=REFUSED_WHY),
     "slow": Cell("A pipe has its name, and its content comes in pieces."),
-    "lying": Cell("It holds something else than keys: a mapping, or a key twice."),
-    "emptied": Cell("It is empty."),
+    "lying": Cell("It holds something else than keys: a mapping, or a key twice.", why=REFUSED_WHY),
+    "emptied": Cell("It is empty.", why=REFUSED_WHY),
     "old": Cell(
         "It is yesterday's.", opens=("revoked key",), why="The file decides whose key counts, and nothing else does."
     ),
@@ -32,6 +35,22 @@ def write_slowly(path: Path, text: str) -> None:
             stream.write(text[n : n + 200])
             stream.flush()
             time.sleep(0.01)
+
+
+async def starts(it: World) -> int:
+    """Start another router with the same file. Returns its exit status."""
+    arguments = ["-m", "router", "serve", "--port", "0", "--admin-port", "0", "--replica", it.engines[0].url]
+    for key, value in it.settings.items():
+        arguments += ["--set", f"{key.replace('__', '.')}={value}"]
+    quiet = asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=quiet, stderr=quiet)
+    try:
+        async with asyncio.timeout(60):
+            return await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def put(it: World, state: str) -> None:
@@ -51,7 +70,9 @@ async def put(it: World, state: str) -> None:
     if state in ("emptied", "old"):
         file.write_text(it.yesterday if state == "old" else "", encoding="utf-8")
     await it.reload(RELOADED if state in ("slow", "old") else REFUSED)
-    if state == "frozen":  # it holds up no later reload
+    if state not in ("slow", "old"):
+        assert await starts(it) == 2
+    if state == "frozen":  # No later reload is held up.
         await it.holds(CELLS[state])
         file.unlink()
         file.write_text(text, encoding="utf-8")

@@ -113,7 +113,7 @@ async def lie(server: StoreServer, late: Late, it: World, said: list[bytes]) -> 
     for message in said:
         await server.ask("PUBLISH", CHANNEL, message)
 
-    await late.lose()  # what is kept in the store is read by sessions that begin
+    await late.lose()  # Only a new session reads the entries.
 
     async def enough() -> bool:
         forged = await refused(it, "unauthenticated") - before[0]
