@@ -37,7 +37,7 @@ from deploy.compiled_sources import for_mypyc
 REPO = Path(__file__).resolve().parents[1]
 ROOMS = {
     "admin/history": "intervals",
-    "core/admission": "deadlines queue rates windows",
+    "core/admission": "calm deadlines queue rates shares windows",
     "core/cache": "estimate knowledge masks recency reported selfcheck tiered tiers unproven",
     "core/facts": "legs placements replicas requests",
     "core/fleet": (

@@ -138,8 +138,6 @@ class Admitter:
         try:
             if exclude:
                 return self._place(wanted, exclude, charged)
-            if wanted.due_s is not None and urgent:
-                admission.deadlines.asked(wanted.priority, wanted.due_s - now_s, now_s)
             fits = admission.free(tenant, now_s)
             if not fits:
                 self._give_turns(now_s)  # requests that came earlier have their turns first
@@ -147,12 +145,16 @@ class Admitter:
             waited_s = self._returning.back(_identity(wanted), now_s)
             if fits:
                 try:
-                    return self._place(wanted, exclude, charged, may_hold_back=self._may_hold_back(wanted, waited_s))
+                    lease = self._place(wanted, exclude, charged, may_hold_back=self._may_hold_back(wanted, waited_s))
                 except HeldBack:
                     ticket = self._ticket(wanted, answered, charged, now_s, waited_s)
                     self._holding.add(ticket, ticket.since_s, tenant)
                     return ticket
+                admission.asked(wanted, admission.prefill_ms(lease), now_s)
+                return lease
             ticket = self._ticket(wanted, answered, charged, now_s, waited_s)
+            if wanted.due_s is not None and ticket.start_by_s is not None:
+                admission.asked(wanted, (wanted.due_s - ticket.start_by_s) * 1e3, now_s)
             out = admission.wait(ticket, now_s, len(self._holding), self._held_back_bytes())
         except Exception as error:
             if not exclude:
@@ -220,9 +222,9 @@ class Admitter:
         only = pool[1]
         hold_back = may_hold_back and only is None
         admission, urgent = self._admission, wanted.due_s is not None and wanted.due_s > now_s
-        full = admission.full if urgent or exclude else admission.busy(pool, wanted.priority, now_s)
+        full = admission.full if urgent or exclude else admission.passed_over(wanted, pool, now_s)
         lease = self._router.route(wanted, now_s, exclude=exclude, only=only, full=full, may_hold_back=hold_back)
-        admission.opened(lease, wanted.tenant, wanted.due_s)
+        admission.opened(lease, wanted.tenant, wanted.due_s, wanted.priority)
         if charged_tokens:
             self._charged[lease.id] = (wanted.tenant, charged_tokens)
         return lease

@@ -68,7 +68,8 @@ class AdmittingPlacer(Placer):
 
 
 class AdmittedWorld(World):
-    """One router and no faults. `within_s` gives the deadline of a turn by its number, in seconds from its arrival."""
+    """One router and no faults. `within_s` gives the deadline of a turn by its number, in seconds from its arrival, and
+    `tenants` its tenant, which is "" for all others."""
 
     def __init__(
         self,
@@ -77,13 +78,15 @@ class AdmittedWorld(World):
         policy: Callable[[], Policy],
         within_s: Mapping[int, float],
         limits: AdmissionSettings | None = None,
+        *,
+        tenants: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__(workload, setting, policy)
         placer = self._admitting = AdmittingPlacer(
             policy, lambda: self.now_s, limits or AdmissionSettings(), limits_of(workload, setting)
         )
         self.placers[:] = [placer]
-        self._within_s = within_s
+        self._within_s, self._tenants = within_s, tenants or {}
         self._tickets: dict[int, Ticket] = {}
         self.at(TICK_S, self._tick)
 
@@ -103,6 +106,7 @@ class AdmittedWorld(World):
     def _place(self, number: int, sent: SimulatedRequest, *, may_hold_back: bool = False) -> None:
         placer = self._admitting
         wanted = placer.wanted(sent.turn, None)
+        wanted.tenant = self._tenants.get(sent.turn.number, "")
         if sent.turn.number in self._within_s:
             wanted.due_s = sent.due_s + self._within_s[sent.turn.number]
         try:

@@ -71,9 +71,14 @@ class _Line:
         if ticket.start_by_s is not None:
             heappush(self._starts, (ticket.start_by_s, ticket.number))
 
+    @property
+    def oldest(self) -> Ticket:
+        """The ticket that has waited longest."""
+        return self.tickets[next(iter(self.tickets))]
+
     def first(self, now_s: float, *, urgent_only: bool) -> Ticket | None:
         """Whose turn is next; None where only urgent requests may have it, and none waits."""
-        oldest = self.tickets[next(iter(self.tickets))]
+        oldest = self.oldest
         urgent = self._urgent(now_s) if self._starts else None
         if urgent is None:
             return None if urgent_only else oldest
@@ -105,7 +110,7 @@ class _Lane:
     listed: set[str] = field(default_factory=set)  # tenants in the heap
 
 
-def _always(pool: Pool, priority: Priority) -> bool:
+def _always(pool: Pool, oldest: Ticket) -> bool:
     """Any pool is calm. A lambda of any arguments would do, but mypyc makes C of it that does not compile."""
     return True
 
@@ -192,10 +197,10 @@ class FairQueue:
         room: Callable[[Pool], bool],
         held_back: Callable[[Pool, str], bool],
         now_s: float = 0.0,
-        calm: Callable[[Pool, Priority], bool] = _always,
+        calm: Callable[[Pool, Ticket], bool] = _always,
     ) -> Ticket | None:
         """Take out the first in order whose pool has room and whose tenant is not held back there; None: nobody. Where
-        a pool is not `calm` for a priority, there is room for urgent requests only."""
+        a pool is not `calm` for a tenant's oldest request, there is room for the tenant's urgent ones only."""
         has_room: dict[Pool, bool] = {}
         for priority in Priority:
             if not self._counts[priority]:
@@ -258,17 +263,17 @@ class FairQueue:
         self,
         priority: Priority,
         held_back: Callable[[Pool, str], bool],
-        calm: Callable[[Pool, Priority], bool],
+        calm: Callable[[Pool, Ticket], bool],
         now_s: float,
     ) -> Iterator[tuple[float, int, Pool, Ticket]]:
         """The first of every pool, as (start tag, number of its tenant's oldest there, pool, ticket)."""
         for pool, lanes in self._pools.items():
             lane, aside = lanes[priority], []
-            urgent_only = bool(lane.tenants) and not calm(pool, priority)
             while (top := self._top(lane)) is not None:
                 tenant = top[2]
                 if not held_back(pool, tenant):
-                    ticket = lane.tenants[tenant].first(now_s, urgent_only=urgent_only)
+                    line = lane.tenants[tenant]
+                    ticket = line.first(now_s, urgent_only=not calm(pool, line.oldest))
                     if ticket is not None:
                         yield top[0], top[1], pool, ticket
                         break

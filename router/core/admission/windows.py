@@ -5,17 +5,18 @@ here works on n - w of them, and a few more should wait there so that its batch 
 n - w + waiting_max, never less than WINDOW_MIN, so that there is always something to learn from. It is taken from each
 probe and holds until the next, so what is sent meanwhile counts on top. It begins when more than waiting_max wait
 there; when none does it grows, fast where it binds, slowly where it does not, and not at all while somebody waits here
-for another reason: then nothing was learned. Before and after, there may be BURST_MAX more than the last probe saw,
-since an engine that was never seen full may be so at any moment. Without word of the engine, or only old or absurd
-word, the window is `in_flight_max`: bad metrics never block anybody.
+for another reason: then nothing was learned. What was left free meanwhile makes it no smaller either, or a tenant that
+is kept at its share would shrink it from probe to probe. Before and after, there may be BURST_MAX more than the last
+probe saw, since an engine that was never seen full may be so at any moment. Without word of the engine, or only old or
+absurd word, the window is `in_flight_max`: bad metrics never block anybody.
 
 A request finds room where a replica that may take it has fewer leases than its window. Where one replica prefills what
 another one decodes, and nobody takes the request whole, both must have, and be a pair. While others are about, a
 tenant that holds `tenant_share_max` of the places (of what engines work on at once, without what may wait there) finds
-none: the rest is kept free for them, since who waits for a place waits for the end of an answer. Whoever finds no room
-waits (queue.py), unless that would take longer than anybody is willing to wait: then it is better told at once.
+none where that leaves others too few for what they use (shares.py). Whoever finds no room waits (queue.py), unless that
+would take longer than anybody is willing to wait: then it is better told at once.
 
-While requests with deadlines come, those without find room at calm replicas only (deadlines.py).
+While requests with deadlines come, those without find room at calm replicas only (deadlines.py, calm.py).
 
 While no replica is full, nobody waits and few leases are open, all of this is three comparisons a request.
 """
@@ -26,24 +27,24 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Protocol
 
-from router.core.admission.deadlines import RESERVED_FROM, Deadlines
+from router.core.admission.calm import HELD_PART, Calm, Known
+from router.core.admission.deadlines import Deadlines
 from router.core.admission.queue import FairQueue, Pool, Ticket
+from router.core.admission.shares import USE_FULL, Shares
 from router.core.facts.placements import Shed
 from router.core.facts.replicas import Load
 from router.core.facts.requests import Priority
 from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 from router.core.fleet.models import NoReplica
-from router.core.learned import speeds
 from router.core.placement.router import Router
+from router.core.placement.wanted import Wanted
 
 WINDOW_MIN = 4  # smallest window, in leases
 BURST_MAX = 256  # leases beyond the last probe's: vLLM's smaller default for --max-num-seqs
 GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1  # growth of a window with each probe that saw nobody wait in the engine
 MODELS_MAX = 64  # models whose places are added up one by one
 WAITING_ABSURD = 1_000_000  # a larger number of waiting requests is taken for a wrong one
-SEEN_S = 60.0  # time for which a tenant counts as active after it asked
-TENANTS_MAX = 1_024  # most tenants that count as active
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
 LASTED_FADE = 0.98  # part of the sums of how long leases last that is left after another lease
 RATE_WINDOW_S = 10.0  # seconds of waiting over which the rate of turns is taken
@@ -130,6 +131,15 @@ class TurnRate:
         return (self.turns + expected_per_s * prior_s) / seen_s if seen_s else 0.0
 
 
+@dataclass(slots=True)
+class _Due:
+    """A deadline under way."""
+
+    at_s: float
+    priority: Priority
+    prefill_ms: float  # of its prompt, by whichever replica
+
+
 class Admission:
     """Places, and the queue for them. `now_s` is any clock that does not go back."""
 
@@ -137,14 +147,15 @@ class Admission:
         """A load that is older than `stale_s` says nothing any more."""
         self.queue = FairQueue()
         self.deadlines = Deadlines()
+        self._calm = Calm(router, self.queue, self.deadlines)
         self.full: set[str] = set()  # replicas without room
         self._router = router
         self._stale_s = stale_s
         self._windows: dict[str, _Window] = {}
         self._open: dict[int, str] = {}  # lease -> tenant
-        self._due_s: dict[int, float] = {}  # lease -> time by which its first token is wanted, where there is one
+        self._due: dict[int, _Due] = {}  # lease -> what it is to keep, where its request has a deadline
         self._open_of_tenant: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
-        self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
+        self._shares = Shares()
         self._rate = TurnRate()
         self._ended = self._lasted_s = 0.0  # numbers and time of leases that ended, both faded by each end
         self.configure(limits)
@@ -164,20 +175,28 @@ class Admission:
 
     # -- leases --------------------------------------------------------------------------------------------------
 
-    def opened(self, lease: Lease, tenant: str, due_s: float | None = None) -> None:
+    def opened(
+        self, lease: Lease, tenant: str, due_s: float | None = None, priority: Priority = Priority.NORMAL
+    ) -> None:
         """A lease was given, to a request whose first token is wanted by then; None: at any time."""
         if self.deadlines.any:
             urgent = due_s is not None and due_s > lease.placed_s
             self.deadlines.placed(urgent=urgent, others_wait=bool(self.queue))
         if due_s is not None:
-            self._due_s[lease.id] = due_s
+            self._due[lease.id] = _Due(due_s, priority, self.prefill_ms(lease))
         replica = lease.replica
         self._open[lease.id] = tenant
         whose = replica, tenant
         self._open_of_tenant[whose] = self._open_of_tenant.get(whose, 0) + 1
+        self._shares.opened(tenant, lease.placed_s)
         self._count(replica)
         if lease.receipt.leg is not None:
             self._count(lease.receipt.leg.replica)
+
+    def prefill_ms(self, lease: Lease) -> float:
+        """Milliseconds of prefill that a lease's request is expected to take, by whichever replica."""
+        leg = self._router.fleet.legs.open.get(lease.id) if lease.receipt.leg is not None else None
+        return lease.prefill_ms if leg is None else leg.prefill_ms
 
     def prefilled(self, lease: Lease) -> None:
         """The prefill leg of a decode leg's lease ended, and gives its place back."""
@@ -189,9 +208,9 @@ class Admission:
         tenant = self._open.pop(lease.id, None)
         if tenant is None:
             return False
-        due_s, first_s = self._due_s.pop(lease.id, None), lease.first_token_s
-        if due_s is not None and first_s is not None and lease.placed_s + lease.prefill_ms / 1e3 <= due_s:
-            self.deadlines.told(in_time=first_s <= due_s)
+        due, first_s = self._due.pop(lease.id, None), lease.first_token_s
+        if due is not None and first_s is not None and lease.placed_s + due.prefill_ms / 1e3 <= due.at_s:
+            self.deadlines.told(tenant, due.priority, due.prefill_ms, now_s, in_time=first_s <= due.at_s)
         self._ended = self._ended * LASTED_FADE + 1.0
         self._lasted_s = self._lasted_s * LASTED_FADE + now_s - lease.placed_s
         replica = lease.replica
@@ -199,6 +218,7 @@ class Admission:
         self._open_of_tenant[whose] -= 1
         if not self._open_of_tenant[whose]:
             del self._open_of_tenant[whose]
+        self._shares.closed(tenant, now_s)
         if replica in self.full:
             self._count(replica)
         self.prefilled(lease)  # a prefill leg ends with its decode leg, at the latest
@@ -223,31 +243,28 @@ class Admission:
 
     def free(self, tenant: str, now_s: float) -> bool:
         """Whether nothing at all is in the tenant's way, as nearly always."""
-        seen = self._seen
-        seen.pop(tenant, None)
-        seen[tenant] = now_s
-        if len(seen) > TENANTS_MAX:
-            del seen[next(iter(seen))]
+        self._shares.asked(tenant, now_s)
         return not (self.full or self.queue or self.deadlines.any) and len(self._open) < self._few
 
     def fits(self, pool: Pool, tenant: str, now_s: float, calm_for: Priority | None = None) -> bool:
         """Whether a request finds room now; `calm_for` is its priority if only a calm replica will do. Raises
         NoReplica, or Shed when all replicas have asked for a rest."""
-        busy = self.full if calm_for is None else self.busy(pool, calm_for, now_s)
+        busy = self.full
+        if calm_for is not None:
+            busy = self._calm.busy(pool, tenant, calm_for, self.full, now_s, others=self._may_hold())
         return self._router.has_room(*pool, now_s, busy) and not self._has_its_share(pool, tenant, now_s)
 
-    def busy(self, pool: Pool, priority: Priority, now_s: float) -> set[str]:
-        """Replicas that are full, or not to be given a request of that priority without a deadline, or its prefill.
-        Raises NoReplica and Shed."""
-        limit_ms = self.deadlines.waiting_ms(priority)
-        if limit_ms == inf:
-            return self.full
-        members = self._router.who_may_prefill(*pool, now_s)
-        calm = {m.id for m in members if m.id not in self.full and m.pending_ms(now_s) <= limit_ms}
-        reserved = self.deadlines.reserved(len(members))
-        if reserved and len(calm) <= reserved and self._backlog(pool, members, now_s) >= RESERVED_FROM:
-            calm.clear()
-        return self.full.union(m.id for m in members if m.id not in calm)
+    def passed_over(self, wanted: Wanted, pool: Pool, now_s: float) -> set[str]:
+        """Replicas at which a request without a deadline is not to be placed, now that it is. Raises NoReplica and
+        Shed."""
+        return self._calm.passed_over(pool, wanted.tenant, wanted.priority, self.full, now_s)
+
+    def asked(self, wanted: Wanted, prefill_ms: float, now_s: float) -> None:
+        """A request was placed or waits. If it has a deadline that `prefill_ms`, the shortest that it needs, does not
+        miss by itself, others without one wait for calm replicas."""
+        due_s = wanted.due_s
+        if due_s is not None and now_s + prefill_ms / 1e3 <= due_s:
+            self.deadlines.asked(wanted.tenant, wanted.priority, due_s - now_s, now_s)
 
     def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
         """Let a request wait for a place; returns the requests that are turned away in its stead. So many others are
@@ -255,12 +272,24 @@ class Admission:
         limits, queue = self._limits, self.queue
         self._rate.pass_time(now_s, waiting=bool(queue))
         rate = self._turns_per_s()
-        if rate and (queue.ahead(ticket.tenant, ticket.priority) + 1) / rate > limits.wait_s:
+        too_long = rate > 0 and (queue.ahead(ticket.tenant, ticket.priority) + 1) / rate > limits.wait_s
+        if too_long and not self._waits_for_others(ticket, now_s):
             raise self.overloaded(ticket.tenant, ticket.priority)
         out = queue.add(ticket, max(0, limits.queue_requests_max - held), limits.queue_bytes_max - held_bytes)
         if out is None:
             raise self.overloaded(ticket.tenant, ticket.priority)
         return out
+
+    def _waits_for_others(self, ticket: Ticket, now_s: float) -> bool:
+        """Whether nothing but other tenants' deadlines is in the way of a request that finds no room."""
+        pool, tenant = ticket.pool, ticket.tenant
+        if not self.deadlines.any or self._has_its_share(pool, tenant, now_s):
+            return False
+        own = self._calm.busy(pool, tenant, ticket.priority, self.full, now_s, others=False)
+        return self._router.has_room(*pool, now_s, own)
+
+    def _may_hold(self) -> bool:
+        return self._calm.may_hold(self._limits.queue_requests_max, self._limits.queue_bytes_max)
 
     def overloaded(self, tenant: str, priority: Priority) -> Shed:
         """The refusal of a request that is turned away."""
@@ -283,10 +312,13 @@ class Admission:
             except Shed:
                 return False
 
-        def calm(pool: Pool, priority: Priority) -> bool:
+        known: Known = {}
+        held_since_s = now_s - HELD_PART * self._limits.wait_s if self._may_hold() else inf
+
+        def calm(pool: Pool, oldest: Ticket) -> bool:
             try:
-                busy = self.busy(pool, priority, now_s)
-                return busy is self.full or self._router.has_room(*pool, now_s, busy)
+                others = oldest.at_s > held_since_s
+                return self._calm.has_calm(pool, oldest, self.full, now_s, known, others=others)
             except (NoReplica, Shed):
                 return True
 
@@ -304,12 +336,6 @@ class Admission:
             self._resize(member, now_s)
         self._survey()
         return list(self.queue.expired(now_s - self._limits.wait_s))
-
-    def _backlog(self, pool: Pool, members: list[Member], now_s: float) -> float:
-        """Mean prefill for each of a pool's replicas, at them and here, in units (Speeds.units)."""
-        _, unit_ms = members[0].speeds.units()
-        there = sum(m.pending_ms(now_s) for m in members) / unit_ms
-        return (there + self.queue.tokens(pool) / speeds.BACKLOG_TOKENS) / len(members)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -338,8 +364,10 @@ class Admission:
             window.binds = True
         elif not waiting and in_flight >= before:
             size = max(size, int(before * GROWTH_BOUND))
+        elif self.queue and in_flight < before:
+            size = max(size, before)
         elif not waiting:
-            size = before if self.queue else int(before * GROWTH_IDLE) + 1
+            size = int(before * GROWTH_IDLE) + 1
         window.binds &= size < most
         window.size = min(max(size, WINDOW_MIN), most) if window.binds else most
 
@@ -361,22 +389,20 @@ class Admission:
             return self.window(member.id)
         return max(window.size - self._limits.waiting_max, WINDOW_MIN)
 
-    def _others_about(self, tenant: str, now_s: float) -> bool:
-        """Whether another tenant asked of late."""
-        for name in reversed(self._seen):
-            if name != tenant:
-                return now_s - self._seen[name] <= SEEN_S
-        return False
-
     def _has_its_share(self, pool: Pool, tenant: str, now_s: float) -> bool:
-        if len(self._open) < self._few or not self._others_about(tenant, now_s):
+        if len(self._open) < self._few or not self._shares.others_about(tenant, now_s):
             return False
+        kept, lasting = self._shares.kept(tenant, now_s)
         model, fleet = pool[0], self._router.fleet
         members = fleet.usable() if model is None else fleet.serving(model)
         members = self._router.places_of(members, may_split=pool[2])
         own = sum(self._open_of_tenant.get((m.id, tenant), 0) for m in members)
         places = sum(map(self._places, members))
-        return own >= max(1.0, places * self._limits.tenant_share_max)
+        # What may wait in engines is nobody's place. It is closed to the tenant as far as others keep using places.
+        may_wait = sum(self.window(m.id) for m in members) - places
+        open_part = max(0.0, 1.0 - lasting / max(1.0, USE_FULL * places))
+        most = max(places * self._limits.tenant_share_max, places - kept + may_wait * open_part)
+        return own >= max(1.0, most)
 
     def _turns_per_s(self) -> float:
         """Turns a second: by Little's law (open leases over the time of an answer), and by turns once there are any."""

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.admission.deadlines import SEEN_S, WAITING_MIN_MS, Deadlines
+from router.core.admission.deadlines import GATES_MAX, SEEN_S, WAITING_MIN_MS, Deadlines
 from router.core.admission.queue import PASSES_MAX, FairQueue, Pool, Ticket
 from router.core.facts.placements import Shed
 from router.core.facts.requests import Priority
@@ -160,22 +160,71 @@ def test_what_may_wait_follows_the_shortest_deadline_of_late() -> None:
     """A part of the shortest deadline of the same priority or a higher one, never less than a step; forgotten within
     two minutes; and after PASSES_MAX urgent placements in a row that others waited through, no limit once."""
     deadlines = Deadlines()
-    assert deadlines.waiting_ms(LOW) == inf
-    deadlines.asked(NORMAL, 1.0, 100.0)
-    deadlines.asked(NORMAL, 3.0, 100.0)
-    assert deadlines.waiting_ms(HIGH) == inf
-    assert deadlines.waiting_ms(NORMAL) == deadlines.waiting_ms(LOW) == 100.0
+
+    def waiting_ms(priority: Priority) -> float:
+        return deadlines.gate("t", priority, 4, 101.0)[0]
+
+    assert waiting_ms(LOW) == inf
+    deadlines.asked("t", NORMAL, 1.0, 100.0)
+    deadlines.asked("t", NORMAL, 3.0, 100.0)
+    assert waiting_ms(HIGH) == inf
+    assert waiting_ms(NORMAL) == waiting_ms(LOW) == 100.0
     for _ in range(PASSES_MAX):
-        assert deadlines.waiting_ms(LOW) == 100.0
+        assert waiting_ms(LOW) == 100.0
         deadlines.placed(urgent=True, others_wait=True)
-    assert deadlines.waiting_ms(LOW) == inf
+    assert waiting_ms(LOW) == inf
     deadlines.placed(urgent=False, others_wait=True)
-    assert deadlines.waiting_ms(LOW) == 100.0
-    deadlines.asked(HIGH, 0.001, 101.0)
-    assert deadlines.waiting_ms(LOW) == WAITING_MIN_MS
+    assert waiting_ms(LOW) == 100.0
+    deadlines.asked("t", HIGH, 0.001, 101.0)
+    assert waiting_ms(LOW) == WAITING_MIN_MS
     deadlines.tick(101.0 + SEEN_S)
     deadlines.tick(102.0 + 2 * SEEN_S)
-    assert (deadlines.any, deadlines.waiting_ms(LOW)) == (False, inf)
+    assert (deadlines.any, waiting_ms(LOW)) == (False, inf)
+
+
+def test_others_heed_deadlines_as_far_as_their_tenant_works() -> None:
+    """A use of USE_FULL of the fleet is heeded in full, a tenth of that by a hundred times the limit, and none not at
+    all, however short the deadline is. A replica is kept for each half of one that is used, at most one of four."""
+    deadlines = Deadlines()
+    deadlines.asked("d", NORMAL, 1.0, 0.0)
+    assert deadlines.gate("d", NORMAL, 8, 0.0) == (100.0, 2)
+    assert deadlines.gate("v", NORMAL, 8, 0.0) == (inf, 0)
+    seen = []
+    for work_ms in (128.0, 1_152.0, 11_520.0, 115_200.0):  # together 0.0008, 0.008, 0.08 and 0.8 of eight replicas
+        deadlines.told("d", NORMAL, work_ms, 0.0, in_time=False)
+        deadlines.asked("d", NORMAL, 1.0 - work_ms / 1e9, 0.0)  # a shorter one is heeded at once
+        seen.append(deadlines.gate("v", NORMAL, 8, 0.0))
+    assert [(round(limit_ms), kept) for limit_ms, kept in seen] == [(1_000_000, 0), (10_000, 0), (100, 1), (100, 2)]
+    assert deadlines.gate("v", HIGH, 8, 0.0)[0] == inf
+    later = [deadlines.gate("v", NORMAL, 8, at_s)[0] for at_s in (20.0, 40.0, 59.0)]
+    assert later == sorted(later)
+    assert later[-1] > 300.0
+    assert deadlines.gate("d", NORMAL, 8, 59.0)[0] < 101.0
+
+
+def test_a_short_deadline_is_backed_by_its_own_tenant_alone() -> None:
+    """Next to another tenant's honest ones a deadline of a moment makes no limit shorter; a longer one has the work of
+    those with shorter ones behind it, too."""
+    deadlines = Deadlines()
+    deadlines.asked("honest", NORMAL, 2.0, 0.0)
+    deadlines.told("honest", NORMAL, 4_400.0, 0.0, in_time=True)
+    alone_ms = deadlines.gate("v", NORMAL, 4, 0.0)[0]
+    assert 400 < alone_ms < 450
+    deadlines.asked("evil", NORMAL, 0.01, 0.0)
+    deadlines.told("evil", NORMAL, 10.0, 0.0, in_time=True)
+    assert 0.99 * alone_ms < deadlines.gate("v", NORMAL, 4, 0.0)[0] <= alone_ms
+    deadlines.asked("more", NORMAL, 1.0, 0.0)
+    deadlines.told("more", NORMAL, 2_000.0, 0.0, in_time=True)
+    assert round(deadlines.gate("v", NORMAL, 4, 0.0)[0]) == 200
+
+
+def test_many_tenants_have_a_bound() -> None:
+    """Of more tenants than GATES_MAX those that began first count no longer."""
+    deadlines = Deadlines()
+    for number in range(GATES_MAX + 1):
+        deadlines.asked(f"t{number}", NORMAL, 1.0, 0.0)
+    assert deadlines.gate("t0", NORMAL, 4, 0.0, others=False)[0] == inf
+    assert deadlines.gate("t1", NORMAL, 4, 0.0, others=False)[0] == 100.0
 
 
 def test_of_low_priority_what_cannot_be_in_time_is_told_so() -> None:
@@ -219,13 +268,12 @@ def test_replicas_are_kept_for_deadlines_only_where_the_fleet_is_busy() -> None:
     """At most one replica of four, and none where so much is in time anyway; and with less than a unit of work for each
     replica whoever has no deadline is placed on the last idle one."""
     deadlines = Deadlines()
-    assert [deadlines.reserved(replicas) for replicas in (1, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
-    for _ in range(1_000):
-        deadlines.told(in_time=True)
-    assert deadlines.reserved(100) == 0
-    for _ in range(1_000):
-        deadlines.told(in_time=False)
-    assert deadlines.reserved(100) == 25
+    deadlines.asked("t", NORMAL, 1.0, 0.0)
+    assert [deadlines.gate("t", NORMAL, replicas, 0.0)[1] for replicas in (1, 3, 4, 7, 8)] == [0, 0, 1, 1, 2]
+    for in_time, kept in ((True, 0), (False, 25)):
+        for _ in range(1_000):
+            deadlines.told("t", NORMAL, 1.0, 0.0, in_time=in_time)
+        assert deadlines.gate("t", NORMAL, 100, 0.0)[1] == kept
     for tokens, waits in ((10_000, 0), (40_000, 1)):
         fleet = Fleet("abcd", wait_s=100.0)
         leases, long = list[object](), want()
@@ -254,6 +302,34 @@ def test_a_first_token_gives_turns_to_those_that_wait_for_a_calm_replica() -> No
     for each in list(fleet.world.router.members[0].leases.values()):
         fleet.placer.first_token(each, fleet.world.now_s)
     assert len(patient) == 1
+
+
+def test_a_request_that_waits_for_others_deadlines_is_placed_in_the_end() -> None:
+    """It waits for a calm replica where the other tenant works much there, has its place before its time is over, and
+    is not refused when it comes, however slow turns are; its own tenant's deadlines hold it to the end."""
+    fleet = Fleet(wait_s=10.0)
+    long = want("d")
+    long.body_tokens = 100_000
+    assert isinstance(fleet.placer.ask(long, frozenset(), lambda _: None), Lease)
+    fleet.ask("d", due_s=fleet.world.now_s + 0.5)
+    for _ in range(50):
+        fleet.admission._admission.deadlines.told("d", NORMAL, 100.0, fleet.world.now_s, in_time=False)
+    own, others = fleet.ask("d"), [fleet.ask("v") for _ in range(20)]
+    assert (own, others) == ([], [[]] * 20)
+    for _ in range(40):
+        fleet.world.now_s += 0.2
+        fleet.admission._admission.deadlines.told("d", NORMAL, 100.0, fleet.world.now_s, in_time=False)
+        fleet.admission.tick()
+        others.append(fleet.ask("v"))
+    assert all(isinstance(answers[0], Lease) for answers in others[:20])
+    assert own == []
+    fleet.world.now_s += 2.0
+    fleet.admission.tick()
+    assert _code(own[0]) == "overloaded"
+    for _ in range(40):
+        fleet.world.now_s += 0.2
+        fleet.admission.tick()
+    assert all(isinstance(answers[0], Lease) for answers in others)
 
 
 def _code(answer: object) -> str:
