@@ -103,6 +103,8 @@ class Link:
     """Awaited behind each prefill whose blocks were fetched, before it is answered."""
     waiting: int = 0
     """Legs that are open now."""
+    host: str = "127.0.0.1"
+    """Where it says that its blocks are, with NIXL."""
 
     async def at(self, role: Role, moment: Moment) -> None:
         """A leg has come to this moment."""
@@ -194,7 +196,7 @@ class PrefillSide:
             "remote_block_ids": [list(range(self._tokens // 16))],
             "remote_engine_id": link.engine_id,
             "remote_request_id": self._id,
-            "remote_host": "127.0.0.1",
+            "remote_host": link.host,
             "remote_port": 5600,
             "tp_size": 1,
             "remote_prefill_cached_tokens": cached_tokens,

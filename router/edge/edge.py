@@ -199,7 +199,9 @@ class Edge:
         self._stack.push_async_callback(self.upstream.close)
         self.reader, self._callers = self._desk.reader, self._desk.callers
         self._budget = RetryBudget.full(s.upstream.retry_ratio, s.upstream.retry_floor_per_s)
-        self.legs = LegCaller(self._placer, self.upstream, clock=time.monotonic, linger_s=s.split.linger_s)
+        self.legs = LegCaller(
+            self._placer, self.upstream, clock=time.monotonic, linger_s=s.split.linger_s, hosts=s.split.hosts
+        )
         self._stack.push_async_callback(self.legs.close)
         self._attempts = Attempts(
             self._placer,

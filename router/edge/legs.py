@@ -11,8 +11,9 @@ failed first, and the request may be tried again (attempts.py). Once the decode 
 its end, since SGLang breaks a room whose prefill is closed; at the decode leg's end it has `linger_s` left.
 
 A prefill leg without blocks to fetch (a prompt shorter than a block, an engine without a connector, a refusal of what
-we made of the body) costs nothing more: the same replica computes alone. Only SGLang, whose engines take no request
-without a room and whose legs have one body, has its refusal passed on.
+we made of the body) costs nothing more: the same replica computes alone. So it does where an answer of NIXL's names a
+host that is not the prefilling replica's own: no engine is sent there, and that replica has failed. Only SGLang, whose
+engines take no request without a room and whose legs have one body, has its refusal passed on.
 
 A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s, as
 would a decode leg sent on a connection that its engine has closed as idle. The decoding engine frees them when it is
@@ -32,10 +33,12 @@ from contextlib import suppress
 from typing import Any
 
 from router.core.dialects.legs import decode_body, prefill_body, transferred
+from router.core.dialects.own_hosts import ForeignHost
 from router.core.dialects.ranks import for_rank
 from router.core.facts.legs import Handshake, PrefillLeg
 from router.core.facts.placements import Ending, Outcome
 from router.core.facts.replicas import Replica
+from router.edge.foreign_hosts import ForeignHosts
 from router.edge.split_request import SplitRequest, answered, answers, renamed, with_blocks
 from router.http.engine_failed import BlocksFailed, EngineFailed
 from router.http.exchange import EngineAnswer
@@ -45,6 +48,7 @@ from router.http.failures import (
     BrokeEarly,
     ConnectFailed,
     Failure,
+    ForeignHostNamed,
     NoDescriptor,
     PrefillFailed,
     Stale,
@@ -66,8 +70,15 @@ class LegCaller:
     on behind the end of its decode leg."""
 
     def __init__(
-        self, placer: Placer, upstream: Upstream, *, clock: Callable[[], float], linger_s: float = 2.0
+        self,
+        placer: Placer,
+        upstream: Upstream,
+        *,
+        clock: Callable[[], float],
+        linger_s: float = 2.0,
+        hosts: Sequence[str] = (),
     ) -> None:
+        """`hosts` are those that prefilling replicas may name besides their own (`split.hosts`)."""
         self.linger_s = linger_s
         self._placer = placer
         self._upstream = upstream
@@ -78,6 +89,7 @@ class LegCaller:
         # Base URL of a server whose prefill has ended -> decode legs that have not begun, told where it is gone.
         self.awaited: dict[str, set[asyncio.Future[None]]] = {}
         upstream.on_lost = self._lost
+        self._hosts = ForeignHosts(clock, hosts)
 
     async def close(self) -> None:
         """End what goes on behind its request."""
@@ -125,6 +137,11 @@ class LegCaller:
             self._conclude(split, came)
             raise PrefillFailed(split.leg.replica, came) from came
         params = transferred(Handshake.NIXL, came.head) if came.status == 200 and came.whole else None
+        if params is not None:
+            try:
+                params = self._hosts.repeated(split.leg, params, came.peer)
+            except ForeignHost as error:
+                return await self._distrusted(split, came, error)
         self._conclude(split, came, alone=params is None)
         if params is None:
             return await self._alone(split, split.lines)
@@ -139,6 +156,16 @@ class LegCaller:
         if isinstance(answer, Stale):  # its engine closed the connection, and has not read the request
             self._release(split, params)
         return answered(answer)
+
+    async def _distrusted(self, split: SplitRequest, came: EngineAnswer, error: ForeignHost) -> EngineAnswer:
+        """The answer of the decoding replica alone: whoever prefilled wants it sent to somebody else."""
+        prefill, failure = split.leg.replica, ForeignHostNamed(str(error))
+        self._done(came)
+        self._conclude(split, failure, alone=True)
+        self._placer.failed(prefill, PrefillFailed(prefill, failure).kind)
+        self._placer.pair_broke(prefill, split.lease.replica)
+        self._hosts.told(prefill, str(error))
+        return await self._alone(split, split.lines)
 
     def _release(self, split: SplitRequest, params: bytes) -> None:
         """Have the blocks freed that nobody will fetch."""

@@ -4,7 +4,8 @@ is asked where it is said to be.
 A decoding engine that is sent to a wrong address waits for minutes, so no replica prefills for others before whoever is
 to be asked there has answered from here:
 
-- NIXL: nobody is. The prefill leg's answer says where the blocks are.
+- NIXL: nobody is. The prefill leg's answer says where the blocks are. In place of where it is asked a replica is proved
+  with the addresses of its pod, where that has several, which that answer may name.
 - Mooncake: the bootstrap server of the prefilling engine, whose `/query` tells each rank's engine id (vLLM 0.32,
   mooncake/mooncake_utils.py). The id is another one for each process, and decode legs have to name it.
 - Offloading: the p2p tier of the prefilling engine, which greets as ZeroMQ does (peers.py).
@@ -105,7 +106,7 @@ class HandProber:
         before: str | None = None
         missed = 0
         if not address:
-            self._say(replica.id, self.handshake, "")
+            self._say(replica.id, self.handshake, ",".join(replica.hosts) if self.handshake is Handshake.NIXL else "")
         while address:
             found = await self._look(replica, address)
             missed = 0 if found else missed + 1

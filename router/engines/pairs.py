@@ -12,11 +12,12 @@ import json
 import logging
 import secrets
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
 
 from router.core.dialects.legs import decode_body, prefill_body, transferred
+from router.core.dialects.own_hosts import ForeignHost, OwnHosts, hosts_of, repeated
 from router.core.dialects.ranks import RANK_HEADER
 from router.core.dialects.tenancy import COMPLETIONS
 from router.core.facts.legs import Handshake
@@ -49,11 +50,14 @@ class PairWarmer:
         api_key: Callable[[], str],
         clock: Callable[[], float],
         tls: ssl.SSLContext | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
+        """`hosts` are those that prefilling engines may name besides their own (`split.hosts`)."""
         self._router = router
         self._handshake = handshake
         self._addresses = addresses
         self._api_key = api_key
+        self._hosts = OwnHosts(hosts)
         self._clock = clock
         self._session = fetch.session("", TIMEOUT_S, tls)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,9 +104,14 @@ class PairWarmer:
         address, rank = self._addresses.get(prefill, ""), Replica(prefill).rank
         first = prefill_body(COMPLETIONS, base, self._handshake, id_, address, rank)
         if self._handshake is Handshake.NIXL:
-            params = transferred(self._handshake, await self._post(prefill, first))
+            answer, peer = await self._answer(prefill, first)
+            params = transferred(self._handshake, answer)
             if params is None:
                 raise PairFailed("the prefilling engine named no blocks: is its connector configured?")
+            try:
+                params = repeated(params, hosts_of(prefill, address, peer), self._hosts)
+            except ForeignHost as error:
+                raise PairFailed(f"the prefilling engine names a host that is not its own: {error}") from None
             await self._post(decode, decode_body(base, self._handshake, id_, address, rank, params))
             return
         second = decode_body(base, self._handshake, id_, address, rank, b"")
@@ -125,6 +134,10 @@ class PairWarmer:
 
     async def _post(self, replica: str, body: bytes) -> bytes:
         """The answer of one leg. Raises PairFailed."""
+        return (await self._answer(replica, body))[0]
+
+    async def _answer(self, replica: str, body: bytes) -> tuple[bytes, str]:
+        """The answer of one leg, and the address that it came from. Raises PairFailed."""
         there = Replica(replica)
         headers = {"Content-Type": "application/json"}
         if there.rank is not None:
@@ -133,7 +146,10 @@ class PairWarmer:
             headers["Authorization"] = f"Bearer {key}"
         url = there.url + COMPLETIONS
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+            connection = response.connection  # goes back when all is read
+            there_is = connection.transport if connection is not None else None
+            peer = there_is.get_extra_info("peername") if there_is is not None else None
             answer = await fetch.read(response, ANSWER_BYTES_MAX)
             if response.status != 200:
                 raise PairFailed(f"{replica} answered with status {response.status}")
-            return answer
+            return answer, str(peer[0]) if isinstance(peer, tuple) else ""

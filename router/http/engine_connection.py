@@ -92,6 +92,11 @@ class EngineConnection(asyncio.Protocol):
         else:
             self._outbox.put(self._transport, head, body)
 
+    def peer(self) -> str:
+        """The engine's address; "" where none is known."""
+        there = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(there[0]) if isinstance(there, tuple) else ""
+
     def says_something(self) -> bool:
         """Whether the last event that took the shortcut has data."""
         return is_progress(self._last)

@@ -50,6 +50,9 @@ class EngineWire(Protocol):
     def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
         """Send a request. What comes back goes to `answer`."""
 
+    def peer(self) -> str:
+        """The engine's address; "" where none is known."""
+
     def says_something(self) -> bool:
         """Whether the last event that took the shortcut has data."""
 
@@ -72,7 +75,7 @@ class EngineAnswer:
     __slots__ = (
         "_barren_bytes", "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter",
         "_whole_bytes_max", "begun", "body_bytes", "coded", "complete", "head", "lines", "moved", "named",
-        "pull_within_s", "replica", "since_s", "sink", "status", "streams", "tells_where",
+        "peer", "pull_within_s", "replica", "since_s", "sink", "status", "streams", "tells_where",
         "unlabelled", "until_eof", "until_whole",
     )  # fmt: skip
 
@@ -83,6 +86,7 @@ class EngineAnswer:
         held (`headed`): then, and with `until_whole` in any case, it begins when it is whole, or longer than
         `whole_bytes_max` bytes."""
         self.replica = replica
+        self.peer = ""  # address that a whole answer comes from
         self.until_whole, self.status = until_whole, 0
         self.lines: list[bytes] = []  # header lines, without those of one connection
         self.named = b""  # values of Connection, which name more headers of one connection
@@ -131,6 +135,8 @@ class EngineAnswer:
     async def begin(self, connection: EngineWire, head: bytes, body: bytes) -> None:
         """Send the request, and return when the answer has begun. Raises BrokeEarly, and what `fail` was given."""
         self._connection = connection
+        if self.until_whole:
+            self.peer = connection.peer()
         self._waiter = self._loop.create_future()
         connection.send(self, head, body)
         try:  # `_heard` written out: this saves a coroutine for every request

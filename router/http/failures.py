@@ -159,6 +159,12 @@ class BlocksStalled(Failure):
     ending = Ending.REFUSED_BY_ENGINE
 
 
+class ForeignHostNamed(Failure):
+    """The answer of a prefill leg names a host that is not its replica's own."""
+
+    kind = "foreign_host"
+
+
 class PrefillFailed(Failure):
     """The prefill leg of a request failed, for this cause: its replica is at fault, not the one that is to decode."""
 

@@ -315,6 +315,7 @@ def pairs_of(hub: HubParts, hands: HandProber) -> PairWarmer:
         api_key=lambda: hub.upstream_key or hub.settings.probe.api_key,
         clock=time.monotonic,
         tls=hub.tls,
+        hosts=hub.settings.split.hosts,
     )
 
 

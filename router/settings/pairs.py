@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from yarl import URL
 
+from router.core.dialects.own_hosts import host_problem
 from router.settings.files import expanded
 from router.settings.schema import SplitSettings
 
@@ -53,6 +54,9 @@ def split_problems(split: SplitSettings, replicas: Iterable[str] = ()) -> list[s
     that."""
     problems = url_problems(split.prefill, "split.prefill") + url_problems(split.decode, "split.decode")
     problems += peer_problems(split.endpoints, "split.endpoints", 8998)
+    for each in split.hosts:
+        if host_problem(each):
+            problems.append(f"'split.hosts': '{each}' is neither a host nor a CIDR such as 10.0.0.0/8")
     named = [name for name in ("prefill", "decode", "port", "endpoints") if getattr(split, name)]
     if named and not split.handshake:
         problems.append(f"'split.{named[0]}': needs 'split.handshake', without which no request is split")

@@ -81,6 +81,7 @@ FIXED = frozenset(
         "tiers.shared_gb_per_s",
         "pulls.port", "pulls.endpoints", "pulls.gb_per_s", "pulls.probe_interval_s", "pulls.stall_s", "pulls.rest_s",
         "split.handshake", "split.prefill", "split.decode", "split.port", "split.endpoints", "split.probe_interval_s",
+        "split.hosts",
         "tokens.sources", "tokens.template_kwargs", "tokens.ask_replicas", "tokens.verify",
         "tokens.verify_interval_s", "tokens.deadline_s", "tokens.cache_bytes_max",
         "limits.offload_bytes_min", "limits.response_ids_max", "limits.decisions_max", "limits.json_depth_max",

@@ -438,6 +438,10 @@ class SplitSettings:
     prefills for nobody."""
     linger_s: Seconds = 2.0
     """Seconds that a prefilling engine has left when the answer that came of its work has ended."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that prefilling engines may name in their answers besides their own, as addresses, CIDRs or names:
+    `10.0.0.0/8`. Decoding engines connect there. Needed where an engine is not reached at the address that it names, as
+    behind a proxy."""
 
 
 @dataclass(frozen=True, slots=True)

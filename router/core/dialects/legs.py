@@ -6,8 +6,9 @@ else of a body is touched. The fields, by handshake, as read in vLLM 0.32 (distr
 v1/kv_offload/tiering/p2p/manager.py) and SGLang 0.5.23 (srt/entrypoints/openai/protocol.py, srt/managers/io_struct.py,
 srt/disaggregation):
 
-- NIXL: the prefill leg's answer has an object at its top level that the decode leg repeats as it is. It is null where
-  the prompt fills no block, or the request ended by anything but its length or a stop: then nothing can be fetched.
+- NIXL: the prefill leg's answer has an object at its top level that the decode leg repeats, once its hosts are known to
+  be the prefilling engine's own (own_hosts.py). It is null where the prompt fills no block, or the request ended by
+  anything but its length or a stop: then nothing can be fetched.
 - Mooncake: both legs have one transfer id. The prefill leg must end by its length, or its blocks are freed at once and
   the decoding engine waits for them until a timeout of minutes, so nothing may stop it before.
 - Offloading: both legs have one request id, and the decode leg says where the prefilling engine's p2p tier listens.

@@ -53,7 +53,8 @@ class PrefillLeg(Struct, gc=False):
 
     replica: str
     handshake: Handshake
-    address: str  # `host:port` at which the decoding engine asks there; "" for NIXL, whose answer says where
+    # `host:port` at which the decoding engine asks there; for NIXL, whose answer says where, addresses of its pod.
+    address: str
     cached_tokens: int  # part of the prompt that this replica is believed to hold
     pending_ms: float  # time until its prefill begins there
     uncached_ms: float  # prefill time of what it does not hold

@@ -31,6 +31,7 @@ class Replica:
     role: Role = Role.BOTH  # which legs of a request it takes
     revision: str = ""  # of a rollout, whose replicas pair only among themselves; "": none is known
     ready: bool = True  # False: discovery says to send nothing new there; its cache is still held
+    hosts: tuple[str, ...] = ()  # addresses of its pod, where discovery knows several
 
     @property
     def url(self) -> str:

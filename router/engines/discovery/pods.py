@@ -30,6 +30,7 @@ PEER_PORT = "warmroute/p2p-port"
 ACTIVE_PORTS = "llm-d.ai/active-ports"  # annotation of a pod: those ports of its pool that serve, with commas between
 ACTIVE_PORTS_ONCE = "inference.networking.k8s.io/active-ports"  # its name in the upstream's own picker
 ACTIVE_CHARS_MAX = 1_024  # characters of such an annotation that are read
+ADDRESSES_MAX = 8  # addresses of one pod that are known
 PORT_NAME = "http"  # name of the engine's port by default
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
@@ -87,9 +88,14 @@ class _ContainerStatus(msgspec.Struct, rename="camel"):
     container_id: str | None = msgspec.field(default=None, name="containerID")
 
 
+class _PodIp(msgspec.Struct):
+    ip: str = ""
+
+
 class _Status(msgspec.Struct, rename="camel"):
     phase: str | None = None
     pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    pod_ips: list[_PodIp] | None = msgspec.field(default=None, name="podIPs")
     start_time: str | None = None
     conditions: list[_Condition] | None = None
     container_statuses: list[_ContainerStatus] | None = None
@@ -250,8 +256,15 @@ def _replica(
         role=role_of(labels),
         revision=labels.get(REVISION, ""),
         ready=ready,
+        hosts=_hosts(pod.status) if rule.split else (),
     )
     return replica, why
+
+
+def _hosts(status: _Status) -> tuple[str, ...]:
+    """All addresses of a pod that has several, as with IPv4 and IPv6."""
+    addresses = tuple(each.ip for each in status.pod_ips or () if _address(each.ip))
+    return addresses if 1 < len(addresses) <= ADDRESSES_MAX else ()
 
 
 def _number(text: str, what: str, beyond: int = 0) -> int:

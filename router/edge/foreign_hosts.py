@@ -1,0 +1,39 @@
+"""Answers of prefill legs that name hosts, and what the log says of those that are not the replica's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from router.core.dialects.own_hosts import OwnHosts, hosts_of, repeated
+from router.core.facts.legs import PrefillLeg
+
+log = logging.getLogger(__name__)
+
+SAY_S = 60.0  # between two lines
+
+
+class ForeignHosts:
+    """Knows the hosts that `split.hosts` lists."""
+
+    def __init__(self, clock: Callable[[], float], listed: Iterable[str]) -> None:
+        self._clock = clock
+        self._listed = OwnHosts(listed)
+        self._said_s = -SAY_S
+        self._unsaid = 0
+
+    def repeated(self, leg: PrefillLeg, params: bytes, peer: str) -> bytes:
+        """What the decode leg is told of the prefill leg's answer, which came from the address `peer`. Raises
+        ForeignHost."""
+        return repeated(params, hosts_of(leg.replica, leg.address, peer), self._listed)
+
+    def told(self, replica: str, why: str) -> None:
+        """Count one, and tell the log of those since its last line, at most once a minute."""
+        self._unsaid += 1
+        now_s = self._clock()
+        if now_s - self._said_s < SAY_S:
+            return
+        fields = {"replica": replica, "why": why, "count": self._unsaid, "next": "list its host in split.hosts"}
+        self._said_s, self._unsaid = now_s, 0
+        text = "a prefilling replica names a host that is not its own: no decoding one was sent there"
+        log.warning(text, extra={"event": "foreign_host", "fields": fields})
