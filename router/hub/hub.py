@@ -19,7 +19,6 @@ from router.admin.prewarm import PrewarmPage
 from router.admin.replicas import Additions
 from router.core.admission.holding import TICK_S
 from router.engines.announce import Announcer
-from router.engines.discovery.static import StaticDiscovery
 from router.engines.kv_events.subscriber import Subscriber
 from router.engines.metrics_page import MetricsPages
 from router.hub import assembly
@@ -90,7 +89,7 @@ class Hub:
         self.admin_token, self.upstream_key = _credentials(s)
         self.router = assembly.router_of(self)
         self.metrics = assembly.metrics_of(self)
-        self.replicas = StaticDiscovery(s.replicas)  # replicas named in the settings or added at run time
+        self.replicas = assembly.replicas_of(self)  # replicas named in the settings or added at run time
         self.discoveries = assembly.discoveries_of(self)
         self.history = assembly.history_of(self)
         self._stack.push_async_callback(self.history.close)

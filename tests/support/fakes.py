@@ -61,6 +61,7 @@ class FakeEngine:
     script: deque[Reply] = field(default_factory=deque)
     seen: list[Seen] = field(default_factory=list)
     healthy: bool = True
+    health_after_s: float = 0.0  # time that a health check takes
     metrics: str | None = None
     api_key: str | None = None  # /v1/... needs it, as under vLLM's --api-key
     kv_event_sources: dict[str, Any] | None = None  # vLLM's page; there is none unless given
@@ -105,6 +106,7 @@ class FakeEngine:
 
     async def _health(self, _: web.Request) -> web.Response:
         self.probes["health"] += 1
+        await asyncio.sleep(self.health_after_s)
         return web.Response(status=200 if self.healthy else 503)
 
     async def _preflight(self, request: web.Request) -> web.Response:

@@ -5,7 +5,7 @@ What is known of each replica besides its cache is in member.py; what all answer
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import inf
 
@@ -141,6 +141,14 @@ class Fleet:
     def serving(self, model: str) -> list[Member]:
         """Usable members that serve a model. Not to be changed."""
         return self.roster.serving(model)
+
+    def serving_alone(self, urls: Collection[str]) -> set[str]:
+        """Of servers by their base URLs those with a ready member that serves a model which no ready member of another
+        server serves, or that are ready while no other is."""
+        inside = [member for member in self.ready() if member.replica.url in urls]
+        outside = [member for member in self.ready() if member.replica.url not in urls]
+        served = {name for member in outside for name in member.models}
+        return {each.replica.url for each in inside if not outside or not served.issuperset(each.models)}
 
     def usable(self) -> list[Member]:
         """Ready members, and those that are used for want of one. Not to be changed."""

@@ -1,12 +1,24 @@
-"""Replicas from flags or the settings file, which may be read again, and those added at run time."""
+"""Replicas from flags or the settings file, which may be read again, and those added at run time.
+
+One that leaves the settings is gone at once, unless others come at the same time: these are not ready before they were
+probed. Those that leave stay as long as they serve what no ready replica serves that stays or came, for `kept_s` at
+most. So settings that exchange all replicas leave no request without one.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import suppress
 
 from router.core.facts.replicas import Replica
 from router.engines.discovery import Status
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1  # between two looks at those that leave
 
 
 class StaticDiscovery:
@@ -14,8 +26,18 @@ class StaticDiscovery:
 
     source = "static"
 
-    def __init__(self, urls: Iterable[str]) -> None:
+    def __init__(
+        self,
+        urls: Iterable[str],
+        *,
+        alone: Callable[[Collection[str]], set[str]] = lambda _: set(),
+        kept_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`alone(urls)` says which of these serve what no ready replica serves besides (Fleet.serving_alone)."""
         self._urls = frozenset(url.rstrip("/") for url in urls)
+        self._alone, self._kept_s, self._clock = alone, kept_s, clock
+        self._leaving: dict[str, float] = {}  # URL -> time at which it is gone in any case
         self.added: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -34,7 +56,10 @@ class StaticDiscovery:
 
     def replace(self, urls: Iterable[str]) -> None:
         """Replace the replicas of the settings."""
-        self._urls = frozenset(url.rstrip("/") for url in urls)
+        now, before = frozenset(url.rstrip("/") for url in urls), self._urls
+        if now - before - self.added - self._leaving.keys():
+            self._leaving |= dict.fromkeys(before - now - self.added, self._clock() + self._kept_s)
+        self._urls = now
         self._changed.set()
 
     def status(self) -> Status:
@@ -43,7 +68,26 @@ class StaticDiscovery:
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
         """Yield the complete set now, and again whenever it changes."""
+        given: frozenset[str] | None = None
         while True:
             self._changed.clear()
-            yield frozenset(map(Replica, self._urls | self.added))
-            await self._changed.wait()
+            self._let_go()
+            urls = self._urls | self.added | self._leaving.keys()
+            if urls != given:
+                given = urls
+                yield frozenset(map(Replica, urls))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if self._leaving else None):
+                    await self._changed.wait()
+
+    def _let_go(self) -> None:
+        """Drop those of the leaving replicas that nothing needs any more, that are back, or whose time is over."""
+        if not self._leaving:
+            return
+        leaving = {url: until_s for url, until_s in self._leaving.items() if url not in self}
+        alone, now_s = self._alone(leaving.keys()), self._clock()
+        self._leaving = {url: until_s for url, until_s in leaving.items() if url in alone and now_s < until_s}
+        if lost := sorted(alone - self._leaving.keys()):
+            fields = {"replicas": lost, "after_s": self._kept_s}
+            text = "replicas left the settings, and none that came is ready to serve what they did"
+            log.warning(text, extra={"event": "left_unreplaced", "fields": fields})
