@@ -139,7 +139,7 @@ def metrics_of(hub: HubParts) -> Metrics:
 def replicas_of(hub: HubParts) -> StaticDiscovery:
     """Replicas of the settings; those that a reload exchanges are kept for the time of two probes at most."""
     kept_s = 2 * hub.settings.probe.timeout_s
-    return StaticDiscovery(hub.settings.replicas, alone=hub.router.fleet.serving_alone, kept_s=kept_s)
+    return StaticDiscovery(hub.settings.replicas, alone=hub.router.serving_alone, kept_s=kept_s)
 
 
 def discoveries_of(hub: HubParts) -> Together:

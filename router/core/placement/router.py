@@ -146,6 +146,7 @@ class Router:
         # What others read of replicas, what engines show and what answers teach: documented where it is done.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
+        self.serving_alone = self.fleet.serving_alone
         self.same_server, self.prefill_model = self.fleet.same_server, self.fleet.prefill_model
         self.warm_up, self.is_warming_up = self.fleet.warm_up, self.fleet.is_warming_up
         self.is_to_warm_up, self.base_models = self.fleet.is_to_warm_up, self.fleet.base_models
