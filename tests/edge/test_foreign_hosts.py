@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import pytest
 
 from loadtest.engine.pairs import Moment
-from router.core.facts.legs import Handshake, Role
+from router.core.dialects.own_hosts import ForeignHost
+from router.core.facts.legs import Handshake, PrefillLeg, Role
 from router.core.facts.placements import Ending
+from router.core.facts.replicas import Replica
+from router.edge.foreign_hosts import ForeignHosts
+from router.engines.hands import HandProber
+from router.settings.schema import SplitSettings
 from tests.support.splitting import Fleet, ask, fleet, hub_fleet, warm_pairs
 from tests.support.waiting import until
 
@@ -61,6 +67,20 @@ async def test_a_host_that_is_listed_is_none() -> None:
         assert (await ask(it.edge.url))[0] == 200
         await it.idle()
         assert (came, it.fetched(), it.placer.failures) == ([Role.PREFILL, Role.DECODE], 1, [])
+
+
+async def test_a_pods_addresses_are_its_own() -> None:
+    """Discovery's word on them comes to whoever looks at answers."""
+    said: list[tuple[str, Handshake | None, str]] = []
+    prober = HandProber(lambda *told: said.append(told), SplitSettings("nixl"))
+    await prober.watch(Replica("http://10.0.0.1:8000", hosts=("10.0.0.1", "fd00::1")))
+    await prober.close()
+    assert said == [("http://10.0.0.1:8000", Handshake.NIXL, "10.0.0.1,fd00::1")]
+    leg = PrefillLeg(said[0][0], Handshake.NIXL, said[0][2], 0, 0.0, 0.0, 0.0)
+    hosts = ForeignHosts(time.monotonic, ())
+    assert hosts.repeated(leg, b'{"remote_host":"fd00::1"}', "10.0.0.1") == b'{"remote_host":"fd00::1"}'
+    with pytest.raises(ForeignHost):
+        hosts.repeated(leg, b'{"remote_host":"fd00::2"}', "10.0.0.1")
 
 
 async def test_a_pair_is_not_warmed_by_a_foreign_host(caplog: pytest.LogCaptureFixture) -> None:

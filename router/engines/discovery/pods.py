@@ -256,14 +256,15 @@ def _replica(
         role=role_of(labels),
         revision=labels.get(REVISION, ""),
         ready=ready,
-        hosts=_hosts(pod.status) if rule.split else (),
+        hosts=_hosts(pod.status, rule) if rule.split else (),
     )
     return replica, why
 
 
-def _hosts(status: _Status) -> tuple[str, ...]:
-    """All addresses of a pod that has several, as with IPv4 and IPv6."""
-    addresses = tuple(each.ip for each in status.pod_ips or () if _address(each.ip))
+def _hosts(status: _Status, rule: Rule) -> tuple[str, ...]:
+    """All addresses of a pod that has several, as with IPv4 and IPv6, but for those where no replica may be."""
+    given = [each.ip for each in status.pod_ips or ()]
+    addresses = tuple(ip for ip in given if _address(ip) and usual(ip, loopback=rule.loopback))
     return addresses if 1 < len(addresses) <= ADDRESSES_MAX else ()
 
 

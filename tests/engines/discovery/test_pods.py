@@ -67,6 +67,26 @@ def test_what_a_replica_is() -> None:
     )
 
 
+def test_where_requests_are_split_a_pod_has_all_its_addresses() -> None:
+    """Those of a pod with several, and none where no replica may be: its engine may name them to others."""
+    for ips, hosts in (
+        (["10.0.0.1", "fd00::1"], ("10.0.0.1", "fd00::1")),
+        (["10.0.0.1"], ()),
+        (
+            ["10.0.0.1", "169.254.169.254", "fe80::1%eth0", "engine.example", "127.0.0.1", "fd00::1"],
+            ("10.0.0.1", "fd00::1"),
+        ),
+        ([f"10.0.0.{n}" for n in range(9)], ()),
+    ):
+        raw = json.dumps(merged(A, {"status": {"podIP": "10.0.0.1", "podIPs": [{"ip": ip} for ip in ips]}})).encode()
+        for rule, expected in ((Rule(split=True), hosts), (RULE, ())):
+            found = read(raw, rule)
+            assert found is not None
+            one = replica(found)
+            assert one is not None
+            assert one.hosts == expected
+
+
 @pytest.mark.promise(
     "DNS and pods give addresses, never names, and no metadata, link-local or multicast ones.", "discovery"
 )
