@@ -8,6 +8,7 @@ import gc
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ _T = TypeVar("_T")
 
 SWITCH_S = 0.0005  # longest time that a thread which parses a long body keeps the event loop waiting for the GIL
 WORK_S = 0.0004  # work without a break, of what can be done a little at a time
+TURNS = 8  # whoever sends without an end has one turn of the loop in so many
+SHARE_S = 0.0005  # its work in that turn, or an eighth of the time that the others took, if that is longer
 # Objects made, net of those freed, before the youngest generation is searched for cycles; then how often the older
 # generations are. CPython's own
 # 700, 10, 10 spend a quarter of a busy router's time walking its index, which has none.
@@ -99,3 +102,58 @@ class LongWork:
     def begin(self) -> None:
         """What was waited for is over, and work begins."""
         self._since_s = self._clock()
+
+
+class Turns:
+    """Turns of the loop for connections that send without an end: one in TURNS, so that all others have the rest.
+
+    A request passes the loop some four times. If such a connection had a slice of every turn, each request beside it
+    would wait for several of them; so it waits for one at most. With nothing else to do the turns between take
+    microseconds.
+    """
+
+    __slots__ = ("_begun_s", "_calls_max", "_due", "_left", "_loop", "_turn_s", "clock", "share_s", "waiting")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        calls_max: int = 1,
+        turn_s: float = SHARE_S,
+    ) -> None:
+        """In one turn `calls_max` of those that wait are called, and no further one after `turn_s`. `clock` goes on
+        within a turn, as the loop's own does not."""
+        self.clock = clock
+        self.waiting: deque[Callable[[], None]] = deque()
+        self.share_s = SHARE_S  # work that is fair in the present turn
+        self._loop, self._calls_max, self._turn_s = loop, calls_max, turn_s
+        self._due = False
+        self._left = 0  # turns until those that wait are called
+        self._begun_s = 0.0
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Call `work` in its turn, behind those that wait already."""
+        self.waiting.append(work)
+        self._next()
+
+    def _next(self) -> None:
+        if self.waiting and not self._due:
+            self._due, self._left, self._begun_s = True, TURNS, self.clock()
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._left -= 1
+        if self._left > 0:
+            self._loop.call_soon(self._turn)
+            return
+        waiting, now_s = self.waiting, self.clock()
+        self.share_s = max(SHARE_S, (now_s - self._begun_s) / TURNS)
+        try:
+            for _ in range(min(self._calls_max, len(waiting))):  # each may wait again at once, for its next turn
+                waiting.popleft()()
+                if self.clock() > now_s + self._turn_s:
+                    break
+        finally:
+            self._due = False
+            self._next()

@@ -8,8 +8,8 @@ as bytes of a body. Skipping the parser is sound: it stands between two chunks b
 size line is one that it has accepted before (chunks.py).
 
 Other connections wait while one is read. So a read is parsed in slices, and what is left of it after SLICE_S, or while
-the client does not read, waits for one of the next turns of the loop. A read that filled its buffer has more behind it,
-for which the connection waits likewise (pace.py).
+the client does not read, waits for its turn of the loop (pace.py). So does what comes behind TURN_BYTES of an answer,
+however it is cut into reads.
 
 What belongs to no body (trailers, extensions and sizes of chunks) may not go on for ever: each chunk may bring as much
 of it as any honest engine sends, and EXCESS_BYTES_MAX come on top, as in Go's net/http (https://go.dev/issue/64433).
@@ -28,7 +28,7 @@ from router.http.chunks import CHUNK_END, NEWLINES_OF_TWO, learn, passable, size
 from router.http.exchange import EngineAnswer
 from router.http.failures import say
 from router.http.outbox import Outbox
-from router.http.pace import FULL_BYTES, Pace
+from router.http.pace import CHUNK_BYTES, TURN_BYTES, Pace
 from router.http.request import ADDRESS_HEADERS, HOP_HEADERS, OWN_HEADERS
 
 CR = 13
@@ -50,7 +50,7 @@ class EngineConnection(asyncio.Protocol):
     __slots__ = (
         "_answer", "_before_last", "_between", "_body_bytes", "_chunks", "_excess_bytes", "_follows", "_headed",
         "_held", "_keep", "_last", "_mark", "_outbox", "_pace", "_parser", "_piece", "_pieces", "_rest", "_transport",
-        "_waits", "_write", "bytes", "events", "give_back", "head_bytes", "idle_since_s",
+        "_turn_bytes", "_waits", "_write", "bytes", "events", "give_back", "head_bytes", "idle_since_s",
     )  # fmt: skip
 
     def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox, pace: Pace) -> None:
@@ -78,6 +78,7 @@ class EngineConnection(asyncio.Protocol):
         self._rest = b""  # bytes read and not parsed yet
         self._held = False  # the client does not read
         self._waits = False  # whether it waits for its turn
+        self._turn_bytes = 0  # bytes of the answer since its last turn
 
     @property
     def usable(self) -> bool:
@@ -87,6 +88,7 @@ class EngineConnection(asyncio.Protocol):
     def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
         """Send a request. What comes back goes to `answer`."""
         self._answer, self._headed, self.head_bytes, self._excess_bytes = answer, False, 0, 0
+        self._turn_bytes = 0
         if self._transport is None:
             answer.broke("connection closed")
         else:
@@ -127,11 +129,11 @@ class EngineConnection(asyncio.Protocol):
             return
         self._waits = True
         transport.pause_reading()
-        self._pace.later(self._go_on)
+        self._pace.turns.later(self._go_on)
 
     def _go_on(self) -> None:
         """Its turn has come."""
-        self._waits = False
+        self._waits, self._turn_bytes = False, 0
         if self._rest and not self._held:
             rest, self._rest = self._rest, b""
             try:
@@ -183,9 +185,10 @@ class EngineConnection(asyncio.Protocol):
         """Bytes came. The hot path, one chunk that is one event, touches this object and the client's transport and no
         other: with hundreds of streams each object is a cache miss. Bytes are looked at without calls of methods, which
         is what native code is fast at."""
-        write = self._write
+        write, size = self._write, len(data)
+        self._turn_bytes += size
         if write is not None:
-            end, size, mark = 2, len(data), self._mark
+            end, mark = 2, self._mark
             if not mark or mark not in data:
                 while end < size and data[end] != CR:
                     end += 1
@@ -194,25 +197,26 @@ class EngineConnection(asyncio.Protocol):
                     self.events += 1 if data.count(b"\n") < NEWLINES_OF_TWO else data.count(b"\n\n")
                     self.bytes += size
                     self._before_last, self._last = self._last, data
+                    if self._turn_bytes >= TURN_BYTES:
+                        self._wait()
                     return
                 data = self._pass_chunks(data, write)
                 if not data:
-                    if size >= FULL_BYTES:
+                    if self._turn_bytes >= TURN_BYTES:
                         self._wait()
                     return
             self.detour()
         if self._rest:  # a transport may still bring what it had when it was told to pause
             self._rest += data
-        elif len(data) > SLICE_BYTES and self._pace.waiting:  # each takes its turn behind those that wait for theirs
-            self._rest = data
-            self._wait()
         elif len(data) <= SLICE_BYTES:
             self._parse(data, follows=False)
+        elif self._pace.turns.waiting:  # each takes its turn behind those that wait for theirs
+            self._rest = data
+            self._wait()
         else:
-            is_full = len(data) >= FULL_BYTES
             self._parse_slices(data)
-            if is_full:
-                self._wait()
+        if self._turn_bytes >= TURN_BYTES:
+            self._wait()
 
     def _pass_chunks(self, data: bytes, write: Callable[[bytes], None]) -> bytes:
         """Write what may take the shortcut at the beginning of `data`, all at once. Returns what is left. Several
@@ -263,6 +267,7 @@ class EngineConnection(asyncio.Protocol):
             why = f"not HTTP: {error.__context__ or error}"
         if self._piece:
             self._hand_over(answer)
+        self._turn_bytes += CHUNK_BYTES * self._chunks
         if headed:
             excess_bytes = len(data) - 3 * self._body_bytes - EXCESS_BYTES_A_CHUNK * self._chunks
             if excess_bytes > 0 or self._excess_bytes:

@@ -4,8 +4,8 @@ A read is parsed at once where at most one request can end within it, as nearly 
 so that no more requests are parsed than may wait for their turn; what is left of the read is kept as it came.
 
 A connection is not read while too many requests were sent ahead, while there is no room for the body that comes
-(body_budget.py), for the rest of a turn of the loop that has parsed enough chunks, and for a turn or more behind a read
-that filled its buffer (pace.py).
+(body_budget.py), and until its next turn of the loop once it has brought TURN_BYTES, or as many chunks as take as long
+(pace.py).
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import Protocol
 
 from router.http.body_budget import BodyBudget, no_room
 from router.http.deadlines import ClientLimits
-from router.http.pace import FULL_BYTES, Pace
+from router.http.pace import CHUNK_BYTES, TURN_BYTES, Pace
 from router.http.receiver import BODY, Receiver
 from router.http.request import BodyShare, Connection, Refusal, Request
 
-# A piece ends with the next head, or after so many bytes. In one turn of the loop so many bytes of chunks are parsed: a
-# chunk of one byte costs 0.3 us.
-PIECE_BYTES_MAX = TURN_BYTES_MAX = 16 << 10
+PIECE_BYTES_MAX = 16 << 10  # a piece ends with the next head, or after so many bytes
 GROWS_BYTES = 256 << 10  # a body whose length is not known counts as held in steps of so many bytes
 _HEAD_END = b"\r\n\r\n"
 
@@ -54,7 +52,7 @@ class Intake:
 
     __slots__ = (
         "_ahead", "_expects", "_gate", "_reads", "_rest", "_rest_at", "_rest_held", "_room_bytes", "_room_since_s",
-        "_roomless", "_transport", "_yields", "holder", "receiver",
+        "_roomless", "_transport", "_turn_bytes", "_yields", "holder", "receiver",
     )  # fmt: skip
 
     def __init__(self, client: Connection, reads: Reads, gate: Gate) -> None:
@@ -65,7 +63,8 @@ class Intake:
         self._transport: asyncio.Transport | None = None
         self.holder = ""  # in whose name bodies are held that have no holder of their own
         self._ahead = False  # too many requests were sent ahead
-        self._yields = False  # enough was parsed in this turn of the loop
+        self._yields = False  # it waits for its turn of the loop
+        self._turn_bytes = 0  # bytes since its last turn
         self._roomless: Request | None = None  # the request for whose body there is no room
         self._room_bytes = 0  # bytes for which it needs room, in all
         self._room_since_s = 0.0
@@ -109,19 +108,15 @@ class Intake:
             receiver.feed(data)
         else:
             self._feed(data, 0)
-        if len(data) >= FULL_BYTES and not self._yields and self._transport is not None:
-            self._yields = True
-            self._pause()
-            self._gate.pace.later(self._next_turn)
+        self._turn_bytes += len(data)
+        if self._turn_bytes >= TURN_BYTES and not self._yields and self._transport is not None:
+            self._yield()
 
     def _feed(self, data: bytes, at: int) -> None:
         """Parse in pieces, from `at` on; at most one request ends within a piece. Raises Refusal."""
-        receiver, turn_ends_at = self.receiver, at + TURN_BYTES_MAX
+        receiver = self.receiver
         while at < len(data) and self._reads is not None:
-            left_bytes = receiver.left_bytes
-            if left_bytes < 0 and receiver.stage == BODY and at >= turn_ends_at and not self._yields:
-                self._yields = True
-                self._gate.loop.call_soon(self._next_turn)
+            left_bytes, chunks = receiver.left_bytes, receiver.chunks
             if self._yields or self.waits:
                 self._keep_rest(data, at)
                 return
@@ -131,6 +126,9 @@ class Intake:
                 end = found + len(_HEAD_END) if found >= 0 else at + PIECE_BYTES_MAX
             receiver.feed(data[at:end])
             at = end
+            self._turn_bytes += CHUNK_BYTES * max(0, receiver.chunks - chunks)
+            if self._turn_bytes >= TURN_BYTES and not self._yields:
+                self._yield()
 
     def _keep_rest(self, data: bytes, at: int) -> None:
         """Keep the rest of a read, and read no more. Raises Refusal where there is no room for it either."""
@@ -169,8 +167,14 @@ class Intake:
         if self._transport is not None:
             self._transport.pause_reading()
 
+    def _yield(self) -> None:
+        """Read no more before this connection's next turn."""
+        self._yields = True
+        self._pause()
+        self._gate.pace.turns.later(self._next_turn)
+
     def _next_turn(self) -> None:
-        self._yields = False
+        self._yields, self._turn_bytes = False, 0
         self._read_on()
 
     def _read_on(self) -> None:

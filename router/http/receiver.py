@@ -46,8 +46,8 @@ class Receiver:
 
     __slots__ = (
         "_barren_bytes", "_body_bytes_max", "_client", "_ended", "_expects", "_fed_bytes", "_head_bytes", "_host",
-        "_known", "_length", "_parser", "_pieces", "_pieces_come", "_reading", "_unfinished_bytes", "_upgrades",
-        "_wanted", "left_bytes", "reading_bytes", "requests", "stage",
+        "_known", "_length", "_parser", "_pieces", "_reading", "_unfinished_bytes", "_upgrades", "_wanted", "chunks",
+        "left_bytes", "reading_bytes", "requests", "stage",
     )  # fmt: skip
 
     def __init__(self, client: Connection, body_bytes_max: int) -> None:
@@ -63,7 +63,7 @@ class Receiver:
         self._expects = False  # the client waits for permission to send the body
         self._known = False  # the client was told of this request's head
         self._wanted = True  # the body is kept
-        self._pieces_come = 0  # pieces of the body that the parser gave
+        self.chunks = 0  # pieces of the body that the parser gave
         self._pieces: list[bytes | bytearray] = []
         self.requests = 0  # requests begun
         self._barren_bytes = 0  # bytes behind the last byte of a body: chunk extensions, trailers
@@ -202,7 +202,7 @@ class Receiver:
         self._reading, self.stage = Request(self._client), HEAD
         self._pieces, self.reading_bytes = [], 0
         self._head_bytes = self._unfinished_bytes = 0
-        self._known, self._wanted, self._pieces_come = False, True, 0
+        self._known, self._wanted, self.chunks = False, True, 0
 
     def on_url(self, url: bytes) -> None:
         """A part of path and query came. The parser has refused what is not ASCII."""
@@ -271,8 +271,8 @@ class Receiver:
         """A piece of the body was parsed."""
         self._keep(data)
         self.reading_bytes += len(data)
-        self._pieces_come += 1
-        if self._pieces_come > TINY_PIECES_MAX and self.reading_bytes < self._pieces_come * TINY_BYTES:
+        self.chunks += 1
+        if self.chunks > TINY_PIECES_MAX and self.reading_bytes < self.chunks * TINY_BYTES:
             raise Refusal(400, "bad_http", f"The body comes in more than {TINY_PIECES_MAX} very short chunks.")
         if self.reading_bytes > self._body_bytes_max:
             raise self._too_large()

@@ -8,11 +8,10 @@ besides for each message: with them, and a task that says messages, sharing took
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-SLICE_S = 0.0005  # time that replies are taken for in one go, but for the last of them
+from router.loop import SHARE_S, Turns
 
 
 class ReplyReader(Protocol):
@@ -35,12 +34,17 @@ class Wire(asyncio.Protocol):
         reader: ReplyReader,
         taken: Callable[[Any], None],
         ended: Callable[[Exception], None],
+        turns: Turns | None = None,
     ) -> None:
-        """`taken` is called with each reply and must not raise; `ended` once, with the reason."""
+        """`taken` is called with each reply and must not raise; `ended` once, with the reason. Replies are taken in
+        `turns` where they come without an end; without it in turns of the running loop."""
         self._transport, self._taken, self._ended = transport, taken, ended
         # None once it is over: a session that has ended keeps no bytes, and no cycle of its parts.
         self._reader: ReplyReader | None = reader
         self._before = cast("asyncio.Protocol", transport.get_protocol())
+        self._turns = turns or Turns(asyncio.get_running_loop())
+        self._left_s = SHARE_S  # time for which replies are taken, but for the last of them, before its next turn
+        self._waits = False
         transport.set_protocol(self)
 
     def write(self, data: bytes) -> None:
@@ -57,34 +61,43 @@ class Wire(asyncio.Protocol):
         """More bytes have come (asyncio.Protocol)."""
         if self._reader is None:
             return
+        begun_s = self._turns.clock()
         try:
             self._reader.feed(data)
         except Exception as error:
             self._end(error)
         else:
-            self._take()
+            if not self._waits:  # a transport may still bring what it had when it was told to pause
+                self._take(begun_s)
 
-    def _take(self) -> None:
-        """Take the replies that are whole; others have a turn where that takes long."""
-        begun_s = time.monotonic()
+    def _take(self, begun_s: float) -> None:
+        """Take the replies that are whole, as far as there is time for them since `begun_s`."""
         while self._reader is not None:
             try:
                 reply = self._reader.gets()
             except Exception as error:
                 return self._end(error)
+            if reply is not False:
+                self._taken(reply)
+            now_s = self._turns.clock()
+            self._left_s -= now_s - begun_s
+            if self._left_s < 0.0:
+                self._waits = True
+                self._transport.pause_reading()
+                self._turns.later(self._go_on)
+                return None
             if reply is False:
                 return None
-            self._taken(reply)
-            if time.monotonic() - begun_s > SLICE_S:
-                self._transport.pause_reading()
-                asyncio.get_running_loop().call_soon(self._go_on)
-                return None
+            begun_s = now_s
         return None
 
     def _go_on(self) -> None:
+        """Its turn has come."""
+        self._waits, self._left_s = False, self._turns.share_s
         if not self._transport.is_closing():
+            self._take(self._turns.clock())
+        if not self._waits and not self._transport.is_closing():
             self._transport.resume_reading()
-            self._take()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed (asyncio.Protocol)."""

@@ -13,7 +13,7 @@ from router.core.dialects import OPENAI
 from router.http.engine_connection import EXCESS_BYTES_MAX, SLICE_BYTES, EngineConnection
 from router.http.exchange import EngineAnswer
 from router.http.outbox import Outbox
-from router.http.pace import FULL_BYTES, Pace
+from router.http.pace import TURN_BYTES, Pace
 from tests.attack.relayed import Way, relayed
 from tests.http.test_pace import Loop, Transport
 from tests.http.wire import STREAM, RawEngine, Wire, connect, on_uvloop, post, proxied
@@ -82,7 +82,7 @@ def test_one_connection_has_one_slice_a_turn_where_that_takes_long() -> None:
     while not fed.transport.reading:
         assert 0 <= fed.got - before <= SLICE_BYTES + 1
         before = fed.got
-        fed.loop.turn()
+        fed.loop.serve()
     assert fed.got == 100_000
     assert fed.loop.soon == []
 
@@ -97,7 +97,7 @@ def test_events_are_read_in_slices_however_they_are_framed() -> None:
     assert fed.got <= SLICE_BYTES
     while not fed.transport.reading:
         before = fed.got
-        fed.loop.turn()
+        fed.loop.serve()
         assert fed.got - before <= SLICE_BYTES
     assert fed.got == len(body)
 
@@ -112,7 +112,7 @@ def test_others_go_first_that_wait_already() -> None:
     assert [fed.got > 0 for fed in (first, *others)] == [True] + [False] * 20
     turns = 0
     while not all(fed.transport.reading for fed in (first, *others)):
-        loop.turn()
+        loop.serve()
         assert len(loop.soon) <= 1
         turns += 1
     assert {fed.got for fed in (first, *others)} == {30_000}
@@ -125,10 +125,10 @@ def test_a_full_read_of_one_body_waits_for_its_turn() -> None:
     fed.connection.data_received(head("content-type: application/json", "content-length: 1000000"))
     for _ in range(3):
         before = fed.got
-        fed.connection.data_received(b"x" * FULL_BYTES)
-        assert fed.got == before + FULL_BYTES
+        fed.connection.data_received(b"x" * TURN_BYTES)
+        assert fed.got == before + TURN_BYTES
         assert not fed.transport.reading
-        fed.loop.turn()
+        fed.loop.serve()
         assert fed.transport.reading
 
 
@@ -139,12 +139,12 @@ def test_what_a_client_does_not_read_is_not_parsed() -> None:
     fed.answer.pause()
     for _ in range(3):
         got = fed.got
-        fed.loop.turn()
+        fed.loop.serve()
         assert (fed.got, fed.transport.reading) == (got, False)
     fed.answer.resume()
     assert not fed.transport.reading
     while not fed.transport.reading:
-        fed.loop.turn()
+        fed.loop.serve()
     assert fed.got == 50_000
 
 
@@ -155,7 +155,7 @@ def test_a_connection_that_is_lost_has_all_that_came() -> None:
     assert fed.got < 50_000
     fed.connection.connection_lost(None)
     assert (fed.got, fed.answer.complete) == (50_000, True)
-    fed.loop.turn()
+    fed.loop.serve()
 
 
 @pytest.mark.parametrize("framing", ["chunks", "length"])
@@ -169,7 +169,7 @@ def test_more_than_was_asked_for_in_a_later_slice(framing: str) -> None:
     fed = Fed()
     fed.connection.data_received(whole + forged * 600)
     while fed.loop.soon:
-        fed.loop.turn()
+        fed.loop.serve()
     assert fed.answer.complete
     assert fed.free == [] or not fed.connection.usable
 

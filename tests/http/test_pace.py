@@ -8,7 +8,8 @@ from typing import cast
 
 import pytest
 
-from router.http.pace import DROPPED_BYTES_MAX, FULL_BYTES, READS_A_TURN, Pace
+from router.http.pace import DROPPED_BYTES_MAX, READS_A_TURN, TURN_BYTES, Pace
+from router.loop import TURNS
 from tests.http.clients import play
 from tests.http.test_intake import LINE, Side
 from tests.http.wire import CHAT, RawEngine, connect, on_uvloop, post
@@ -37,6 +38,11 @@ class Loop:
         soon, self.soon = self.soon, []
         for work in soon:
             work()
+
+    def serve(self) -> None:
+        """All turns up to the one in which those that wait go on."""
+        for _ in range(TURNS):
+            self.turn()
 
 
 class Transport:
@@ -75,25 +81,28 @@ def test_full_reads_take_turns() -> None:
     loop = Loop()
     some = sides(3 * READS_A_TURN, loop)
     for side in some:
-        side.intake.feed(b"x" * FULL_BYTES)
+        side.intake.feed(b"x" * TURN_BYTES)
     assert not any(side.reading for side in some)
     for number in range(0, len(some), READS_A_TURN):
-        loop.turn()
+        loop.serve()
         again = [side for side in some if side.reading]
         assert again == some[number : number + READS_A_TURN]
         for side in again:
-            side.intake.feed(b"x" * FULL_BYTES)
-    loop.turn()
+            side.intake.feed(b"x" * TURN_BYTES)
+    loop.serve()
     assert [side for side in some if side.reading] == some[:READS_A_TURN]
 
 
 def test_short_reads_wait_for_nobody() -> None:
-    """A read that left room in its buffer has all that there was: the connection is read on."""
+    """A connection is read on until it has brought as much as is read in one turn, in however many reads."""
     loop = Loop()
     (side,) = sides(1, loop)
-    side.intake.feed(b"x" * (FULL_BYTES - 1))
-    assert side.reading
-    assert loop.soon == []
+    for size in (1, TURN_BYTES // 2, TURN_BYTES - TURN_BYTES // 2 - 2 - len(HEAD)):
+        side.intake.feed(b"x" * size)
+        assert side.reading
+        assert loop.soon == []
+    side.intake.feed(b"x")
+    assert not side.reading
 
 
 def test_a_connection_that_waits_for_its_turn_may_be_gone() -> None:
@@ -101,9 +110,9 @@ def test_a_connection_that_waits_for_its_turn_may_be_gone() -> None:
     loop = Loop()
     one, other = sides(2, loop)
     for side in (one, other):
-        side.intake.feed(b"x" * FULL_BYTES)
+        side.intake.feed(b"x" * TURN_BYTES)
     one.intake.close()
-    loop.turn()
+    loop.serve()
     assert (one.reading, other.reading) == (False, True)
 
 

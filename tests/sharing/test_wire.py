@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count, pairwise
 from typing import Any
 
 import hiredis
 import pytest
 
-from router.sharing import wire
+from router.loop import SHARE_S, TURNS, Turns
 from router.sharing.bounded import BoundedReader
 from router.sharing.wire import Wire
 from tests.support.waiting import until
@@ -25,16 +26,22 @@ class Odd(Exception):
 class Taken:
     """One end of a connection, and what it was told; the other end is `peer`."""
 
-    def __init__(self, peer: asyncio.StreamWriter, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        peer: asyncio.StreamWriter,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        turns: Turns | None = None,
+    ) -> None:
         self.replies, self.ends = list[Any](), list[Exception]()
         self.peer, self.writer, self.seen = peer, writer, reader
         self.take: Callable[[Any], None] = self.replies.append
         replies = BoundedReader(Odd, hiredis.ReplyError, bytes_max=BYTES_MAX, elements_max=8)
-        self.wire = Wire(writer.transport, replies, lambda reply: self.take(reply), self.ends.append)
+        self.wire = Wire(writer.transport, replies, lambda reply: self.take(reply), self.ends.append, turns)
 
 
 @asynccontextmanager
-async def taken() -> AsyncIterator[Taken]:
+async def taken(turns: Turns | None = None) -> AsyncIterator[Taken]:
     """A connection of this machine, whose one end a Wire has taken over; both ends are closed with the block."""
     came: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Future()
     server = await asyncio.start_server(lambda *ends: came.set_result(ends), "127.0.0.1", 0)
@@ -42,7 +49,7 @@ async def taken() -> AsyncIterator[Taken]:
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         seen, peer = await came
         try:
-            yield Taken(peer, seen, writer)
+            yield Taken(peer, seen, writer, turns)
         finally:
             for each in (writer, peer):
                 each.close()
@@ -96,18 +103,54 @@ async def test_who_aborts_hears_nothing_any_more() -> None:
     assert (one.replies, one.ends) == ([], [])
 
 
-async def test_many_replies_at_once_let_others_have_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replies that take long are taken a few at a time, and none is lost."""
-    monkeypatch.setattr(wire, "SLICE_S", -1.0)
-    turns = list[int]()
-    async with taken() as one:
+@pytest.mark.promise("Whoever sends without an end has one turn in eight.", "store")
+async def test_who_sends_without_an_end_has_one_turn_in_eight() -> None:
+    """Replies that take long are taken a few at a time, seven turns of the loop apart, and none is lost."""
+    ticks = count()  # each look at the clock finds that the time is over
+    loop = asyncio.get_running_loop()
+    turn, seen = 0, list[int]()
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        loop.call_soon(next_turn)
+
+    async with taken(Turns(loop, lambda: float(next(ticks)))) as one:
 
         def take(reply: Any) -> None:
             one.replies.append(reply)
-            asyncio.get_running_loop().call_soon(lambda: turns.append(len(one.replies)))
+            seen.append(turn)
 
         one.take = take
-        one.peer.write(b"".join(b":%d\r\n" % n for n in range(100)))
-        await until(lambda: len(turns) == 100)
+        next_turn()
+        one.peer.write(b"".join(b":%d\r\n" % n for n in range(50)))
+        one.peer.write(b"".join(b":%d\r\n" % n for n in range(50, 100)))
+        await until(lambda: len(seen) == 100)
+        next_turn = _nothing
     assert one.replies == list(range(100))
-    assert turns == list(range(1, 101))
+    assert all(after - before >= TURNS for before, after in pairwise(seen))
+
+
+async def test_short_messages_in_many_reads_are_as_many_as_in_one() -> None:
+    """What was taken in the turns before counts, until the connection has waited for its turn."""
+    now_s, turns = [0.0], 0
+    loop = asyncio.get_running_loop()
+    async with taken(Turns(loop, lambda: now_s[0])) as one:
+
+        def take(reply: Any) -> None:
+            one.replies.append(reply)
+            now_s[0] += 0.6 * SHARE_S
+
+        one.take = take
+        for number in range(2):
+            one.wire.data_received(b":%d\r\n" % number)
+        assert one.replies == [0, 1]
+        assert not one.writer.transport.is_reading()
+        while not one.writer.transport.is_reading():
+            turns += 1
+            await asyncio.sleep(0)
+    assert turns >= TURNS
+
+
+def _nothing() -> None:
+    """The turns are counted no more."""
