@@ -1,8 +1,9 @@
 """Bytes from engine to client, looked at as little as possible.
 
 Streams pass event by event: a partial event waits (up to PARTIAL_BYTES_MAX) until its end has come, so that a stream
-that breaks ends on an event's boundary. What must be known of a stream is read from cheap signs: events are counted by
-their blank lines, and usage is read once, at the end, from the last few pieces.
+that breaks ends on an event's boundary. Of an event that is longer, the parts without a line end hold no boundary, and
+are not searched for anything that begins with a line. What must be known of a stream is read from cheap signs: events
+are counted by their blank lines, and usage is read once, at the end, from the last few pieces.
 
 A stream must say that it is whole (a reason to finish, a last event), or the client is told that it is not, by an error
 event of its dialect: a stream that merely stops looks like a short answer to most clients. An event that is too long to
@@ -113,8 +114,13 @@ class Relay:
         if not self._events_only:
             self._pass_raw(data)
             return
+        within = self._long_bytes > 0
         data = self._whole_events(data)
-        if data and not self._dropping:
+        if not data or self._dropping:
+            return
+        if within and b"\n" not in data:
+            self._write(data)
+        else:
             self._pass(data)
 
     def shortcut(self) -> Callable[[bytes], None] | None:
@@ -211,10 +217,13 @@ class Relay:
         longer than PARTIAL_BYTES_MAX: then it passes in parts."""
         partial = self._partial
         if not partial and data.endswith(b"\n\n"):
+            self._long_bytes = 0
             return data
         searched = max(0, len(partial) - _END_BYTES)
         partial += data
-        end = max(partial.rfind(b"\n\n", searched) + 2, partial.rfind(b"\n\r\n", searched) + 3)
+        end = 0
+        if partial.rfind(b"\n", searched) >= 0:  # one byte is found twenty times as fast as two are
+            end = max(partial.rfind(b"\n\n", searched) + 2, partial.rfind(b"\n\r\n", searched) + 3)
         if end < 3:  # no end of an event was found
             if len(partial) <= PARTIAL_BYTES_MAX:
                 return b""
@@ -254,6 +263,10 @@ class Relay:
         if self._begun is None and is_progress(data):
             self._answer.moved = True
         self.events += data.count(b"\n\n") or data.count(b"\n\r\n")
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        """Write what passes, and remember it."""
         self.bytes += len(data)
         piece = self._framed(data)
         if not self._only_comments(data):
@@ -297,8 +310,10 @@ def _around_cut(body: bytes) -> bytes:
     the event that is cut. Any part of that may hold the reason to finish, which SGLang's logprobs and vLLM's token ids
     follow."""
     cut = len(body) - TAIL_BYTES
-    start = max(body.rfind(b"\n\n", 0, cut) + 2, body.rfind(b"\n\r\n", 0, cut) + 3)
-    start = start if start > 2 else 0  # no end of an event was found before the cut
+    start = 0
+    if body.rfind(b"\n", 0, cut) >= 0:
+        start = max(body.rfind(b"\n\n", 0, cut) + 2, body.rfind(b"\n\r\n", 0, cut) + 3)
+        start = start if start > 2 else 0  # no end of an event was found before the cut
     return body[max(0, start - NAME_BYTES) :] + b"\n\n"
 
 

@@ -17,6 +17,7 @@ from router.http.failures import BrokeEarly, BrokeMidway
 # comments alone, the engine has failed.
 FIRST_EVENT_BYTES_MAX = 64 << 10
 UNCLAIMED_BYTES_MAX = 1 << 20  # bytes read before a sink takes them; beyond, the engine must wait
+END_BYTES = 2  # bytes of the longest end of an event less one
 NO_BODY = (204, 304)
 
 
@@ -73,7 +74,7 @@ class EngineAnswer:
     """An engine's answer, from the time at which its request is sent."""
 
     __slots__ = (
-        "_barren_bytes", "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter",
+        "_barren", "_connection", "_loop", "_paused", "_pieces", "_seen_events", "_size", "_waiter",
         "_whole_bytes_max", "begun", "body_bytes", "coded", "complete", "head", "lines", "moved", "named",
         "peer", "pull_within_s", "replica", "since_s", "sink", "status", "streams", "tells_where",
         "unlabelled", "until_eof", "until_whole",
@@ -113,7 +114,9 @@ class EngineAnswer:
         self._connection: EngineWire | None = None
         self._paused = False
         self._seen_events = 0
-        self._barren_bytes = 0  # bytes of whole events without data at the beginning of a stream that has not begun
+        # The first pieces of a stream that has not begun, which are whole events without data. Of the others only the
+        # last piece may hold the end of an event.
+        self._barren = 0
 
     @property
     def whole(self) -> bool:
@@ -143,7 +146,7 @@ class EngineAnswer:
             await self._waiter
         finally:
             self._waiter = None
-        self.head, self._pieces, self._size, self._barren_bytes = b"".join(self._pieces), [], 0, 0
+        self.head, self._pieces, self._size, self._barren = b"".join(self._pieces), [], 0, 0
         self.begun = self.moved = True
         if self.streams and not self.head.strip():
             raise BrokeEarly("the stream ended before its first event")
@@ -157,7 +160,7 @@ class EngineAnswer:
             self._waiter = self._loop.create_future()
             await self._heard()
         self.head += b"".join(self._pieces)
-        self._pieces, self._size, self._barren_bytes = [], 0, 0
+        self._pieces, self._size, self._barren = [], 0, 0
 
     async def relay(self, sink: BodySink) -> None:
         """Hand the body to `sink`, `head` first, and return when it was handed over whole. Raises BrokeMidway."""
@@ -260,16 +263,23 @@ class EngineAnswer:
         is_long = self._size > FIRST_EVENT_BYTES_MAX
         if b"\n" not in data and not is_long:
             return False
-        if len(self._pieces) > 1:
-            self._pieces = [b"".join(self._pieces)]
-        head, end = self._pieces[0], self._size
-        if not is_long and not head.endswith(b"\n\n"):
-            end = max(head.rfind(b"\n\n") + 2, head.rfind(b"\n\r\n") + 3)
+        pieces, barren = self._pieces, self._barren
+        end = len(data)
+        if not is_long and not data.endswith(b"\n\n"):
+            before = (
+                b"".join(pieces[max(barren, len(pieces) - 3) : -1])[-END_BYTES:] if len(pieces) - barren > 1 else b""
+            )
+            looked = before + data
+            end = max(looked.rfind(b"\n\n") + 2, looked.rfind(b"\n\r\n") + 3)
             if end < 3:
                 return False
-        if has_data(head[self._barren_bytes : end]):
+            end -= len(before)
+        head = b"".join(pieces[barren:])
+        end += len(head) - len(data)
+        if has_data(head[:end]):
             return True
-        self._barren_bytes = end
+        pieces[barren:] = [head[:end], head[end:]] if end < len(head) else [head]
+        self._barren = barren + 1
         if is_long:
             self.fail(BrokeEarly(f"{FIRST_EVENT_BYTES_MAX} bytes without an event that has data"))
         return False

@@ -150,7 +150,8 @@ class OpenAI:
 
     def ended(self, tail: bytes) -> Ending | None:
         """Whole: at least one choice has a reason to finish, and so has every choice that the tail shows."""
-        if (_has_line(_FINISHED, tail) or _is_behind(tail)) and not _goes_on(tail):
+        finished = b'"finish_reason"' in tail and _has_line(_FINISHED, tail)  # faster than the expression is
+        if (finished or _is_behind(tail)) and not _goes_on(tail):
             return Ending.OK
         if b'"error"' in tail:
             for data in sse.payloads_backwards(tail):

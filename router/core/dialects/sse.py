@@ -13,6 +13,8 @@ import msgspec
 
 _END = re.compile(rb"\r?\n\r?\n")
 _FIELD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*+(?:(?:data|event|id|retry)?:|\Z)")
+_DATA_LINE = re.compile(rb"^data: ?([^\n]*)", re.MULTILINE)
+_LINE_END = re.compile(rb"(?<!\r)\r++(?:\n|\Z)")
 END_BYTES_MAX = 3  # bytes of the longest terminator less one: the kept bytes may end within a terminator
 EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
 EVENTS_BACK_MAX = (
@@ -83,8 +85,9 @@ def payload(event: bytes) -> bytes:
     """The data of one event: its `data:` lines joined by LF."""
     if b"\n" not in event:  # nearly all events have one line
         return event.rstrip(b"\r")[5:].removeprefix(b" ") if event.startswith(b"data:") else b""
-    lines = (line.rstrip(b"\r") for line in event.split(b"\n"))
-    return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:"))
+    if b"\r" in event:
+        event = _LINE_END.sub(b"\n", event)
+    return b"\n".join(_DATA_LINE.findall(event))
 
 
 def first_payload(chunk: bytes) -> bytes:

@@ -28,7 +28,7 @@ class UsageFilter:
 
     def feed(self, data: bytes) -> bytes:
         """What is left of these bytes, and of those that were held: whole events, but for what follows the last one."""
-        if self.unasked or not (USAGE in data or self._splitter.holds or not data.endswith(b"\n\n")):
+        if self.unasked or not (self._splitter.holds or not data.endswith(b"\n\n") or USAGE in data):
             return data
         kept = list[bytes]()
         for event in self._splitter.feed(data):
