@@ -19,9 +19,10 @@ HEAD = LINE + b"Content-Length: 1000000\r\n\r\n"
 
 
 class Loop:
-    """Keeps what is to be called."""
+    """Keeps what is to be called. Each turn takes a millisecond."""
 
     def __init__(self) -> None:
+        self.now_s = 0.0
         self.soon: list[Callable[[], None]] = []
         self.timed: list[Callable[[], None]] = []
 
@@ -35,6 +36,7 @@ class Loop:
 
     def turn(self) -> None:
         """The next turn."""
+        self.now_s += 0.001
         soon, self.soon = self.soon, []
         for work in soon:
             work()
@@ -66,7 +68,7 @@ class Transport:
 
 def sides(count: int, loop: Loop) -> list[Side]:
     """So many connections of one server, each in the middle of a long body."""
-    pace = Pace(cast("asyncio.AbstractEventLoop", loop), clock=lambda: 0.0)
+    pace = Pace(cast("asyncio.AbstractEventLoop", loop), clock=lambda: loop.now_s)
     made = [Side() for _ in range(count)]
     for side in made:
         side.pace = pace

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from router.http.pace import TURN_BYTES
-from router.loop import SHARE_S, TURNS, Turns
+from router.loop import EMPTY_S, SHARE_S, TURNS, Turns
 from tests.http.test_engine_reads import Fed
 from tests.http.test_pace import Loop, sides
 from tests.support.recorded import head
@@ -53,13 +53,13 @@ def test_short_chunks_count_for_what_they_take() -> None:
 def test_work_that_waits_goes_on_in_its_order_and_within_its_time() -> None:
     """No more than so many calls in one turn, and no further one when its time is over; a call that fails costs the
     others nothing."""
-    loop, now_s, called = Loop(), [0.0], list[int]()
-    turns = Turns(cast("asyncio.AbstractEventLoop", loop), lambda: now_s[0], calls_max=3, turn_s=1.0)
+    loop, called = Loop(), list[int]()
+    turns = Turns(cast("asyncio.AbstractEventLoop", loop), lambda: loop.now_s, calls_max=3, turn_s=1.0)
 
     def work(number: int, takes_s: float) -> Callable[[], None]:
         def call() -> None:
             called.append(number)
-            now_s[0] += takes_s
+            loop.now_s += takes_s
 
         return call
 
@@ -83,11 +83,23 @@ def test_work_that_waits_goes_on_in_its_order_and_within_its_time() -> None:
 
 def test_a_share_is_an_eighth_of_the_time_of_others() -> None:
     """Where turns are long, what waits may take an eighth of that, so that a busy loop starves none of it."""
-    loop, now_s, shares = Loop(), [0.0], list[float]()
-    turns = Turns(cast("asyncio.AbstractEventLoop", loop), lambda: now_s[0])
+    loop, shares = Loop(), list[float]()
+    turns = Turns(cast("asyncio.AbstractEventLoop", loop), lambda: loop.now_s)
     for turn_s in (0.0, 0.01):
         turns.later(lambda: shares.append(turns.share_s))
         for _ in range(TURNS):
-            now_s[0] += turn_s
+            loop.now_s += turn_s - 0.001 + EMPTY_S
             loop.turn()
-    assert shares == [SHARE_S, pytest.approx(0.01)]
+    assert shares == [SHARE_S, pytest.approx(0.01 + EMPTY_S)]
+
+
+def test_empty_turns_are_left_to_nobody() -> None:
+    """Where others have had a turn and nothing to do in it, what waits goes on; where they go on working, it waits."""
+    loop, called = Loop(), list[int]()
+    turns = Turns(cast("asyncio.AbstractEventLoop", loop), lambda: loop.now_s)
+    turns.later(lambda: called.append(1))
+    for expected in ([], [], [], [1]):
+        loop.now_s -= 0.001 if expected else 0.0
+        loop.turn()
+        assert called == expected
+    assert loop.soon == []

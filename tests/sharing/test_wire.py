@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count, pairwise
@@ -128,7 +129,8 @@ async def test_who_sends_without_an_end_has_one_turn_in_eight() -> None:
         await until(lambda: len(seen) == 100)
         next_turn = _nothing
     assert one.replies == list(range(100))
-    assert all(after - before >= TURNS for before, after in pairwise(seen))
+    assert all(after - before >= TURNS for before, after in pairwise(sorted(set(seen))))
+    assert max(Counter(seen).values()) <= 2
 
 
 async def test_short_messages_in_many_reads_are_as_many_as_in_one() -> None:
@@ -148,6 +150,7 @@ async def test_short_messages_in_many_reads_are_as_many_as_in_one() -> None:
         assert not one.writer.transport.is_reading()
         while not one.writer.transport.is_reading():
             turns += 1
+            now_s[0] += SHARE_S
             await asyncio.sleep(0)
     assert turns >= TURNS
 
