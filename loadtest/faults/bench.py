@@ -95,8 +95,8 @@ class FaultAnswer:
 class Upstream:
     """One faulty replica: a process, and a line to its control port."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name, self._folder = name, folder
+    def __init__(self, name: str, folder: Path, model: str = answers.MODEL) -> None:
+        self.name, self._folder, self._model = name, folder, model
         self.port = 0
         self._stack = AsyncExitStack()
         self._starts = 0
@@ -111,7 +111,7 @@ class Upstream:
         """Start it, on the port that it had if it had one. Raises ProcessError."""
         self._starts += 1
         words = ["-m", "loadtest.faults.upstream.process", "--name", self.name, "--port", str(self.port)]
-        words = [sys.executable, *words]
+        words = [sys.executable, *words, "--model", self._model]
         process = await self._stack.enter_async_context(started(f"{self.name}.{self._starts}", words, self._folder))
         self.process = process
         (said,) = await process.said(_READY)

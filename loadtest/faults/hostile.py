@@ -21,12 +21,17 @@ import aiohttp
 import uvloop
 
 from loadtest.faults.upstream import answers
+from loadtest.faults.upstream.floods import FLOODS
 
-PATH = answers.APIS["chat"].path
+PATH, COMPLETIONS = answers.APIS["chat"].path, answers.APIS["completions"].path
 LANES = 4  # bodies that are sent at a time
 BODY_BYTES = 8 << 20
 PARTS_FEW, PARTS_MANY = 20_000, 500_000  # messages in a body that is decoded, and in one that is refused for them
 CONNECTIONS, SLOW_BODIES, SLOW_BYTES = 300, 200, 2_048
+IDS, STRINGS = 2_000_000, 500_000  # token ids, and texts, in one prompt
+CANCELS_PER_S, DEADLINES_PER_S, DEADLINE_MS = 100.0, 20.0, "20"
+FLOOD_MODEL = "flood-model"  # of the replica that is hostile, which nobody else asks
+FLOOD_BYTES, FLOOD_LANES = 32 << 20, 2
 NEW_PER_S = 50.0  # sessions, and names of models, that are made up in a second
 TOOLS, TINY_TOOLS = 1_000, 300_000
 TIMEOUT_S = 30.0
@@ -37,7 +42,7 @@ class Hostile:
 
     def __init__(self, http: aiohttp.ClientSession, port: int, key: str, seconds_s: float) -> None:
         self.http, self.port, self.key = http, port, key
-        self.url = f"http://127.0.0.1:{port}{PATH}"
+        self.url = f"http://127.0.0.1:{port}"
         self.end_s = time.monotonic() + seconds_s
         self.statuses: Counter[int] = Counter()
 
@@ -46,23 +51,35 @@ class Hostile:
         """Whether its time is over."""
         return time.monotonic() >= self.end_s
 
-    async def post(self, body: bytes, **headers: str) -> None:
+    async def post(self, body: bytes, path: str = PATH, **headers: str) -> None:
         """One request, counted."""
         try:
             head = {"content-type": "application/json", **headers}
-            async with self.http.post(self.url, data=BytesIO(body), headers=head) as response:
-                await response.read()
+            async with self.http.post(self.url + path, data=BytesIO(body), headers=head) as response:
+                async for _ in response.content.iter_any():
+                    pass
                 self.statuses[response.status] += 1
         except (aiohttp.ClientError, OSError, TimeoutError):
             self.statuses[0] += 1
 
-    async def lanes(self, *bodies: bytes, lanes: int = LANES) -> None:
+    async def leave(self, body: bytes) -> None:
+        """One request, counted, that is left when its answer begins."""
+        try:
+            async with self.http.post(
+                self.url + PATH, data=body, headers={"content-type": "application/json"}
+            ) as response:
+                self.statuses[response.status] += 1
+                response.close()
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            self.statuses[0] += 1
+
+    async def lanes(self, *bodies: bytes, lanes: int = LANES, path: str = PATH) -> None:
         """Send these bodies in turn, so many at a time, to the end and once at least."""
 
         async def lane() -> None:
             while True:
                 for body in bodies:
-                    await self.post(body)
+                    await self.post(body, path)
                 if self.over:
                     return
 
@@ -174,6 +191,54 @@ WAYS: Mapping[str, Callable[[Hostile], Awaitable[None]]] = {
 }
 
 
+async def by_ids(hostile: Hostile) -> None:
+    """Prompts of very many token ids."""
+    await hostile.lanes(prompt_of(b"12345", IDS), path=COMPLETIONS)
+
+
+async def by_strings(hostile: Hostile) -> None:
+    """Prompts of very many short texts."""
+    await hostile.lanes(prompt_of(b'"ab"', STRINGS), path=COMPLETIONS)
+
+
+async def by_cancels(hostile: Hostile) -> None:
+    """Streams that are left when they begin."""
+    await hostile.at_rate(CANCELS_PER_S, lambda i: hostile.leave(chat(f"{i}", stream=True)))
+
+
+async def by_deadlines(hostile: Hostile) -> None:
+    """Short requests that must begin sooner than any can."""
+    headers = {"x-warmroute-ttft-ms": DEADLINE_MS}
+    await hostile.at_rate(DEADLINES_PER_S, lambda i: hostile.post(chat(f"{i}", stream=True), **headers))
+
+
+def flood_of(kind: str) -> Callable[[Hostile], Awaitable[None]]:
+    """Requests whose engine answers with a flood of this kind, of FLOODS."""
+
+    async def ask(hostile: Hostile) -> None:
+        marks = f"[[flood={kind} flood_bytes={FLOOD_BYTES}]]"
+        await hostile.lanes(chat(marks, model=FLOOD_MODEL, stream=kind != "answer"), lanes=FLOOD_LANES)
+
+    return ask
+
+
+def prompt_of(item: bytes, number: int) -> bytes:
+    """A completion's prompt that has one item so many times."""
+    return b'{"model": "%b", "max_tokens": 8, "prompt": [%b]}' % (answers.MODEL.encode(), b",".join([item] * number))
+
+
+BESIDE: Mapping[str, Callable[[Hostile], Awaitable[None]]] = {
+    "bytes": by_bytes,
+    "ids": by_ids,
+    "strings": by_strings,
+    "sessions": by_sessions,
+    "cancels": by_cancels,
+    "deadlines": by_deadlines,
+    **{f"flood of {kind}": flood_of(kind) for kind in FLOODS},
+}
+"""Ways to be hostile beside which a neighbour is measured (rows/neighbours.py)."""
+
+
 async def run(way: str, port: int, key: str, seconds_s: float) -> dict[int, int]:
     """What became of its requests."""
     connector = aiohttp.TCPConnector(limit=0)
@@ -184,7 +249,7 @@ async def run(way: str, port: int, key: str, seconds_s: float) -> dict[int, int]
         print("begins", flush=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds_s + TIMEOUT_S):
-                await WAYS[way](hostile)
+                await {**WAYS, **BESIDE}[way](hostile)
     return dict(hostile.statuses)
 
 

@@ -10,6 +10,7 @@ from loadtest.faults.rows import abuse, bodies, early, health, leaving, overload
 from loadtest.faults.rows.drain import terminated
 from loadtest.faults.rows.endings import endings
 from loadtest.faults.rows.memory import index_memory
+from loadtest.faults.rows.neighbours import ROWS as NEIGHBOURS
 from loadtest.faults.rows.tenants import HOSTILE, oracle
 from loadtest.faults.rows.zoo import ROWS as ZOO
 
@@ -33,4 +34,5 @@ GOALS: dict[int, tuple[Rows, ...]] = {
     23: (abuse.slow_clients, abuse.bombs, bodies.bodies),
     27: (overload.neighbours, *HOSTILE, oracle),
     28: ZOO,
+    29: NEIGHBOURS,
 }

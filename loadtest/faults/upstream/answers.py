@@ -14,7 +14,6 @@ from loadtest.common.answers import (
     CREATED,
     DONE,
     choice,
-    chunk,
     completion,
     data_event,
     models,
@@ -145,5 +144,6 @@ APIS = {
 BY_PATH = {api.path.encode(): api for api in APIS.values()}
 
 
-FLOOD_PIECE = chunk(b"".join(APIS["chat"].tokens(256)))
-PAGE_OF_MODELS = plain("200 OK", json.dumps(models(MODEL)).encode())
+def page_of_models(model: str) -> bytes:
+    """The answer to /v1/models of a replica that has this model."""
+    return plain("200 OK", json.dumps(models(model)).encode())

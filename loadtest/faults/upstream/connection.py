@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from loadtest.common import answers as vllm
-from loadtest.faults.upstream import answers
+from loadtest.faults.upstream import answers, floods
 
 EARLY = ("rst", "fin", "garbage_http", "hang", "hang_headers", "400", "429", "500", "503")
 MID = ("mid_rst", "mid_fin", "mid_cut", "mid_eof", "mid_done", "mid_garbage", "mid_stall")
@@ -44,14 +44,17 @@ class Behaviour:
     slots: int = 0
     """Requests served at a time, the others wait as in an engine's queue; 0: all."""
     flood_bytes: int = 0
-    """A stream of so many bytes instead of tokens, as fast as they are taken."""
+    """So many bytes instead of tokens, as fast as they are taken."""
+    flood: str = "events"
+    """What these bytes are, of floods.FLOODS."""
 
 
 class State:
     """One replica: how it behaves, and what it saw."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, model: str = answers.MODEL) -> None:
         self.name = name
+        self.page_of_models = answers.page_of_models(model)
         self.behaviour = Behaviour()
         self.seen: list[dict[str, Any]] = []
         self.connections: set[FaultyConnection] = set()
@@ -75,6 +78,7 @@ class State:
             self.behaviour = replace(self.behaviour, count=here.count - 1)
         if self.name in words.get("at", self.name).split(","):
             typed = {"fault": str, "after": int, "ttft_s": float, "token_s": float, "tokens": int, "flood_bytes": int}
+            typed["flood"] = str
             here = replace(here, **{k: typed[k](v) for k, v in words.items() if k in typed})
         return here, words.get("id", "")
 
@@ -178,7 +182,7 @@ class FaultyConnection(asyncio.Protocol):
             page = vllm.metrics(answers.MODEL, state.running, state.waiting, state.prompt_tokens, state.tokens)
             self._transport.write(vllm.plain("200 OK", page, vllm.METRICS_KIND))
         elif path == b"/v1/models":
-            self._transport.write(answers.PAGE_OF_MODELS)
+            self._transport.write(state.page_of_models)
         else:
             self._transport.write(vllm.NOT_FOUND)
 
@@ -210,7 +214,7 @@ class FaultyConnection(asyncio.Protocol):
             await self._early(do)
             return
         if do.flood_bytes:
-            await self._flood(do.flood_bytes)
+            await self._flood(floods.FLOODS[do.flood](do.flood_bytes), do.flood_bytes)
             return
         await asyncio.sleep(do.ttft_s)
         self._state.prompt_tokens += answers.PROMPT_TOKENS
@@ -283,17 +287,16 @@ class FaultyConnection(asyncio.Protocol):
             case _:
                 self._transport.close()
 
-    async def _flood(self, size: int) -> None:
-        self._transport.write(vllm.STREAM_HEAD)
+    async def _flood(self, flood: floods.Flood, size: int) -> None:
+        self._transport.write(flood.begin)
         sent = 0
         while sent < size:
             await self._writable.wait()
-            self._transport.write(answers.FLOOD_PIECE)
-            sent += len(answers.FLOOD_PIECE)
-            self._state.flooded_bytes += len(answers.FLOOD_PIECE)
+            self._transport.write(flood.piece)
+            sent += len(flood.piece)
+            self._state.flooded_bytes += len(flood.piece)
             await asyncio.sleep(0)
-        api = answers.APIS["chat"]
-        self._transport.write(b"".join(map(vllm.chunk, (*api.finish, *api.done))) + vllm.LAST_CHUNK)
+        self._transport.write(flood.end)
 
 
 class _NoLimit:

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 from loadtest.common.processes import until_stopped
+from loadtest.faults.upstream.answers import MODEL
 from loadtest.faults.upstream.connection import FaultyConnection, State
 
 BACKLOG = 1_024
@@ -29,8 +30,8 @@ READY = "ready {name} {port} control {control}"
 class FaultyReplica:
     """The listener, which can be closed and opened again, and its control port."""
 
-    def __init__(self, name: str, host: str, port: int) -> None:
-        self.state = State(name)
+    def __init__(self, name: str, host: str, port: int, model: str = MODEL) -> None:
+        self.state = State(name, model)
         self._host, self.port = host, port
         self._server: asyncio.AbstractServer | None = None
 
@@ -83,9 +84,9 @@ class FaultyReplica:
         return {}
 
 
-async def serve(name: str, host: str, port: int) -> None:
+async def serve(name: str, host: str, port: int, model: str = MODEL) -> None:
     """One replica and its control port, said in a line, until cancelled."""
-    replica = FaultyReplica(name, host, port)
+    replica = FaultyReplica(name, host, port, model)
     await replica.open()
     control = await asyncio.start_server(replica.control, host, 0, limit=1 << 20)
     print(READY.format(name=name, port=replica.port, control=control.sockets[0].getsockname()[1]), flush=True)
@@ -98,8 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="r0", help="as markers have it (r0)")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser.add_argument("--model", default=MODEL, help=f"the name of its model ({MODEL})")
     options = parser.parse_args(argv)
-    return until_stopped(serve(options.name, options.host, options.port))
+    return until_stopped(serve(options.name, options.host, options.port, options.model))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,187 @@
+"""Goal 29: one tenant beside one hostile party at a time: another tenant, an engine of another model, the store.
+
+The tenant's requests are short streams to an engine of its own, alone and then beside the hostile party. Between them
+a server that does nothing is asked: what its answers take longer beside the hostile party is the machine's doing, and
+is taken off. Refusals and lost tokens are counts, and may be none; the ratio of times is judged where times are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from loadtest.common.processes import Process, started
+from loadtest.common.report import Row, percentile
+from loadtest.faults.bench import Bench, FaultAnswer, Run, Upstream, at_rate, failures, row, until
+from loadtest.faults.hostile import FLOOD_MODEL
+from loadtest.faults.rows.overload import Tenant
+from loadtest.faults.upstream.answers import MODEL
+from loadtest.faults.upstream.floods import FLOODS
+
+GOAL = 29
+PER_S, TOKENS = 40.0, 8
+TTFT_TIMES_MAX = 1.2
+SETTLE_S = 1.0
+STORE = "messages"
+PARTIES = {
+    **dict.fromkeys(("bytes", "ids", "strings", "sessions", "cancels", "deadlines"), "tenant"),
+    **{f"flood of {kind}": "engine" for kind in FLOODS},
+    STORE: "store",
+}
+"""What is hostile -> by which party."""
+COUNTED_LATER = frozenset({"deadlines"})
+"""Parties whose counts are not judged yet: a tenant's deadlines still have requests of others refused."""
+_BEGINS, _PORT = re.compile("begins"), re.compile(r"ready (\d+)")
+_FORGED = re.compile(
+    r'^warmroute_sharing_messages_total\{[^}]*kind="(?:bad|unauthenticated)"[^}]*\} (\S+)', re.MULTILINE
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one tenant saw in a while: its answers, and what a server that does nothing took, in seconds."""
+
+    answers: list[FaultAnswer] = field(default_factory=list)
+    idle_s: list[float] = field(default_factory=list)
+
+    @property
+    def p99_s(self) -> float | None:
+        """The 99th percentile of times to the first byte; None where no answer was whole."""
+        return percentile([answer.first_s - answer.began_s for answer in self.answers if answer.ok], 99)
+
+    @property
+    def lost(self) -> int:
+        """Tokens that did not come, of answers with status 200."""
+        words = [b" w%d" % number for number in range(TOKENS)]
+        return sum(word not in answer.body for answer in self.answers if answer.status == 200 for word in words)
+
+
+def beside(way: str) -> Callable[[Bench], Awaitable[list[Row]]]:
+    """The rows of one hostile party, as a function of its own, so that each has its own time and its own tries."""
+
+    async def rows(bench: Bench) -> list[Row]:
+        bench.only_ours("it needs tenants")
+        return await _beside(bench, way)
+
+    rows.__name__ = f"beside {PARTIES[way]} {way}"
+    return rows
+
+
+ROWS = tuple(map(beside, PARTIES))
+
+
+@dataclass(slots=True)
+class Scene:
+    """A router before the engine of one tenant and one that may be hostile, and a server that does nothing."""
+
+    run: Run
+    engine: Upstream
+    hostile: Upstream
+    idle: Upstream
+    loud: Tenant
+    store: Process | None
+
+    async def came(self) -> float:
+        """What came of the hostile party so far: its requests that reached the engine, bytes of its floods, or its
+        messages that the router has refused."""
+        if self.store is not None:
+            _, text = await self.run.page("/metrics", admin=True)
+            return sum(float(found[1]) for found in _FORGED.finditer(text))
+        flooded = (await self.hostile.tell("figures"))["flooded_bytes"]
+        return float(flooded or sum(not record["id"] for record in await self.engine.seen()))
+
+
+async def _beside(bench: Bench, way: str) -> list[Row]:
+    seconds_s = float(bench.scale.of(6, 60))
+    async with _scene(bench, way) as scene:
+        await _seen(scene, SETTLE_S)
+        alone, before = await _seen(scene, seconds_s), await scene.came()
+        async with _hostile(bench, scene, way, 2 * seconds_s + SETTLE_S):
+            await _seen(scene, SETTLE_S)
+            after = await _seen(scene, seconds_s)
+
+            async def has_come() -> bool:
+                return await scene.came() > before
+
+            is_hostile = await until(has_come, bench.scale.patience_s(30.0))
+    return _judged(bench, way, alone, after, is_hostile=is_hostile)
+
+
+@asynccontextmanager
+async def _scene(bench: Bench, way: str) -> AsyncIterator[Scene]:
+    quiet, loud = Tenant("quiet"), Tenant("loud")
+    file = bench.folder / "neighbours.yaml"
+    file.write_text(quiet.entry + loud.entry)
+    flags = ["--set", f"auth.keys_file={file}"]
+    async with AsyncExitStack() as stack:
+        models = {"engine": MODEL, "hostile-engine": FLOOD_MODEL, "idle": MODEL}
+        engine, hostile, idle = (Upstream(name, bench.folder, model) for name, model in models.items())
+        for upstream in (engine, hostile, idle):
+            stack.push_async_callback(upstream.stop)
+            await upstream.start()
+        store: Process | None = None
+        if way == STORE:
+            words = [sys.executable, "-m", "loadtest.faults.hostile_store"]
+            store = await stack.enter_async_context(started("store", words, bench.folder))
+            (said,) = await store.said(_PORT)
+            flags += ["--set", f"shared.url=redis://127.0.0.1:{said[1]}", "--set", "shared.router=a"]
+        run = await stack.enter_async_context(bench.running(0, flags, [engine.url, hostile.url], key=quiet.key))
+        yield Scene(run, engine, hostile, idle, loud, store)
+
+
+@asynccontextmanager
+async def _hostile(bench: Bench, scene: Scene, way: str, seconds_s: float) -> AsyncIterator[None]:
+    """The hostile party, which has begun, and is ended behind the block."""
+    if scene.store is not None:
+        os.kill(scene.store.pid, signal.SIGUSR1)
+        yield
+        return
+    words = [sys.executable, "-m", "loadtest.faults.hostile", way, str(scene.run.port), scene.loud.key]
+    async with started("hostile", [*words, f"{bench.scale.patience_s(seconds_s):g}"], bench.folder) as process:
+        await process.said(_BEGINS)
+        yield
+
+
+async def _seen(scene: Scene, seconds_s: float) -> Seen:
+    """Ask for so many seconds, and the server that does nothing before each request."""
+    seen = Seen()
+
+    async def ask(_: int) -> FaultAnswer:
+        began_s = time.monotonic()
+        async with scene.run.http.get(
+            f"{scene.idle.url}/health", timeout=aiohttp.ClientTimeout(total=30.0)
+        ) as response:
+            await response.read()
+        seen.idle_s.append(time.monotonic() - began_s)
+        return await scene.run.ask(timeout_s=30.0, max_tokens=TOKENS)
+
+    seen.answers = await at_rate(PER_S, int(PER_S * seconds_s), ask)
+    return seen
+
+
+def _judged(bench: Bench, way: str, alone: Seen, after: Seen, *, is_hostile: bool) -> list[Row]:
+    """The rows of one party: the times of others, what they were refused, and what they lost."""
+    before_s, beside_s = alone.p99_s, after.p99_s
+    machine_s = max(0.0, (percentile(after.idle_s, 99) or 0.0) - (percentile(alone.idle_s, 99) or 0.0))
+    times = max(0.0, beside_s - machine_s) / before_s if before_s and beside_s else None
+    note = f"{1e3 * (before_s or 0):.1f} ms alone, {1e3 * (beside_s or 0):.1f} ms beside, of which the machine's own"
+    note += f" {1e3 * machine_s:.1f} ms"
+    case = f"beside a hostile {PARTIES[way]}, {way}: others' p99 TTFT in times of what it is alone"
+    found = [
+        row(GOAL, case, TTFT_TIMES_MAX, times, slack=bench.scale.slack, note=note),
+        failures(GOAL, "... others' refusals and errors", after.answers),
+        row(GOAL, "... tokens lost", 0, after.lost),
+        row(GOAL, "... nothing came of it", 0, int(not is_hostile)),
+    ]
+    if way in COUNTED_LATER:
+        for each in found[1:3]:
+            each.ok, each.note = None, "not judged yet"
+    return found
