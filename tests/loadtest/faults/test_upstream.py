@@ -14,6 +14,7 @@ from loadtest.common.answers import LAST_CHUNK, chunk
 from loadtest.faults.judge import events, finished, verdict
 from loadtest.faults.upstream import answers
 from loadtest.faults.upstream.connection import EARLY, MID, Behaviour
+from loadtest.faults.upstream.floods import FLOODS
 from loadtest.faults.upstream.process import FaultyReplica
 from tests.support.waiting import until
 
@@ -161,3 +162,22 @@ async def test_bodies_in_chunks_are_read() -> None:
         writer.write(chunk(body[:9]) + chunk(body[9:]) + LAST_CHUNK)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_floods_are_what_they_say(kind: str) -> None:
+    """At least as many bytes as were asked for, whole in the end: short events, one event, or one answer."""
+    async with replica() as there:
+        raw, _ = await ask(there.port, marks=f"flood={kind} flood_bytes=300000", stream=kind != "answer")
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert len(body) >= 300_000
+    if kind == "answer":
+        assert f"content-length: {len(body)}".encode() in head
+        assert json.loads(body)["object"] == "list"
+        return
+    body, whole = unchunked(raw)
+    found = [data for _, data in events(body)[0]]
+    assert whole
+    assert found[-1] == b"[DONE]"
+    assert all(isinstance(data, dict) for data in found[:-1])
+    assert (len(found) < 10) == (kind == "one_event")
