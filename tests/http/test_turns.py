@@ -16,6 +16,7 @@ from tests.support.recorded import head
 
 
 @pytest.mark.promise("Whoever sends without an end has one turn in eight.", "clients")
+@pytest.mark.promise("An engine is read in turns with all others, however fast it sends.", "engines")
 def test_who_sends_without_an_end_has_one_turn_in_eight() -> None:
     """Clients and engines that send as fast as they are read go on in the same turn of the loop, and not in the seven
     behind it, however their bytes are cut into reads."""
@@ -36,7 +37,7 @@ def test_who_sends_without_an_end_has_one_turn_in_eight() -> None:
     assert all(sum(busy[at : at + TURNS]) == 1 for at in range(2 * TURNS))
 
 
-@pytest.mark.promise("Whoever sends without an end has one turn in eight.", "engines")
+@pytest.mark.promise("An engine is read in turns with all others, however fast it sends.", "engines")
 def test_short_chunks_count_for_what_they_take() -> None:
     """Chunks of one byte, in reads that are short, end the turn of a connection long before as many bytes would."""
     loop = Loop()

@@ -104,7 +104,7 @@ async def test_who_aborts_hears_nothing_any_more() -> None:
     assert (one.replies, one.ends) == ([], [])
 
 
-@pytest.mark.promise("Whoever sends without an end has one turn in eight.", "store")
+@pytest.mark.promise("A flood of messages from the shared store takes at most one turn in eight.", "store")
 async def test_who_sends_without_an_end_has_one_turn_in_eight() -> None:
     """Replies that take long are taken a few at a time, seven turns of the loop apart, and none is lost."""
     ticks = count()  # each look at the clock finds that the time is over
