@@ -18,7 +18,7 @@ from router.loop import Turns
 TURN_BYTES = 256_000  # bytes of a connection in one turn; a read of so many filled uvloop's buffer
 CHUNK_BYTES = 96  # what a chunk counts as besides: it takes 0.3 us to parse, which so many bytes take to pass
 READS_A_TURN = 4  # connections that go on in such a turn; a full read takes some 0.1 ms
-TURN_S = 0.002  # time in such a turn after which no other connection goes on
+TURN_S = 0.001  # time in such a turn after which no other connection goes on
 DROPPED_BYTES_MAX, DROPPED_IN_S = 1 << 20, 0.01  # dropped for all refused clients together in so many seconds
 
 
