@@ -149,6 +149,12 @@ class Turns:
         self.waiting.append(work)
         self._next()
 
+    async def turn(self) -> None:
+        """Wait for the next of these turns."""
+        came = self._loop.create_future()
+        self.later(lambda: None if came.done() else came.set_result(None))
+        await came
+
     def _next(self) -> None:
         if self.waiting and not self._due:
             self._due, self._left, self._begun_s = True, TURNS, self.clock()

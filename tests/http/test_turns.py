@@ -104,3 +104,15 @@ def test_empty_turns_are_left_to_nobody() -> None:
         loop.turn()
         assert called == expected
     assert loop.soon == []
+
+
+async def test_a_task_waits_for_its_turn() -> None:
+    """One that is cancelled meanwhile holds up no other."""
+    turns = Turns(asyncio.get_running_loop())
+    first, second = (asyncio.ensure_future(turns.turn()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(60.0):
+        await second
+    assert first.cancelled()
+    assert not turns.waiting

@@ -27,11 +27,11 @@ from router.engines.kv_events.addresses import Addresses
 from router.engines.kv_events.handover import Handover, begin_with, objection, state_of
 from router.engines.kv_events.sockets import Replay, Sockets, Subscription, Unreadable
 from router.engines.kv_events.sources import Finder, NoAnswer, Off, Source
-from router.loop import LongWork
+from router.loop import LongWork, Turns
 
 log = logging.getLogger(__name__)
 
-YIELD_S = 0.0005  # work without a break, before the event loop goes on
+YIELD_S = 0.0005  # work without a break, before the stream waits for its turn of the event loop
 SLICE_BLOCKS = 256  # blocks applied without a break: about half a millisecond
 FIND_AGAIN_S = 1.0  # pause after a replica did not say where its events are
 
@@ -86,6 +86,8 @@ class Follower:
         self._why, self._graded = "not asked yet", Grade.ESTIMATED
         self._lag_s: float | None = None  # lag of the last batch when it came
         self._lateness = Lateness()
+        self._turns: Turns | None = None  # of a stream that is followed
+        self._share_s = YIELD_S  # work in the present turn
         self._applying = asyncio.Lock()  # held while a batch is applied, and while all that is known is copied
         self._unproven = 0  # blocks that another process knew, and that the stream has not proved yet
         self.down_since_s: float | None = None  # time since which it connects in vain; None while it does not
@@ -202,7 +204,8 @@ class Follower:
     async def _drive(self, stream: KvStream, source: Source, subscription: Subscription | None) -> None:
         """Receive and apply events until the source changes."""
         clock, was_up = self._shared.clock, False
-        self._spent_s = time.perf_counter()
+        self._turns = Turns(asyncio.get_running_loop(), time.perf_counter)
+        self._spent_s, self._share_s = time.perf_counter(), YIELD_S
         while self._found == source:
             self.wake.clear()
             stream.tick(clock())
@@ -355,9 +358,9 @@ class Follower:
             self._replay = None
 
     async def _breathe(self) -> None:
-        if time.perf_counter() - self._spent_s > YIELD_S:
-            await asyncio.sleep(0)
-            self._spent_s = time.perf_counter()
+        if self._turns is not None and time.perf_counter() - self._spent_s > self._share_s:
+            await self._turns.turn()
+            self._spent_s, self._share_s = time.perf_counter(), max(YIELD_S, self._turns.share_s)
 
 
 def _wait_s(stream: KvStream, now_s: float) -> float | None:

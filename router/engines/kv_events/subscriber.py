@@ -25,6 +25,7 @@ from router.engines.kv_events.follower import YIELD_S, Follower, StreamStats, Su
 from router.engines.kv_events.handover import Handover
 from router.engines.kv_events.sockets import Sockets, Subscription, Unreadable
 from router.engines.kv_events.sources import Finder, Source, same_peer
+from router.loop import Turns
 
 __all__ = ["StreamStats", "Subscriber"]
 
@@ -195,6 +196,7 @@ class Subscriber:
     async def _listen(self, bound: Subscription) -> None:
         wake = asyncio.Event()
         bound.wakes(wake)
+        turns = Turns(asyncio.get_running_loop(), time.perf_counter)
         spent_s = time.perf_counter()
         while True:
             wake.clear()
@@ -210,7 +212,7 @@ class Subscriber:
                 else:
                     self._heard(*heard)
                 if time.perf_counter() - spent_s > YIELD_S:
-                    await asyncio.sleep(0)
+                    await turns.turn()
                     spent_s = time.perf_counter()
             await wake.wait()
             spent_s = time.perf_counter()
