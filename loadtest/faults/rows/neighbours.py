@@ -37,8 +37,6 @@ PARTIES = {
     STORE: "store",
 }
 """What is hostile -> by which party."""
-COUNTED_LATER = frozenset({"deadlines"})
-"""Parties whose counts are not judged yet: a tenant's deadlines still have requests of others refused."""
 _BEGINS, _PORT = re.compile("begins"), re.compile(r"ready (\d+)")
 _FORGED = re.compile(
     r'^warmroute_sharing_messages_total\{[^}]*kind="(?:bad|unauthenticated)"[^}]*\} (\S+)', re.MULTILINE
@@ -175,13 +173,9 @@ def _judged(bench: Bench, way: str, alone: Seen, after: Seen, *, is_hostile: boo
     note = f"{1e3 * (before_s or 0):.1f} ms alone, {1e3 * (beside_s or 0):.1f} ms beside, of which the machine's own"
     note += f" {1e3 * machine_s:.1f} ms"
     case = f"beside a hostile {PARTIES[way]}, {way}: others' p99 TTFT in times of what it is alone"
-    found = [
+    return [
         row(GOAL, case, TTFT_TIMES_MAX, times, slack=bench.scale.slack, note=note),
         failures(GOAL, "... others' refusals and errors", after.answers),
         row(GOAL, "... tokens lost", 0, after.lost),
         row(GOAL, "... nothing came of it", 0, int(not is_hostile)),
     ]
-    if way in COUNTED_LATER:
-        for each in found[1:3]:
-            each.ok, each.note = None, "not judged yet"
-    return found

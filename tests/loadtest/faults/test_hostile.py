@@ -91,13 +91,12 @@ def seen(ttft_s: float, idle_s: float, status: int = 200, tokens: int = neighbou
 
 def test_a_neighbour_is_judged_beside_each_party(tmp_path: Path) -> None:
     """Times above 1.2 of what they were alone, but for what the machine took itself, refusals, lost tokens, and a
-    hostile party of which nothing came are missed, each in a row of its own; with `--counts` times are not judged, and
-    what is not promised yet never is."""
+    hostile party of which nothing came are missed, each in a row of its own; with `--counts` times are not judged."""
     timed, counts = (Bench(rivals.ours(), scale, tmp_path) for scale in (Scale(), Scale(counts=True, slack=math.inf)))
     alone = seen(0.010, 0.001)
 
-    def missed(bench: Bench, after: Seen, way: str = "bytes", *, is_hostile: bool = True) -> list[bool]:
-        found = neighbours._judged(bench, way, alone, after, is_hostile=is_hostile)
+    def missed(bench: Bench, after: Seen, *, is_hostile: bool = True) -> list[bool]:
+        found = neighbours._judged(bench, "bytes", alone, after, is_hostile=is_hostile)
         return [row.ok is False for row in found]
 
     assert missed(timed, seen(0.0119, 0.001)) == [False] * 4
@@ -109,8 +108,6 @@ def test_a_neighbour_is_judged_beside_each_party(tmp_path: Path) -> None:
     refused = seen(0.010, 0.001)
     refused.answers[3].status = 429
     assert missed(counts, refused) == [False, True, False, False]
-    for way in neighbours.COUNTED_LATER:
-        assert missed(counts, refused, way) == [False] * 4
 
 
 def test_every_way_has_a_party() -> None:
