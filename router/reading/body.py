@@ -28,7 +28,7 @@ from router.core.facts.requests import Ask
 from router.core.observatory.memory.templates import TOOLS
 from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.blocks import Chain, chain_of
-from router.core.prompts.bodies import DEPTH, PARTS, excess
+from router.core.prompts.bodies import DEPTH, PARTS, VALUES, excess
 from router.core.prompts.identity import with_fewer_tools
 from router.core.prompts.unread import BYTE_ORDER_MARK, as_utf8, ask_of, in_other_encoding
 from router.http.request import Refusal, Request
@@ -64,6 +64,7 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
     keep: bool  # the decoded body must be kept: the template's input is made of it
     depth_max: int
     parts_max: int
+    values_max: int
     salt: Callable[[bytes], bytes] | None  # makes an isolated tenant's cache salt from the caller's salt
     placer: Placer
     seen: Seen
@@ -245,15 +246,18 @@ def not_allowed() -> Refusal:
 
 
 def _check_shape(body: bytes, how: Reading, place: Place | None = None) -> None:
-    """Raises BadBody for JSON of so many parts that decoding it would take many times its size in memory, and hold the
-    event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on. What
+    """Raises BadBody for JSON of so many parts or values that decoding it would take many times its size in memory, and
+    hold the event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on. What
     was read before, up to a `place`, was checked then."""
-    found = excess(
-        body if place is None or not place.has_at_most(how.parts_max) else place.rest, how.depth_max, how.parts_max
-    )
+    known = place is not None and place.has_at_most(how.parts_max, how.values_max)
+    read = place.rest if known and place is not None else body
+    found = excess(read, how.depth_max, how.parts_max, how.values_max)
     if found == PARTS:
         said = f"The request body has more than {how.parts_max} objects and arrays (limits.json_parts_max)"
         raise BadBody("too_many_parts", f"{said}; send fewer messages, parts or tools.")
+    if found == VALUES:
+        said = f"The request body has more than {how.values_max} values (limits.json_values_max)"
+        raise BadBody("too_many_values", f"{said}; send a shorter prompt.")
     if found == DEPTH:
         said = f"The request body has more than {how.depth_max} levels of JSON within one another."
         raise BadBody("invalid_json", said)

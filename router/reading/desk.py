@@ -148,6 +148,7 @@ def _reading_rules(settings: Settings) -> ReadingRules:
         offload_bytes_min=settings.limits.offload_bytes_min,
         json_depth_max=settings.limits.json_depth_max,
         json_parts_max=settings.limits.json_parts_max,
+        json_values_max=settings.limits.json_values_max,
         reading_bytes_max=settings.limits.reading_bytes_max,
         reading_wait_s=settings.limits.reading_wait_s,
         ask_usage=settings.api.ask_usage,

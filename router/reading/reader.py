@@ -81,6 +81,7 @@ class ReadingRules:
     offload_bytes_min: int
     json_depth_max: int = 256
     json_parts_max: int = 65_536
+    json_values_max: int = 1 << 20
     reading_bytes_max: int = 128 << 20
     reading_wait_s: float = 10.0
     ask_usage: bool | str = "auto"
@@ -281,6 +282,7 @@ class Reader:
             dialect is not None and self._tokens is not None and self._placer.follows(),
             self._rules.json_depth_max,
             self._rules.json_parts_max,
+            self._rules.json_values_max,
             partial(tenancy.tenant_salt, self._secret, tenant.name) if tenant and tenant.isolated else None,
             self._placer,
             self._seen_aside if aside else self._seen,

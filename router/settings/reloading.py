@@ -49,7 +49,7 @@ LIVE = frozenset(
         "upstream.continue_streams", "upstream.continue_models", "upstream.hand_over_s",
         "split.linger_s",
         "limits.body_bytes_max", "limits.bodies_bytes_max", "limits.bodies_wait_s", "limits.held_answer_bytes_max",
-        "limits.json_parts_max", "limits.reading_bytes_max", "limits.reading_wait_s",
+        "limits.json_parts_max", "limits.json_values_max", "limits.reading_bytes_max", "limits.reading_wait_s",
         "api.passthrough", "api.unknown_models", "api.ask_usage", "api.receipts",
         "log.level", "log.requests",
         "observatory.repairs", "observatory.append_only",

@@ -663,6 +663,8 @@ class LimitSettings:
     json_parts_max: Positive = 65_536
     """Objects and arrays in a request body (messages, their parts, tools, and what is in them); more is 400. Each takes
     up to 850 bytes while it is read, whatever it takes in the body."""
+    json_values_max: Positive = 1 << 20
+    """Values in a request body, such as the token ids of a prompt; more is 400, before anything is decoded."""
     reading_bytes_max: Positive = 128 << 20
     """Bytes of long bodies that wait to be parsed, which one thread does; beyond it one is turned away (429), of the
     tenant that has most of them waiting."""

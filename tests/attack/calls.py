@@ -39,7 +39,7 @@ OPERATORS_HELD_MB_PER_MB = 128.0  # likewise of operators' own files: YAML is an
 HEAD_BYTES_MAX = 64 << 10  # of a request
 READ_BYTES = 64 << 10  # bytes of one read of a socket
 RANKS = 128  # of one server, as many as its page may have lines for
-DEPTH_MAX, PARTS_MAX = 256, 65_536  # defaults of limits.json_depth_max and limits.json_parts_max
+SHAPE_MAX = (256, 65_536, 1 << 20)  # defaults of limits.json_depth_max, json_parts_max and json_values_max
 # Files of operators, whose readers need not be quick: they end, within bounds.
 OPERATORS = frozenset(
     ("settings_file", "environment", "keys_file", "prefix_file", "model_files", "logs", "sharing_urls")
@@ -105,13 +105,13 @@ def _streamed(name: str, way: Way) -> Call:
 
 
 def _parse(path: str, dialect: Dialect, data: bytes) -> None:
-    if not excess(data, DEPTH_MAX, PARTS_MAX):
+    if not excess(data, *SHAPE_MAX):
         dialect.parse(path, data)
 
 
 def _readable(work: Callable[[bytes], object], data: bytes) -> None:
     """Bodies that are too deep or of too many parts are refused before all else."""
-    if not excess(data, DEPTH_MAX, PARTS_MAX):
+    if not excess(data, *SHAPE_MAX):
         work(data)
 
 
@@ -164,7 +164,7 @@ def _frames(data: bytes) -> None:
 
 def _bodies() -> tuple[Call, ...]:
     return (
-        Call("excess", lambda data: excess(data, DEPTH_MAX, PARTS_MAX)),
+        Call("excess", lambda data: excess(data, *SHAPE_MAX)),
         *(Call(f"parse {path}", partial(_parse, path, dialect)) for path, dialect in PATHS.items()),
         Call("without_shared", partial(_readable, _without_shared)),
         Call("with_salt", partial(_readable, partial(tenancy.with_salt, "/v1/chat/completions", salt=b"5" * 64))),

@@ -73,7 +73,7 @@ SCANNERS: dict[str, Scanner] = {
     "told by a stream": lambda data: told.told_by_stream(data, data),
     "full": errors.says_full,
     "cut usage": lambda data: bodies.cut_usage(dict, data),
-    "excess": lambda data: bodies.excess(data, 64, 100_000),
+    "excess": lambda data: bodies.excess(data, 64, 100_000, 1_000_000),
     "form": lambda data: forms.any_form_model(b'multipart/form-data; boundary="b"', b"--b\r\n" + data),
     "form's type": lambda data: forms.any_form_model(data, b"--b\r\n\r\n--b--"),
     "chunks": chunks.passable,

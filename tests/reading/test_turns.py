@@ -18,7 +18,7 @@ from router.reading.turns import ReadingTurns
 from tests.support.fakes import FakeEngine, running
 from tests.support.keyring import Keyring
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOL = '{"type":"function","function":{"name":"a"}}'
 SHORT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -193,14 +193,12 @@ async def test_clients_that_leave_the_queue_hold_no_turn() -> None:
 @pytest.mark.promise("JSON of more parts than `limits.json_parts_max` is refused before decoding.", "clients")
 async def test_bodies_of_too_many_parts_are_not_decoded(client: ClientSession, engine: FakeEngine) -> None:
     """More than `limits.json_parts_max` tools, messages, parts, or whatever else objects and arrays are: 400 in words
-    that name the limit, before anything is decoded; brackets in text are text. A body of few parts with more numbers
-    than any prompt has tokens is 400, too."""
+    that name the limit, before anything is decoded; brackets in text are text."""
     bad = [
         many_tools(300_000),
         b'{"model":"m","messages":[%b]}' % b",".join([b'{"role":"user","content":"x"}'] * 100_000),
         b'{"model":"m","messages":[{"role":"user","content":[%b]}]}' % b",".join([b'{"type":"text"}'] * 100_000),
         b'{"model":"m","messages":[%b]}' % b",".join([b"[]"] * 1_000_000),
-        b'{"model":"m","prompt":[%b]}' % b",".join([b"1"] * 2_200_000),
     ]
     text = json.dumps({**SHORT, "messages": [{"role": "user", "content": '{[,\\"' * 100_000}]}).encode()
     async with running(engine) as app:
@@ -213,3 +211,30 @@ async def test_bodies_of_too_many_parts_are_not_decoded(client: ClientSession, e
             async with client.post(app.url + CHAT, data=BytesIO(body)) as response:
                 assert response.status == 200
         assert len(engine.seen) == 2
+
+
+@pytest.mark.finding("2026-11-28/10")
+@pytest.mark.promise("JSON of more values than `limits.json_values_max` is refused before it is decoded.", "clients")
+async def test_bodies_of_too_many_values_are_not_decoded(client: ClientSession, engine: FakeEngine) -> None:
+    """More ids or strings than `limits.json_values_max`, wherever they are, are 400 in words that name the limit,
+    before anything is decoded; as many pass, and commas in text are text."""
+    ids = b",".join([b"1"] * 400)
+    bad = [
+        (COMPLETIONS, b'{"model":"m","prompt":[%b]}' % b",".join([b"1"] * 1_100)),
+        (COMPLETIONS, b'{"model":"m","prompt":[%b]}' % b",".join([b'"ab"'] * 1_100)),
+        (COMPLETIONS, b'{"model":"m","prompt":[%b]}' % b",".join([b"[%b]" % ids] * 3)),
+        (CHAT, b'{"model":"m","messages":[],"metadata":{%b}}' % b",".join([b'"a":0'] * 1_100)),
+        ("/generate", b'{"input_ids":[%b]}' % b",".join([b"1"] * 1_100)),
+    ]
+    text = json.dumps({**SHORT, "messages": [{"role": "user", "content": "," * 100_000}]}).encode()
+    async with running(engine, **{"limits.json_values_max": 1_000}) as app:
+        for path, body in bad:
+            async with client.post(app.url + path, data=BytesIO(body)) as response:
+                said = await response.json()
+                said = said.get("error", said)
+                assert (response.status, said["code"]) == (400, "too_many_values")
+                assert "limits.json_values_max" in said["message"]
+        assert engine.seen == []
+        for path, body in ((CHAT, text), (COMPLETIONS, b'{"model":"m","prompt":[%b,%b]}' % (ids, ids))):
+            async with client.post(app.url + path, data=BytesIO(body)) as response:
+                assert response.status == 200

@@ -28,7 +28,6 @@ from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
 from router.core.facts.requests import Beginning, Heading, Prompt, Said
-from router.core.prompts.bodies import VALUES_A_PART
 from router.core.prompts.canonical import Chat
 
 CELL_BYTES = 8 << 10
@@ -71,12 +70,12 @@ class Place:
     mark: Mark
     rest: bytes  # a body: the head, a string instead of the known messages, and the others
 
-    def has_at_most(self, parts_max: int) -> bool:
+    def has_at_most(self, parts_max: int, values_max: int) -> bool:
         """Whether the body surely has no more parts and values than that, as `excess` counts them. False: it
         may have."""
         mark, rest = self.mark, self.rest
         brackets = mark.brackets + rest.count(b"{") + rest.count(b"[")
-        return brackets <= parts_max and mark.commas + rest.count(b",") <= VALUES_A_PART * parts_max
+        return brackets <= parts_max and mark.commas + rest.count(b",") <= values_max
 
     def said(self) -> Said:
         """The known messages as they were decoded, none where none are known, in a list to which more can be added."""

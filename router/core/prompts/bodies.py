@@ -21,12 +21,11 @@ USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (emb
 USAGE_TOKENS_MAX = 1 << 30  # no prompt or answer has more; sums of what engines made up would fit into no file
 METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
 
-VALUES_A_PART = 32  # numbers and strings that may come with each object or array: ids of two million tokens by default
 # Brackets looked at one by one before the whole body is scanned: so many, or one for so many bytes.
 LOOKS_MAX, BYTES_A_LOOK = 2_048, 128
 SLICE_BYTES = 32 << 10  # scanned in one go: half a millisecond at most
 QUOTES_MAX = 1_024  # quotes in a slice that are looked at one by one; where they are denser, escapes are taken out
-PARTS, DEPTH = "parts", "depth"  # what there may be too much of
+PARTS, VALUES, DEPTH = "parts", "values", "depth"  # what there may be too much of
 _WHITE = b" \t\r\n"
 _BEFORE_BRACKET = b"[,:" + _WHITE  # an object or array begins behind one of these
 # What the bracket of an object or an array that has anything in it is followed by. Quotes within strings are escaped.
@@ -59,22 +58,22 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
         raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
 
 
-def excess(body: bytes, depth_max: int, parts_max: int) -> str:
+def excess(body: bytes, depth_max: int, parts_max: int, values_max: int) -> str:
     """What there is too much of in this JSON; "" where nothing is. DEPTH: objects and arrays are within one another
     more than `depth_max` deep. PARTS: more than `parts_max` of them begin (messages, their parts, tools, and whatever
-    is in them), or there are more than VALUES_A_PART times as many values, such as the ids of a prompt. What is no JSON
-    may be said to have either.
+    is in them). VALUES: more than `values_max` commas part values, such as the ids of a prompt. What is no JSON may be
+    said to have any.
 
     Some 10 us for 200 KB where few objects and arrays may begin, strings included, else some 2 ms a megabyte.
     """
-    if _is_plain(body, depth_max, parts_max):
+    if _is_plain(body, depth_max, parts_max, values_max):
         return ""
     parts = values = depth = deepest = 0
     for piece in _outside_strings(body):
         parts += piece.count(b"{") + piece.count(b"[")
         values += piece.count(b",")
-        if parts > parts_max or values > VALUES_A_PART * parts_max:
-            return PARTS  # before the depth, which takes far longer where brackets are many
+        if parts > parts_max or values > values_max:  # before the depth, which takes far longer where brackets are many
+            return PARTS if parts > parts_max else VALUES
         steps = piece.translate(_STEPS, _NO_BRACKETS)
         if not steps:
             continue
@@ -85,13 +84,13 @@ def excess(body: bytes, depth_max: int, parts_max: int) -> str:
     return ""
 
 
-def _is_plain(body: bytes, depth_max: int, parts_max: int) -> bool:
+def _is_plain(body: bytes, depth_max: int, parts_max: int, values_max: int) -> bool:
     """Whether a glance tells that nothing is too much. Brackets are found one by one: to count them, which looks at
     each byte, takes five times as long where they are few."""
     size = len(body)
-    if size <= 2 * depth_max and size <= parts_max:
+    if size <= 2 * depth_max and size <= parts_max and size <= 2 * values_max:
         return True
-    if size > VALUES_A_PART * parts_max or depth_max < 2:  # a value takes a byte at least
+    if size > 2 * values_max or depth_max < 2:  # a value and its comma take two bytes at least
         return False
     # As many may yet begin. The first of all has nothing before it, and the innermost may have nothing in it.
     begin = depth_max - 2

@@ -58,7 +58,7 @@ def test_prompts_of_many_parts(turns: list[int], data: bytes, least: int) -> Non
 def test_long_bodies_and_prompts(turns: list[int]) -> None:
     """Counting, measuring and hashing megabytes go by slices; what is short has no turn in it."""
     long = b"[" + b'{"a":[]},' * 400_000 + b"{}]"
-    assert excess(long, 64, 1_000_000) == ""
+    assert excess(long, 64, 1_000_000, 1_000_000) == ""
     assert len(turns) >= len(long) // SLICE_BYTES
     turns.clear()
     chain_of(OPENAI.parse(CHAT, body([{"role": "user", "content": "x" * (4 * HASHED_BYTES)}])), "m")

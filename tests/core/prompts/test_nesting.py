@@ -29,7 +29,7 @@ STYLES: list[dict[str, Any]] = [{}, {"indent": 1}, {"separators": (",", ":")}, {
 
 def nests_deeper(body: bytes, depth_max: int) -> bool:
     """Whether this JSON is too deep, of however many parts."""
-    return excess(body, depth_max, len(body)) == DEPTH
+    return excess(body, depth_max, len(body), len(body)) == DEPTH
 
 
 def depth(value: object) -> int:
@@ -42,6 +42,12 @@ def parts(value: object) -> int:
     """Objects and arrays, by recursion."""
     inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else None
     return 0 if inner is None else 1 + sum(map(parts, inner))
+
+
+def commas(value: object) -> int:
+    """Commas between values, by recursion."""
+    inner = value if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+    return max(0, len(inner) - 1) + sum(map(commas, inner))
 
 
 @contextmanager
@@ -75,7 +81,15 @@ def test_parts(value: object, parts_max: int, style: dict[str, Any], scan: Abstr
     """Exactly the JSON of more objects and arrays is found, likewise."""
     body = json.dumps(value, **style).encode()
     with scan:
-        assert (excess(body, len(body), parts_max) == PARTS) == (parts(value) > parts_max)
+        assert (excess(body, len(body), parts_max, len(body)) == PARTS) == (parts(value) > parts_max)
+
+
+@given(VALUES, st.integers(1, 12), st.sampled_from(STYLES), SCANS)
+def test_values(value: object, values_max: int, style: dict[str, Any], scan: AbstractContextManager[None]) -> None:
+    """Exactly the JSON of more commas between values is found, likewise."""
+    body = json.dumps(value, **style).encode()
+    with scan:
+        assert (excess(body, len(body), len(body), values_max) == bodies.VALUES) == (commas(value) > values_max)
 
 
 @given(st.binary(max_size=2_000) | st.text('[]{}"\\:, \n', max_size=2_000).map(str.encode), st.integers(1, 20))
