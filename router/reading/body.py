@@ -247,8 +247,8 @@ def not_allowed() -> Refusal:
 
 def _check_shape(body: bytes, how: Reading, place: Place | None = None) -> None:
     """Raises BadBody for JSON of so many parts or values that decoding it would take many times its size in memory, and
-    hold the event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed on. What
-    was read before, up to a `place`, was checked then."""
+    hold the event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed
+    on. What was read before, up to a `place`, was checked then."""
     known = place is not None and place.has_at_most(how.parts_max, how.values_max)
     read = place.rest if known and place is not None else body
     found = excess(read, how.depth_max, how.parts_max, how.values_max)

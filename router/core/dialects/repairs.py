@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.dialects.tenancy import CHAT, MESSAGES, RESPONSES
+from router.core.prompts import slices
 from router.core.prompts.bodies import UNREADABLE
 
 SORT_TOOLS, CANONICAL_TOOLS = "sort_tools", "canonical_tools"
@@ -95,7 +96,7 @@ def _place(body: bytes) -> tuple[int, int] | None:
     """Where the value of `tools` begins and ends. None where there is none, or where any name of the body's top level
     comes twice: a value that is decoded stands behind its name only if no other was taken for it."""
     try:
-        members = _decode_members(body)
+        members = slices.read(_decode_members, body)
     except UNREADABLE:
         return None
     at, found, comma = body.index(b"{") + 1, None, b""
@@ -155,6 +156,6 @@ def _canonical(piece: bytes) -> bytes:
 
 
 def _sorted_keys(schema: bytes) -> bytes:
-    value = msgspec.json.decode(schema)
+    value = slices.value(schema)
     made = _encode_sorted(value)
     return schema if _encode(value) == made else made

@@ -12,7 +12,6 @@ caches apart as `cache_salt` does. Whatever is not understood makes the prompt u
 from __future__ import annotations
 
 import re
-from array import array
 from http import HTTPStatus
 
 import msgspec
@@ -27,8 +26,9 @@ from router.core.facts.requests import Ask, Prompt, TemplateInput
 from router.core.prompts import bodies
 from router.core.prompts.beginnings import Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, USAGE_BODY_BYTES_MAX
-from router.core.prompts.canonical import OPAQUE_REPEATS, RS
-from router.core.prompts.canonical_openai import TOKEN_ID_BYTES
+from router.core.prompts.canonical import OPAQUE_REPEATS
+from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_ids, decode_text, decode_texts, only_text
+from router.core.prompts.slices import read, utf8
 
 OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of srt/sampling/sampling_params.py
 
@@ -83,8 +83,6 @@ _BODY = msgspec.json.Decoder(_Body)
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_answers = msgspec.json.Decoder(_Answer | list[_Answer]).decode
 _decode_meta = msgspec.json.Decoder(_Meta).decode
-_decode_text = msgspec.json.Decoder(str | list[str]).decode
-_decode_ids = msgspec.json.Decoder(list[int | list[int]]).decode
 # meta_info at the end of an event whose beginning is cut off: objects in it hold none themselves.
 _META_AT = re.compile(rb'"meta_info"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})([^{}]*)')
 _ABORT = b'"abort"'
@@ -131,14 +129,14 @@ class SGLang(UsageUnasked):
             return None
         try:
             if bodies.given(fields.input_ids):
-                one = _lists(_decode_ids(fields.input_ids))
-                return TemplateInput(ids=array("I", one[0]).tobytes()) if len(one) == 1 else None
-            text = _decode_text(fields.text) if fields.text else []
+                given = Given(one_kind=True)
+                given.read(fields.input_ids, decode_ids)
+                return TemplateInput(ids=given.id_bytes()) if given.flat or given.lists == 1 else None
+            # tokenizer_manager.py calls the tokenizer without options, so it adds what it adds to any text.
+            text = only_text(fields.text) if fields.text else None
+            return TemplateInput(text=text, add_special_tokens=True) if text is not None else None
         except UNREADABLE:
             return None
-        texts = [text] if isinstance(text, str) else text
-        # tokenizer_manager.py calls the tokenizer without options, so it adds what it adds to any text.
-        return TemplateInput(text=texts[0], add_special_tokens=True) if len(texts) == 1 else None
 
     def usage(self, body: bytes) -> Usage | None:
         """Token counts of an answer that did not stream. None for several answers: the counts of several prompts
@@ -273,12 +271,6 @@ def _media(fields: _Body) -> list[bytes]:
     return found
 
 
-def _lists(ids: list[int | list[int]]) -> list[list[int]]:
-    """One list of ids a prompt."""
-    flat = [item for item in ids if isinstance(item, int)]
-    return [flat] if flat else [item for item in ids if isinstance(item, list)]
-
-
 def _prompt(fields: _Body) -> Prompt | None:
     """Text or ids; several prompts one behind the other, as in the OpenAI dialect. Media come first: where in the
     text they stand is known to the model's processor only."""
@@ -287,14 +279,17 @@ def _prompt(fields: _Body) -> Prompt | None:
     try:
         media = b"".join(xxh3_128_digest(item) * OPAQUE_REPEATS for item in _media(fields))
         if bodies.given(fields.input_ids):
-            text = array("I", [id_ for prompt in _lists(_decode_ids(fields.input_ids)) for id_ in prompt]).tobytes()
-            whole = media + text
+            given = Given(one_kind=True)
+            given.read(fields.input_ids, decode_ids)
+            whole = media + given.id_bytes()
             return Prompt(whole, len(whole), (), len(media), TOKEN_ID_BYTES) if whole else None
         if not bodies.given(fields.text):
             return None
-        given = _decode_text(fields.text)
-        texts = [each.encode() for each in ([given] if isinstance(given, str) else given)]
-        first = len(texts[0]) if texts else 0
-        return Prompt(media + RS.join(texts), len(media) + first, opaque_bytes=len(media))
+        if bodies.is_text(fields.text):
+            text = utf8(read(decode_text, fields.text))
+            return Prompt(media + text, len(media) + len(text), opaque_bytes=len(media))
+        given = Given()
+        given.read(fields.text, decode_texts)
+        return Prompt(media + given.text(), len(media) + given.first_text_bytes, opaque_bytes=len(media))
     except UNREADABLE:
         return None

@@ -27,6 +27,7 @@ from hashlib import sha256
 import msgspec
 from msgspec import Raw
 
+from router.core.prompts import slices
 from router.core.prompts.bodies import ABSENT, UNREADABLE, BadBody, given
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -119,7 +120,7 @@ def named(body: bytes) -> Named:
     if not body:
         return _NOTHING
     try:
-        return _decode_named(body)
+        return slices.read(_decode_named, body)
     except UNREADABLE:
         return Named(*[Raw(b'"') for _ in Named.__struct_fields__])
 
@@ -137,7 +138,7 @@ def without_transfers(body: bytes) -> bytes:
     if not body:
         return body
     try:
-        return _without(body, _decode_named(body), _TRANSFERRED, [])
+        return _without(body, slices.read(_decode_named, body), _TRANSFERRED, [])
     except UNREADABLE:
         return body
 
@@ -157,7 +158,7 @@ def _sampling(raw: Raw) -> str | None:
     if bytes(raw).startswith(b"["):
         return None
     try:
-        told = _decode_arguments(raw)
+        told = slices.read(_decode_arguments, raw)
         if not given(extra := told.get(_EXTRA, ABSENT)) or (kept := _arguments(extra)) is None:
             return None
         return msgspec.json.encode(told | {_EXTRA: Raw(kept.encode())}).decode()
@@ -168,7 +169,7 @@ def _sampling(raw: Raw) -> str | None:
 def _arguments(raw: Raw) -> str | None:
     """vLLM's further arguments without transfers, as JSON; None where they have none."""
     try:
-        told = _decode_arguments(raw)
+        told = slices.read(_decode_arguments, raw)
         kept = {name: value for name, value in told.items() if name not in _SHARED}
         return None if len(kept) == len(told) else msgspec.json.encode(kept).decode()
     except UNREADABLE:
@@ -189,7 +190,7 @@ def adapters(found: Named) -> list[str]:
     if not given(found.lora_path):
         return []
     try:
-        told = msgspec.json.decode(found.lora_path)
+        told = slices.value(found.lora_path)
     except UNREADABLE:
         return [""]
     listed = told if isinstance(told, list) else [told]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.placements import Usage
-from router.core.prompts import interpreter
+from router.core.prompts import interpreter, slices
 
 USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
 
@@ -53,7 +54,7 @@ _EVENT_NAME = re.compile(rb"^event: ?(\S+)\r?\n", re.MULTILINE)
 def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
     """The top level of a request. Raises BadBody when it is not a JSON object."""
     try:
-        return decoder.decode(body)
+        return slices.read(decoder.decode, body)
     except UNREADABLE as error:
         raise BadBody("invalid_json", f"The request body is not a JSON object: {error}") from error
 
@@ -120,7 +121,7 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
     at = inside = 0
     while at < len(body):
         piece = body[at : at + SLICE_BYTES]
-        if _escapes(piece):  # an escape stays whole
+        if slices.escapes(piece):  # an escape stays whole
             piece = body[at : at + SLICE_BYTES + 1]
         at += len(piece)
         interpreter.let_others()
@@ -142,13 +143,8 @@ def _rejoined(parts: list[bytes], inside: int) -> list[bytes]:
         if not escaped:
             kept.append(part)
             outside = not outside
-        escaped = not outside and part.endswith(b"\\") and _escapes(part)
+        escaped = not outside and part.endswith(b"\\") and slices.escapes(part)
     return kept
-
-
-def _escapes(part: bytes) -> bool:
-    """Whether the byte behind this part of a string is escaped."""
-    return (len(part) - len(part.rstrip(b"\\"))) % 2 == 1
 
 
 def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
@@ -181,7 +177,12 @@ def as_type(type_: type[_T], raw: Raw) -> _T | None:
     if not raw:
         return None
     try:
-        return msgspec.json.decode(raw, type=type_)
+        if len(raw) < slices.LONG_BYTES_MIN:
+            return msgspec.json.decode(raw, type=type_)
+        if type_ is dict or type_ is list:
+            value: object = slices.value(raw)
+            return value if isinstance(value, type_) else None
+        return slices.read(partial(msgspec.json.decode, type=type_), raw)
     except UNREADABLE:
         return None
 
@@ -204,6 +205,11 @@ def word_is_true(word: str) -> bool:
 def given(raw: Raw) -> bool:
     """Present and not null. (A Raw never equals bytes.)"""
     return raw is not ABSENT and bool(raw) and bytes(raw) != b"null"
+
+
+def is_text(raw: Raw) -> bool:
+    """Whether it is a string."""
+    return bytes(memoryview(raw)[:1]) == b'"'
 
 
 def wants_usage(options: dict[str, Any] | None) -> bool:

@@ -26,9 +26,10 @@ from msgspec import Raw
 from xxhash import xxh3_128_digest
 
 from router.core.facts.requests import OPAQUE_BYTES, Beginning, Heading, Joint, Prompt
-from router.core.prompts import interpreter
+from router.core.prompts import interpreter, slices
 from router.core.prompts.blocks import SPANS_MAX
 from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts.slices import SLICE_BYTES, utf8
 
 RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
 # An image is hundreds of tokens, not its URL's length: it stands as so many digests. How many tokens that are is
@@ -111,7 +112,7 @@ class Chat:
 
     def system(self, text: str) -> None:
         """A system prompt that the request has beside its messages."""
-        self._head += (RS, b"system", US, _without_billing(text).encode())
+        self._head += (RS, b"system", US, utf8(_without_billing(text)))
 
     def head_breakpoint(self, behind_bytes: int = 0) -> None:
         """The client marks what the head has up to now, but for its last bytes, as worth caching."""
@@ -136,7 +137,8 @@ class Chat:
                 break
             if role == "system":
                 text = _without_billing(text)
-            lead, data = _LEADS.get(role) or RS + role.encode() + US, text.encode()
+            lead = _LEADS.get(role) or RS + role.encode() + US
+            data = text.encode() if len(text) <= SLICE_BYTES else utf8(text)
             out += lead, data
             if not len(out) & OTHERS_AFTER:
                 interpreter.let_others()
@@ -153,7 +155,7 @@ class Chat:
         """One message that is a text and has no other fields."""
         if role == "system":
             text = _without_billing(text)
-        lead, data = _LEADS.get(role) or RS + role.encode() + US, text.encode()
+        lead, data = _LEADS.get(role) or RS + role.encode() + US, utf8(text)
         self._out += (lead, data)
         self._end(role, len(lead) + len(data))
 
@@ -175,7 +177,7 @@ class Chat:
             if position:
                 out.append(b"\n")  # vLLM joins text parts so where the template takes a string
             if isinstance(part, str):
-                out.append(part.encode())
+                out.append(utf8(part))
             else:
                 filler = xxh3_128_digest(part + self.media) * OPAQUE_REPEATS
                 out.append(filler)
@@ -280,19 +282,19 @@ def _arguments(arguments: object) -> object:
     if not arguments:
         return {}
     try:
-        return msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
+        return slices.value(utf8(arguments)) if isinstance(arguments, str) else arguments
     except UNREADABLE:
         return arguments
 
 
 def canonical(raw: Raw) -> bytes:
     """JSON without white space and needless escapes, keys in their order."""
-    return msgspec.json.encode(msgspec.json.decode(raw))
+    return msgspec.json.encode(slices.value(raw))
 
 
 def arguments(raw: Raw) -> bytes:
     """Named arguments as JSON, by name, without those that act late; b"" where none is left."""
-    given = msgspec.json.decode(raw)
+    given = slices.value(raw)
     if isinstance(given, dict):
         given = {name: given[name] for name in sorted(given) if name not in LATE_ARGUMENTS}
     return msgspec.json.encode(given) if given else b""

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import Ask, Heading, Prompt, Said
-from router.core.prompts import agents, bodies
+from router.core.prompts import agents, bodies, slices
 from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.prompts.canonical import NO_EFFORT, Chat, Part, arguments, call, calls
@@ -20,6 +20,7 @@ from router.core.prompts.messages_fields import (
     Head,
     LooseBody,
     Message,
+    MessagesBody,
     as_function,
     decode_blocks,
     decode_body,
@@ -58,7 +59,7 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
             if prompt is not None and said is not None:
                 fields, new_bytes = with_messages(fields, said.messages), len(place.rest)
         if prompt is None:
-            quick = fields = decode_body(body)
+            quick = fields = decode_body(body) if len(body) < slices.LONG_BYTES_MIN else _long(body)
             chat = Chat()
             _head(chat, fields)
             for message in quick.messages:
@@ -82,6 +83,14 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
     )
 
 
+def _long(body: bytes) -> MessagesBody:
+    """A long body, its messages decoded one by one. Raises UNREADABLE."""
+    folded = slices.fold(body)
+    fields: Head = decode_head(folded.document)
+    messages, fields.messages = fields.messages, []
+    return with_messages(folded.restored(fields), list(folded.each(messages, decode_message)))
+
+
 def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place, said: Said | None) -> Prompt | None:
     messages = place.new(fields.messages)
     if messages is None:
@@ -91,7 +100,7 @@ def _seen_prompt(fields: Head, body: bytes, seen: Seen, place: Place, said: Said
     chat.rendered(seen.rendered(parts, lambda: _heading(fields)))
 
     def write(raw: Raw) -> Message:
-        message: Message = decode_message(raw)
+        message: Message = slices.read(decode_message, raw)
         _message(chat, message)
         return message
 
@@ -111,8 +120,9 @@ def prompt_of(fields: LooseBody) -> Prompt | None:
     try:
         chat = Chat()
         _head(chat, fields)
-        for message in decode_messages(fields.messages):
-            _message(chat, message)
+        for messages in slices.items(decode_messages, fields.messages):
+            for message in messages:
+                _message(chat, message)
         return chat.prompt()
     except (*UNREADABLE, Unfit):
         return None
@@ -131,7 +141,7 @@ def _head(chat: Chat, fields: Fields) -> None:
         effort = NO_EFFORT  # vLLM passes this to templates that can switch thinking off
     chat.effort(effort)
     if bodies.given(fields.system):
-        content = decode_blocks(fields.system)
+        content = slices.read(decode_blocks, fields.system)
         if system := content if isinstance(content, str) else system_text(content):
             chat.system(system)
             if not isinstance(content, str):
@@ -160,7 +170,7 @@ def _message(chat: Chat, message: Message) -> None:
     breakpoints: tuple[int, ...] = ()
     for block in content:
         if block.type == "tool_use":
-            made.append(call(block.name or "", msgspec.json.decode(block.input) if bodies.given(block.input) else {}))
+            made.append(call(block.name or "", slices.value(block.input) if bodies.given(block.input) else {}))
         elif block.type == "tool_result" and role == "user":
             _tool_result(chat, block)
         elif block.type == "thinking":
@@ -195,7 +205,7 @@ def _image(raw: Raw) -> bytes:
 
 def _tool_result(chat: Chat, block: Block) -> None:
     """A message of role `tool`; its images follow as the user's."""
-    content = decode_blocks(block.content) if bodies.given(block.content) else ""
+    content = slices.read(decode_blocks, block.content) if bodies.given(block.content) else ""
     blocks = [] if isinstance(content, str) else content
     if any(part.type == "tool_reference" for part in blocks):
         raise Unfit("tool_reference")

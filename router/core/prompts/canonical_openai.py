@@ -7,7 +7,6 @@ request no more than that field.
 
 from __future__ import annotations
 
-from array import array
 from operator import attrgetter
 from typing import Any
 
@@ -15,24 +14,24 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import Ask, Heading, Prompt, Said
-from router.core.prompts import agents, bodies, interpreter
+from router.core.prompts import agents, bodies, interpreter, slices
 from router.core.prompts.beginnings import Place, Seen
-from router.core.prompts.bodies import ABSENT, UNREADABLE, given
-from router.core.prompts.canonical import RS, US, Chat, Part, arguments, calls, canonical
+from router.core.prompts.bodies import ABSENT, UNREADABLE, given, is_text
+from router.core.prompts.canonical import US, Chat, Part, arguments, calls, canonical
+from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_items, decode_text
 from router.core.prompts.openai_fields import (
     PartFields,
     QuickFields,
     RestFields,
     UrlFields,
+    decode_long,
     decode_message,
     decode_part,
-    decode_prompt,
     decode_quick,
     decode_rest,
 )
 from router.core.prompts.template_chat import ChatBody, Odd, decode_kept, decode_openai
 
-TOKEN_ID_BYTES = 4
 SEEN_AS = (b"openai", b"openai, kept")  # names of bodies in a `Seen`
 
 ARGUMENTS = ("chat_template_kwargs", "reasoning_effort")
@@ -48,7 +47,7 @@ def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
             ask = _seen(path, body, seen)
             if ask is not None:
                 return ask
-        fields = decode_quick(body)
+        fields: QuickFields = decode_quick(body) if len(body) < slices.LONG_BYTES_MIN else _long(body)
         if fields.messages is None:
             return _ask(fields, _given_prompt(fields.input if path.endswith("/embeddings") else fields.prompt))
     except UNREADABLE:
@@ -57,6 +56,23 @@ def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
         return _ask(fields, _chat_prompt(fields, fields.messages))
     except UNREADABLE:
         return _ask(fields, None)
+
+
+def _long(body: bytes) -> Any:  # noqa: ANN401 - as QuickFields, but a record of its own
+    """The fields of a long body, its messages decoded one by one. Raises UNREADABLE."""
+    folded = slices.fold(body)
+    fields: Any = decode_long(folded.document)
+    messages, options = fields.messages, fields.stream_options
+    fields.messages = None
+    fields = folded.restored(fields)
+    fields.stream_options = None
+    if given(options):
+        fields.stream_options = folded.restored(slices.value(options))
+        if not isinstance(fields.stream_options, dict):
+            raise msgspec.ValidationError("stream_options")
+    if messages is not None:
+        fields.messages = list(folded.each(messages, slices.object_of))
+    return fields
 
 
 def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
@@ -117,7 +133,7 @@ def _go_on(path: str, body: bytes, seen: Seen, place: Place, said: Said | None) 
     chat.rendered(seen.rendered(_head_parts(fields), lambda: _heading(fields)))
 
     def write(raw: Raw) -> dict[str, Any]:
-        message: dict[str, Any] = decode_message(raw)
+        message: dict[str, Any] = decode_message(raw) if len(raw) < slices.LONG_BYTES_MIN else slices.object_of(raw)
         _message(chat, message)
         return message
 
@@ -148,8 +164,19 @@ def prompt_of(path: str, fields: ChatBody) -> Prompt | None:
 
 
 def _given_prompt(raw: Raw) -> Prompt | None:
+    """A string, strings, token ids, or lists of token ids; several prompts are chained one behind the other."""
+    if not raw:
+        return None
     try:
-        return _text_prompt(decode_prompt(raw)) if raw else None
+        if is_text(raw):
+            text = slices.utf8(slices.read(decode_text, raw))
+            return Prompt(text, len(text))
+        found = Given()
+        found.read(raw, decode_items)
+        if found.texts:
+            return Prompt(found.text(), found.first_text_bytes)
+        text = found.id_bytes()
+        return Prompt(text, len(text), bytes_per_token=TOKEN_ID_BYTES)
     except UNREADABLE:
         return None
 
@@ -166,7 +193,7 @@ def _chat_prompt(fields: ChatBody | QuickFields, messages: list[dict[str, Any]])
 
 def _head(chat: Chat, fields: ChatBody | QuickFields | RestFields) -> None:
     if given(fields.tools):
-        tools, choice = msgspec.json.decode(fields.tools), fields.tool_choice
+        tools, choice = slices.value(fields.tools), fields.tool_choice
         chat.tools(tools, bodies.as_type(str, choice) or bodies.as_type(dict, choice))
         if isinstance(tools, list) and tools and _marked(tools[-1]):
             chat.head_breakpoint()
@@ -174,7 +201,7 @@ def _head(chat: Chat, fields: ChatBody | QuickFields | RestFields) -> None:
         if not given(raw):
             continue
         if name == "reasoning_effort":
-            chat.effort(msgspec.json.decode(raw))
+            chat.effort(slices.value(raw))
         elif name in ARGUMENTS:
             chat.argument(name, arguments(raw))
         else:
@@ -259,24 +286,3 @@ def _part(raw: Raw) -> Part:
         return bytes(raw)
     how = bodies.as_type(str, detail)
     return url.encode() + US + how.encode() if how and how != "auto" else url.encode()
-
-
-def _text_prompt(prompt: str | list[str | int | list[int]]) -> Prompt:
-    """A string, strings, token ids, or lists of token ids; several prompts are chained one behind the other."""
-    if isinstance(prompt, str):
-        text = prompt.encode()
-        return Prompt(text, len(text))
-    ids: list[int] = []
-    texts: list[bytes] = []
-    for item in prompt:
-        if isinstance(item, str):
-            texts.append(item.encode())
-        elif isinstance(item, int):
-            ids.append(item)
-        else:
-            ids += item
-    if texts:
-        text = RS.join(texts)
-        return Prompt(text, len(texts[0]))
-    text = array("I", ids).tobytes()
-    return Prompt(text, len(text), bytes_per_token=TOKEN_ID_BYTES)

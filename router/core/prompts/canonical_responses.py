@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import Prompt
-from router.core.prompts import bodies
+from router.core.prompts import bodies, slices
 from router.core.prompts.bodies import UNREADABLE
 from router.core.prompts.canonical import Chat, arguments, call, calls
 from router.core.prompts.canonical_openai import content_parts
@@ -66,7 +66,7 @@ def prompt_of(fields: ResponsesBody) -> Prompt | None:
         _head(chat, fields)
         if instructions := bodies.as_type(str, fields.instructions):
             chat.message("system", (instructions,))
-        given = _decode_input(fields.input)
+        given = slices.read(_decode_input, fields.input)
         if isinstance(given, str):
             chat.message("user", (given,))
         else:
@@ -156,4 +156,4 @@ def _thought(item: _Item) -> str:
 
 def _first_text(item: _Item) -> str:
     """vLLM takes the first part of what an assistant said."""
-    return _decode_text(item.content[0]).text if isinstance(item.content, list) and item.content else ""
+    return slices.read(_decode_text, item.content[0]).text if isinstance(item.content, list) and item.content else ""

@@ -67,8 +67,17 @@ class QuickFields(RestFields, kw_only=True):
     input: Raw = ABSENT
 
 
+class LongFields(RestFields, kw_only=True):
+    """A long body like `QuickFields`, with whatever may be long still JSON."""
+
+    messages: list[Raw] | None = None  # type: ignore[assignment]  # nothing is asked of the base
+    stream_options: Raw = ABSENT  # type: ignore[assignment]  # likewise
+    prompt: Raw = ABSENT
+    input: Raw = ABSENT
+
+
+decode_long = msgspec.json.Decoder(LongFields).decode
 decode_quick = msgspec.json.Decoder(QuickFields).decode
 decode_rest = msgspec.json.Decoder(RestFields).decode
 decode_message = msgspec.json.Decoder(dict[str, Any]).decode
 decode_part = msgspec.json.Decoder(PartFields | str).decode
-decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode

@@ -11,14 +11,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import TemplateInput
-from router.core.prompts import bodies
+from router.core.prompts import bodies, slices
 from router.core.prompts.bodies import ABSENT, UNREADABLE
+from router.core.prompts.given import Given, decode_items, only_text
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 # Names that are arguments of the rendering itself; vLLM refuses them, or they would change what is rendered.
@@ -82,6 +83,12 @@ class Kept(ChatBody, kw_only=True):
     messages: list[Raw] = []  # type: ignore[assignment]  # the list of decoded ones is put here before it is read
 
 
+class Apart(ChatBody, kw_only=True):
+    """A long body whose messages are JSON as yet."""
+
+    messages: list[Raw] | None = None  # type: ignore[assignment]  # decoded ones are put here before it is read
+
+
 class Odd(ChatBody, kw_only=True):
     """A body whose messages no engine would take; all else is read."""
 
@@ -90,19 +97,32 @@ class Odd(ChatBody, kw_only=True):
 
 _elsewhere = attrgetter(*ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])
 _BODY = msgspec.json.Decoder(ChatBody)
+_APART = msgspec.json.Decoder(Apart)
 _ODD = msgspec.json.Decoder(Odd)
 decode_kept = msgspec.json.Decoder(Kept).decode
 _decode_objects = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_prompt = msgspec.json.Decoder(str | list[str | int | list[int]]).decode
 
 
 def decode_openai(body: bytes) -> ChatBody:
     """The body, with messages only where they are a list of objects. Raises BadBody when it is no JSON object."""
     try:
-        return _BODY.decode(body)
+        return _whole(body)
     except UNREADABLE:
         return bodies.decode_body(_ODD, body)
+
+
+def _whole(body: bytes) -> ChatBody:
+    """The body, of which messages of a long one are decoded one by one. Raises UNREADABLE."""
+    if len(body) < slices.LONG_BYTES_MIN:
+        return _BODY.decode(body)
+    folded = slices.fold(body)
+    fields: Any = _APART.decode(folded.document)
+    messages, fields.messages = fields.messages, None
+    fields = folded.restored(fields)
+    if messages is not None:
+        fields.messages = list(folded.each(messages, slices.object_of))
+    return cast("ChatBody", fields)
 
 
 def openai_input(path: str, body: bytes, fields: ChatBody | None) -> TemplateInput | None:
@@ -111,7 +131,7 @@ def openai_input(path: str, body: bytes, fields: ChatBody | None) -> TemplateInp
     if path.endswith("/embeddings"):
         return None
     try:
-        fields = fields or _BODY.decode(body)
+        fields = fields or _whole(body)
         if isinstance(fields, Odd):
             return None
         if any(bodies.given(raw) for raw in _elsewhere(fields) if raw is not ABSENT):
@@ -129,7 +149,7 @@ def _chat(fields: ChatBody, messages: list[dict[str, Any]]) -> TemplateInput:
     return TemplateInput(
         messages=[chat_message(message) for message in messages],
         tools=_decode_objects(fields.tools) if bodies.given(fields.tools) else None,
-        tool_choice=msgspec.json.decode(fields.tool_choice) if bodies.given(fields.tool_choice) else None,
+        tool_choice=slices.value(fields.tool_choice) if bodies.given(fields.tool_choice) else None,
         kwargs=template_kwargs(fields.chat_template_kwargs),
         reasoning_effort=_effort(fields.reasoning_effort),
         documents=_decode_objects(fields.documents) if bodies.given(fields.documents) else None,
@@ -140,13 +160,14 @@ def _chat(fields: ChatBody, messages: list[dict[str, Any]]) -> TemplateInput:
 
 
 def _completion(fields: ChatBody) -> TemplateInput:
-    prompts = _decode_prompt(fields.prompt)
-    given: str | Sequence[str | int | list[int]] = prompts
-    if isinstance(prompts, list) and len(prompts) == 1 and not isinstance(prompts[0], int):
-        given = prompts[0]  # a list with one prompt
-    if isinstance(given, str):
-        return TemplateInput(text=given, add_special_tokens=_flag(fields.add_special_tokens, default=True))
-    return TemplateInput(ids=packed(given))
+    text = only_text(fields.prompt)
+    if text is not None:
+        return TemplateInput(text=text, add_special_tokens=_flag(fields.add_special_tokens, default=True))
+    given = Given()
+    given.read(fields.prompt, decode_items)
+    if given.texts or given.lists > 1 or (given.lists and given.flat) or not len(given.ids):
+        raise Unfit("token ids")
+    return TemplateInput(ids=given.id_bytes())
 
 
 def packed(ids: Sequence[Any]) -> bytes:

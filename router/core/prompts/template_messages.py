@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.core.facts.requests import TemplateInput
-from router.core.prompts import bodies
+from router.core.prompts import bodies, slices
 from router.core.prompts.bodies import UNREADABLE
 from router.core.prompts.canonical import BILLING_HEADER
 from router.core.prompts.messages_fields import (
@@ -46,13 +46,14 @@ _decode_kind = msgspec.json.Decoder(_Kind).decode
 def messages_input(body: bytes, decoded: MessagesBody | None) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known."""
     try:
-        fields: MessagesBody | LooseBody = decoded or LOOSE.decode(body)
+        fields: MessagesBody | LooseBody = decoded or slices.read(LOOSE.decode, body)
         if any(map(bodies.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
             return None
         messages: list[dict[str, Any]] = []
-        if bodies.given(fields.system) and (system := _system(decode_blocks(fields.system), whole=True)):
+        if bodies.given(fields.system) and (system := _system(slices.read(decode_blocks, fields.system), whole=True)):
             messages.append({"role": "system", "content": system})
-        for message in fields.messages if isinstance(fields, MessagesBody) else decode_messages(fields.messages):
+        given = fields.messages
+        for message in given if isinstance(given, list) else slices.read(decode_messages, given):
             messages += _message(message)
         return TemplateInput(
             messages=messages,

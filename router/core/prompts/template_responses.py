@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from router.core.facts.requests import TemplateInput
-from router.core.prompts import bodies
+from router.core.prompts import bodies, slices
 from router.core.prompts.bodies import UNREADABLE
 from router.core.prompts.responses_fields import BODY
 from router.core.prompts.template_chat import Unfit, check_text, template_kwargs
@@ -25,6 +25,7 @@ class _Effort(msgspec.Struct):
 
 _ELSEWHERE = ("prompt", "previous_input_messages", "previous_response_id", "kv_transfer_params")
 _decode_input = msgspec.json.Decoder(str | list[dict[str, Any]]).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_effort = msgspec.json.Decoder(_Effort).decode
 
@@ -32,14 +33,14 @@ _decode_effort = msgspec.json.Decoder(_Effort).decode
 def responses_input(body: bytes) -> TemplateInput | None:
     """The chat that the engine makes of it; None when it is not known, or continues what an engine keeps."""
     try:
-        fields = BODY.decode(body)
+        fields = slices.read(BODY.decode, body)
         if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
             return None
-        if fields.truncation and msgspec.json.decode(fields.truncation) != "disabled":
+        if fields.truncation and slices.value(fields.truncation) != "disabled":
             return None
-        given = _decode_input(fields.input)
+        given = slices.read(_decode_input, fields.input)
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
-        if bodies.given(fields.instructions) and (instructions := msgspec.json.decode(fields.instructions, type=str)):
+        if bodies.given(fields.instructions) and (instructions := slices.read(_decode_text, fields.instructions)):
             messages.insert(0, {"role": "system", "content": instructions})
         partial = _partial(given)
         return TemplateInput(

@@ -26,6 +26,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from router.core.dialects.tenancy import CHAT, COMPLETIONS
+from router.core.prompts import slices
 from router.core.prompts.bodies import UNREADABLE
 
 OFF, EXACT, APPROXIMATE = "off", "exact", "approximate"
@@ -110,7 +111,6 @@ _NOTHING: dict[str, tuple[str, tuple[object, ...]]] = {
 _EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
 
 
@@ -188,7 +188,7 @@ def openai_plan(
     if media and path == CHAT:
         raise NotContinued("media")
     try:
-        fields = _decode_fields(body)
+        fields = slices.read(_decode_fields, body)
         bends = _looked_at(fields)
         by_text = path == CHAT and (not asks_ids or _may_call(fields))
         tokens_max, tokens_min = _limits(path, fields)
@@ -223,7 +223,7 @@ def _looked_at(fields: dict[str, Raw]) -> str:
     for name, raw in fields.items():
         if name in _NOTHING:
             reason, nothing = _NOTHING[name]
-            value = _decode(raw)
+            value = slices.value(raw)
             if value in _EMPTY or value in nothing:
                 continue
             if reason not in _BENDS:
@@ -250,7 +250,7 @@ def _may_call(fields: dict[str, Raw]) -> bool:
 
 def _value(fields: dict[str, Raw], name: str) -> Any:  # noqa: ANN401 - any JSON
     raw = fields.get(name)
-    return None if raw is None else _decode(raw)
+    return None if raw is None else slices.value(raw)
 
 
 def _limits(path: str, fields: dict[str, Raw]) -> tuple[int | None, int]:
@@ -285,10 +285,8 @@ def _wants_usage(fields: dict[str, Raw]) -> bool:
 def _one_prompt(prompt: bytes) -> None:
     """Raises NotContinued for a list of prompts, of texts or of ids, unless there is one."""
     inside = prompt.lstrip()[1:].lstrip()[:1]
-    if inside in (b"[", b'"'):
-        listed = _decode(prompt)
-        if len(listed) != 1:
-            raise NotContinued("prompts")
+    if inside in (b"[", b'"') and not slices.is_single(prompt):
+        raise NotContinued("prompts")
 
 
 def _chat_body(body: bytes, text: str, fields: bytes) -> bytes:
@@ -297,7 +295,7 @@ def _chat_body(body: bytes, text: str, fields: bytes) -> bytes:
     end = body.rindex(b"}")
     parts = [memoryview(body)[:end]]
     if text:
-        messages = bytes(_decode_fields(body)["messages"]).rstrip()[:-1].rstrip()
+        messages = bytes(slices.read(_decode_fields, body)["messages"]).rstrip()[:-1].rstrip()
         comma = b"" if messages.endswith(b"[") else b","
         last = _encode({"role": "assistant", "content": text})
         parts.append(memoryview(b',"messages":%b%b%b]' % (messages, comma, last)))

@@ -1,0 +1,129 @@
+"""Prompts that a request gives as they are: a text, texts, token ids, or lists of ids.
+
+Several prompts stand one behind the other. Of a long array some thousand items are decoded at a time: no list of all of
+them is made.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from router.core.prompts import interpreter, slices
+from router.core.prompts.bodies import is_text
+from router.core.prompts.canonical import RS
+from router.core.prompts.slices import utf8
+
+TOKEN_ID_BYTES = 4
+
+_NESTED = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*\[")
+_TEXTS = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*\"")
+_WHITE = b" \t\r\n"
+
+decode_items = msgspec.json.Decoder(list[str | int | list[int]]).decode
+decode_ids = msgspec.json.Decoder(list[int | list[int]]).decode
+decode_texts = msgspec.json.Decoder(list[str]).decode
+decode_text = msgspec.json.Decoder(str).decode
+_decode_flat = msgspec.json.Decoder(list[int]).decode
+
+
+class Given:
+    """What was given."""
+
+    def __init__(self, *, one_kind: bool = False) -> None:
+        """`one_kind`: lists of ids are left out where there are ids outside of lists, as SGLang does."""
+        self.texts, self.flat, self.lists = 0, 0, 0  # how many there are: texts, ids outside of lists, lists of ids
+        self.first_text_bytes = 0
+        self.ids = array("I")
+        self._joined: list[bytes] = []
+        self._one_kind = one_kind
+        self._misfit: OverflowError | None = None  # an id is negative, or has more than 32 bits
+
+    def read(self, raw: Raw, decode: Callable[[bytes], list[Any]]) -> None:
+        """Take what is in an array. Raises UNREADABLE."""
+        inner = _inner(raw)
+        if inner is None:
+            for items in slices.items(decode, raw):
+                self._add(items)
+            return
+        self.lists = 1
+        for ids in slices.items(_decode_flat, inner):
+            self._extend(ids)
+
+    def text(self) -> bytes:
+        """The texts, RS between any two."""
+        interpreter.let_others()
+        return RS.join(self._joined)
+
+    def id_bytes(self) -> bytes:
+        """The ids, TOKEN_ID_BYTES each, little-endian. Raises OverflowError where one has more."""
+        if self._misfit is not None:
+            raise self._misfit
+        ids = self.ids
+        if sys.byteorder == "big":
+            ids = ids[:]
+            ids.byteswap()
+        return ids.tobytes()
+
+    def _add(self, items: list[Any]) -> None:
+        texts = [utf8(item) for item in items if isinstance(item, str)]
+        if texts:
+            if not self._joined:
+                self.first_text_bytes = len(texts[0])
+            self.texts += len(texts)
+            self._joined.append(RS.join(texts))
+        if len(texts) < len(items):
+            self._add_ids(items)
+
+    def _add_ids(self, items: list[Any]) -> None:
+        flat = [item for item in items if isinstance(item, int)]
+        if self._one_kind and flat and not self.flat:
+            self.ids, self._misfit = array("I"), None
+        self.flat += len(flat)
+        if len(flat) == len(items) or (self._one_kind and self.flat):
+            self._extend(flat)
+            return
+        for item in items:
+            if isinstance(item, list):
+                self.lists += 1
+                self._extend(item)
+            elif isinstance(item, int):
+                self._extend([item])
+
+    def _extend(self, ids: list[int]) -> None:
+        try:
+            self.ids.extend(array("I", ids))
+        except OverflowError as error:
+            self._misfit = error
+
+
+def only_text(raw: Raw) -> str | None:
+    """The text, where one alone is given; in a list, too. Raises UNREADABLE."""
+    if is_text(raw):
+        return slices.read(decode_text, raw)
+    found: str | None = None
+    if _TEXTS.match(memoryview(raw)) is None:
+        return None
+    for texts in slices.items(decode_texts, raw):
+        if found is not None or len(texts) > 1:
+            return None
+        found = texts[0]
+    return found
+
+
+def _inner(raw: Raw) -> bytes | None:
+    """The only list of a long list of lists, which is read as a list of its own; None for whatever else is given."""
+    if len(raw) < slices.LONG_BYTES_MIN:
+        return None
+    document = bytes(raw)
+    begin = _NESTED.match(document)
+    if begin is None or document.count(b"[") > 2 or document.count(b"]") > 2:
+        return None
+    end = document.find(b"]")
+    return document[begin.end() - 1 : end + 1] if document[end + 1 :].strip(_WHITE) == b"]" else None
