@@ -28,7 +28,8 @@ from msgspec import Raw
 
 from router.core.dialects.tenancy import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, spliced
 from router.core.facts.legs import Handshake
-from router.core.prompts.bodies import ABSENT, UNREADABLE, given
+from router.core.prompts import slices
+from router.core.prompts.bodies import ABSENT, UNREADABLE, flag, given, number
 
 VLLM, SGLANG = "vllm", "sglang"  # kinds of engines, as /v1/models says
 SPLIT: dict[str, frozenset[str]] = {
@@ -116,7 +117,7 @@ def may_split(path: str, body: bytes, kinds: frozenset[str]) -> bool:
     if not kinds or not all(path in SPLIT.get(kind, ()) for kind in kinds):
         return False
     try:
-        wishes = _decode_wishes(body)
+        wishes = slices.read(_decode_wishes, body)
         if path == RESPONSES and not _is_plain_response(wishes):
             return False
         if path == GENERATE and given(wishes.sampling_params):
@@ -128,18 +129,18 @@ def may_split(path: str, body: bytes, kinds: frozenset[str]) -> bool:
 
 def _is_alone(wishes: _Wishes) -> bool:
     """Whether there is one prompt and one choice, and nothing is asked of the prompt but to be gone on from."""
-    one = all(not given(wish) or bytes(wish) == b"1" for wish in (wishes.n, wishes.best_of))
-    no = all(not given(wish) or bytes(wish) == b"false" for wish in (wishes.echo, wishes.use_beam_search))
+    one = all(not given(wish) or number(wish) == 1 for wish in (wishes.n, wishes.best_of))
+    no = all(not given(wish) or flag(wish) is False for wish in (wishes.echo, wishes.use_beam_search))
     prompts = (wishes.prompt, wishes.text, wishes.input_ids)
     whole = not any(_BATCH.match(memoryview(each)) for each in prompts)
     others = (wishes.prompt_logprobs, wishes.input_embeds, wishes.prompt_embeds, wishes.session_params)
     start = wishes.logprob_start_len
-    return one and no and whole and not any(map(given, others)) and (not given(start) or bytes(start) == b"-1")
+    return one and no and whole and not any(map(given, others)) and (not given(start) or number(start) == -1)
 
 
 def _is_plain_response(wishes: _Wishes) -> bool:
     """Whether a Responses request is one pass through the model: no tools of the engine's own, no earlier response."""
-    if given(wishes.background) and bytes(wishes.background) != b"false":
+    if given(wishes.background) and flag(wishes.background) is not False:
         return False
     if given(wishes.previous_response_id):
         return False
@@ -154,7 +155,7 @@ def prefill_body(path: str, body: bytes, handshake: Handshake, id_: str, address
     SGLang's in digits; `address` and `rank` are those of the prefilling engine (`PrefillLeg.address`)."""
     fields = [b'"stream":false']
     try:
-        wishes = _decode_wishes(body)
+        wishes = slices.read(_decode_wishes, body)
     except UNREADABLE:  # was read before it was placed
         wishes = _Wishes()
     if given(wishes.stream_options):

@@ -100,7 +100,7 @@ class OpenAI:
             + adapters,
             session=bodies.as_type(str, fields.prompt_cache_key),
             output_tokens_max=bodies.positive(fields.max_completion_tokens) or bodies.positive(fields.max_tokens),
-            stored=bodies.as_type(bool, fields.store),
+            stored=bodies.flag(fields.store),
             response_id=bodies.as_type(str, fields.previous_response_id),
             wants_usage=bodies.wants_usage(options),
             metadata=bodies.metadata_of(fields.metadata),

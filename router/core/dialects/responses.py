@@ -78,7 +78,7 @@ class Responses(UsageUnasked, OpenAI):
             salt=bodies.salt_of(fields.cache_salt),
             session=bodies.as_type(str, fields.prompt_cache_key),
             output_tokens_max=bodies.positive(fields.max_output_tokens),
-            stored=bodies.as_type(bool, fields.store),
+            stored=bodies.flag(fields.store),
             response_id=bodies.as_type(str, fields.previous_response_id),
             wants_usage=True,
             metadata=bodies.metadata_of(fields.metadata),

@@ -40,6 +40,11 @@ ABSENT = Raw(b"")
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 _T = TypeVar("_T")
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))  # pydantic_core, src/input/shared.rs
+_FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
+# White space that Rust's `trim` takes away, and an integer as pydantic reads one in a string (input_python.rs there).
+_TRIMMED = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+_WHOLE = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0+)?")
+WHOLE_CHARS_MAX, NUMBER_BYTES_MAX = 64, 512  # of an integer in a string; of its JSON
 _decode_flag = msgspec.json.Decoder(bool | int | float | str | None).decode
 _decode_metadata = msgspec.json.Decoder(dict[str, Raw]).decode
 # An object with at most one level of objects in it, which is what usage is in every dialect.
@@ -179,17 +184,31 @@ def as_type(type_: type[_T], raw: Raw) -> _T | None:
     try:
         if len(raw) < slices.LONG_BYTES_MIN:
             return msgspec.json.decode(raw, type=type_)
-        if type_ is dict or type_ is list:
-            value: object = slices.value(raw)
-            return value if isinstance(value, type_) else None
-        return slices.read(partial(msgspec.json.decode, type=type_), raw)
+        if type_ is not dict and type_ is not list:
+            found: _T = slices.read(partial(msgspec.json.decode, type=type_), raw)
+            return found
+        value = slices.value(raw)
     except UNREADABLE:
         return None
+    return value if isinstance(value, type_) else None
 
 
 def is_true(raw: Raw) -> bool:
     """True for what pydantic takes for true, as engines read a flag: `true`, 1 and 1.0, and words such as "yes"."""
-    return value_is_true(decoded(_decode_flag, bytes(raw)) if raw else None)
+    return flag(raw) is True
+
+
+def flag(raw: Raw) -> bool | None:
+    """What pydantic reads where an engine has a flag; None for null, and for what it refuses."""
+    return flag_of(decoded(_decode_flag, bytes(raw)) if raw else None)
+
+
+def flag_of(value: object) -> bool | None:
+    """The same of a decoded value."""
+    if value_is_true(value):
+        return True
+    is_false = value.lower() in _FALSE if isinstance(value, str) else value is not None and value == 0
+    return False if is_false else None
 
 
 def value_is_true(value: object) -> bool:
@@ -215,12 +234,32 @@ def is_text(raw: Raw) -> bool:
 def wants_usage(options: dict[str, Any] | None) -> bool:
     """Whether a stream's options stay as they are: they ask for usage at its end, or in every event, which SGLang sends
     without the former."""
-    return options is not None and bool(options.get("include_usage") or options.get("continuous_usage_stats"))
+    if options is None:
+        return False
+    return value_is_true(options.get("include_usage")) or value_is_true(options.get("continuous_usage_stats"))
+
+
+def whole_number(value: object) -> int | None:
+    """What pydantic reads of a decoded value where an engine has an integer: integers, floats without a fraction, flags
+    and strings such as "9", " +1_000 " and "9.0". None for null, and for what it refuses."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 1 << 63 else None
+    if not isinstance(value, str) or len(value) > WHOLE_CHARS_MAX:
+        return None
+    text = value.strip(_TRIMMED)
+    return int(text.partition(".")[0]) if _WHOLE.fullmatch(text) else None
+
+
+def number(raw: Raw) -> int | None:
+    """The same of a field that is not decoded."""
+    return whole_number(decoded(_decode_flag, bytes(raw))) if 0 < len(raw) <= NUMBER_BYTES_MAX else None
 
 
 def positive(raw: Raw) -> int | None:
     """A count of at least 1, else None."""
-    value = as_type(int, raw)
+    value = number(raw)
     return value if value is not None and value > 0 else None
 
 

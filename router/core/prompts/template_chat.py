@@ -237,7 +237,10 @@ def in_order(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]
 def _flag(raw: Raw, *, default: bool) -> bool:
     if not raw:
         return default
-    return msgspec.json.decode(raw, type=bool)
+    value = bodies.flag(raw)
+    if value is None:
+        raise Unfit("a flag")
+    return value
 
 
 def _effort(raw: Raw) -> str | float | None:

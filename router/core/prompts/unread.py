@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from router.core.facts.requests import Ask
-from router.core.prompts.bodies import BadBody, value_is_true
+from router.core.prompts.bodies import BadBody, flag_of, value_is_true
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 # Longest body that is parsed: Python's parser holds the interpreter for some 10 ms a MiB.
@@ -62,7 +62,7 @@ def ask_of(body: bytes) -> Ask | None:
         model,
         stream=value_is_true(fields.get("stream")),
         response_id=response if isinstance(response, str) and _is_text(response) else None,
-        stored=stored if isinstance(stored, bool) else None,
+        stored=flag_of(stored),
     )
 
 

@@ -170,6 +170,10 @@ def test_half_a_character_is_said_anew() -> None:
         ({"made_up": 1}, "field"),
         ({"kv_transfer_params": {"x": 1}}, "field"),
         ({"stop": "x" * 2_000}, "stop"),
+        ({"max_tokens": "many"}, "field"),
+        ({"max_tokens": 9.5}, "field"),
+        ({"min_tokens": [1]}, "field"),
+        ({"echo": "yes"}, "echo"),
     ],
 )
 def test_refused(fields: dict[str, Any], reason: str) -> None:
@@ -207,6 +211,7 @@ def test_refused_by_place() -> None:
         {"seed": 7, "temperature": 0},
         {"repetition_penalty": 1.2, "logit_bias": {"7": 1.5}, "top_k": 5, "cache_salt": "s"},
         {"made_up": None},
+        {"n": "1", "best_of": 1.0, "use_beam_search": "no", "return_token_ids": "false"},
     ],
 )
 def test_exact(fields: dict[str, Any]) -> None:
@@ -236,6 +241,27 @@ def test_next_request() -> None:
     same = ("model", "stream", "temperature", "top_p", "stop", "user")
     assert {name: following[name] for name in same} == {name: body[name] for name in same}
     assert len(following["prompt"]) == carried.prompt_tokens + carried.said_tokens
+
+
+@pytest.mark.finding("2026-11-28/20")
+@pytest.mark.parametrize(("most", "fewest"), [("30", "20"), (30.0, 20.0), (" +3_0 ", "20.0")])
+def test_limits_in_other_types(most: object, fewest: object) -> None:
+    """Limits that are strings or floats go on as those of the unbroken stream, and so do flags that are words."""
+    options = {"include_usage": "true", "continuous_usage_stats": "false"}
+    for path in (CHAT, COMPLETIONS):
+        body = body_of(path, max_tokens=30, min_tokens=20)
+        plan = planned(path, body | {"max_tokens": most, "min_tokens": fewest, "stream_options": options})
+        assert (plan.tokens_max, plan.tokens_min, plan.wants_usage) == (30, 20, True)
+        carried = CarriedStream(plan)
+        for event in streamed(path, body)[:9]:
+            carried.take(event)
+        following = json.loads(carried.next_body())
+        left = (30 - carried.said_tokens, 20 - carried.said_tokens)
+        assert (following["max_tokens"], following["min_tokens"]) == left
+        for include, held in (("false", (3, 0)), ("yes", (0, 3))):
+            stops = body_of(path, stop=["STOP"], include_stop_str_in_output=include)
+            plan = planned(path, stops)
+            assert (plan.held_chars, plan.open_chars) == held
 
 
 def test_without_limit() -> None:

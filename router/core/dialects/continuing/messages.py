@@ -78,7 +78,10 @@ def messages_plan(body: bytes, engines: frozenset[str], mode: str) -> Continuati
             raise NotContinued("tools")
         if b'"format"' in bytes(fields.get("output_config", b"")):
             raise NotContinued("grammar")
-        most = bodies.as_type(int, fields.get("max_tokens", ABSENT))
+        given = fields.get("max_tokens", ABSENT)
+        most = bodies.number(given)
+        if most is None and bodies.given(given):
+            raise NotContinued("field")
     except UNREADABLE as error:
         raise NotContinued("body") from error
     plan = ContinuationPlan(MESSAGES, "vllm", True, b"", most, 0, 0, 0, wants_usage=True)

@@ -27,7 +27,7 @@ from msgspec import Raw, Struct
 
 from router.core.dialects.tenancy import CHAT, COMPLETIONS
 from router.core.prompts import slices
-from router.core.prompts.bodies import UNREADABLE
+from router.core.prompts.bodies import ABSENT, UNREADABLE, flag_of, is_true, value_is_true, whole_number
 
 OFF, EXACT, APPROXIMATE = "off", "exact", "approximate"
 MODES = (OFF, EXACT, APPROXIMATE)  # a request's words for how its stream is to be continued
@@ -108,6 +108,8 @@ _NOTHING: dict[str, tuple[str, tuple[object, ...]]] = {
     "bootstrap_port": ("field", ()),
     "bootstrap_room": ("field", ()),
 }
+_COUNTS = frozenset(("n", "best_of"))
+_FLAGS = frozenset(("use_beam_search", "echo", "return_hidden_states", "return_prompt_text"))
 _EMPTY: tuple[object, ...] = (None, False, 0, "", [], {})
 
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -224,14 +226,16 @@ def _looked_at(fields: dict[str, Raw]) -> str:
         if name in _NOTHING:
             reason, nothing = _NOTHING[name]
             value = slices.value(raw)
-            if value in _EMPTY or value in nothing:
+            if value in _EMPTY or value in nothing or (name in _FLAGS and flag_of(value) is False):
+                continue
+            if name in _COUNTS and whole_number(value) == 1:
                 continue
             if reason not in _BENDS:
                 raise NotContinued(reason)
             bends = reason
         elif name not in _CARRIED and name not in _LEFT_OUT and bytes(raw) != b"null":
             raise NotContinued("field")
-    if _value(fields, "return_token_ids") or _value(fields, "return_tokens_as_token_ids"):
+    if _is_true(fields, "return_token_ids") or _is_true(fields, "return_tokens_as_token_ids"):
         raise NotContinued("ids")  # the client counts on ids, and gets those of pieces that may be said anew
     if _value(fields, "tools") and _value(fields, "tool_choice") not in (None, "auto", "none"):
         raise NotContinued("tools")  # a call that must be made is made by a grammar
@@ -253,16 +257,28 @@ def _value(fields: dict[str, Raw], name: str) -> Any:  # noqa: ANN401 - any JSON
     return None if raw is None else slices.value(raw)
 
 
+def _is_true(fields: dict[str, Raw], name: str) -> bool:
+    return is_true(fields.get(name, ABSENT))
+
+
 def _limits(path: str, fields: dict[str, Raw]) -> tuple[int | None, int]:
-    """Most tokens and fewest tokens of the answer."""
-    most: object = _value(fields, "max_tokens")
+    """Most tokens and fewest tokens of the answer. Raises NotContinued."""
+    most = _number(fields, "max_tokens")
     if path == CHAT:
-        given = _value(fields, "max_completion_tokens")
+        given = _number(fields, "max_completion_tokens")
         most = given if given is not None else most
     elif most is None:
         most = COMPLETION_TOKENS
-    fewest = _value(fields, "min_tokens")
-    return (most if isinstance(most, int) else None), (fewest if isinstance(fewest, int) else 0)
+    return most, _number(fields, "min_tokens") or 0
+
+
+def _number(fields: dict[str, Raw], name: str) -> int | None:
+    """A count of tokens as engines read it; None where there is none. Raises NotContinued for one that they refuse."""
+    value = _value(fields, name)
+    number = whole_number(value)
+    if number is None and value is not None:
+        raise NotContinued("field")
+    return number
 
 
 def _stop_chars(fields: dict[str, Raw], engine: str) -> tuple[int, int]:
@@ -274,12 +290,12 @@ def _stop_chars(fields: dict[str, Raw], engine: str) -> tuple[int, int]:
     if longest > STOP_CHARS_MAX or (longest > 1 and engine != "vllm"):
         raise NotContinued("stop")
     before = max(0, longest - 1)
-    return (0, before) if _value(fields, "include_stop_str_in_output") else (before, 0)
+    return (0, before) if _is_true(fields, "include_stop_str_in_output") else (before, 0)
 
 
 def _wants_usage(fields: dict[str, Raw]) -> bool:
     options = _value(fields, "stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True
+    return isinstance(options, dict) and value_is_true(options.get("include_usage"))
 
 
 def _one_prompt(prompt: bytes) -> None:
