@@ -20,13 +20,10 @@ from router.core.prompts.bodies import ABSENT, UNREADABLE, given, is_text
 from router.core.prompts.canonical import US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_items, decode_text
 from router.core.prompts.openai_fields import (
-    PartFields,
     QuickFields,
     RestFields,
-    UrlFields,
     decode_long,
     decode_message,
-    decode_part,
     decode_quick,
     decode_rest,
 )
@@ -256,7 +253,7 @@ def _text_or(part: object) -> Part:
         return part
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
-    return _part(Raw(msgspec.json.encode(part)))
+    return _of_object(part, None)
 
 
 def _string(value: object) -> str:
@@ -273,16 +270,23 @@ def content_parts(content: str | list[Raw] | None) -> list[Part]:
 
 
 def _part(raw: Raw) -> Part:
-    part: PartFields | str = decode_part(raw)
-    if isinstance(part, str):
-        return part
-    if part.text is not None and part.type in ("text", "input_text", "output_text", "refusal", ""):
-        return part.text
-    url, detail = bodies.as_type(str, part.image_url), part.detail
-    if not url:
-        given_url = bodies.as_type(UrlFields, part.image_url) or UrlFields()
-        url, detail = given_url.url, given_url.detail
-    if not url:
-        return bytes(raw)
-    how = bodies.as_type(str, detail)
-    return url.encode() + US + how.encode() if how and how != "auto" else url.encode()
+    part = slices.value(raw)
+    return part if isinstance(part, str) else _of_object(part, raw)
+
+
+def _of_object(part: object, raw: Raw | None) -> Part:
+    """A part of a content that is an object: its text, or the identity of its image; of whatever else its JSON."""
+    if not isinstance(part, dict):
+        raise msgspec.ValidationError("content part")
+    kind, text, image = part.get("type", ""), part.get("text"), part.get("image_url")
+    if not isinstance(kind, str) or not (text is None or isinstance(text, str)):
+        raise msgspec.ValidationError("content part")
+    if isinstance(text, str) and kind in ("text", "input_text", "output_text", "refusal", ""):
+        return text
+    url, how = image, part.get("detail")
+    if isinstance(image, dict):
+        url, how = image.get("url"), image.get("detail")
+    if not isinstance(url, str) or not url:
+        return msgspec.json.encode(part) if raw is None else bytes(raw)
+    identity = slices.utf8(url)
+    return identity + US + how.encode() if isinstance(how, str) and how and how != "auto" else identity

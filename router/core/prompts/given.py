@@ -47,7 +47,7 @@ class Given:
 
     def read(self, raw: Raw, decode: Callable[[bytes], list[Any]]) -> None:
         """Take what is in an array. Raises UNREADABLE."""
-        inner = _inner(raw)
+        inner = _inner(raw) if decode is not decode_texts else None
         if inner is None:
             for items in slices.items(decode, raw):
                 self._add(items)
@@ -119,11 +119,10 @@ def only_text(raw: Raw) -> str | None:
 
 def _inner(raw: Raw) -> bytes | None:
     """The only list of a long list of lists, which is read as a list of its own; None for whatever else is given."""
-    if len(raw) < slices.LONG_BYTES_MIN:
+    if len(raw) < slices.LONG_BYTES_MIN or (begin := _NESTED.match(memoryview(raw))) is None:
         return None
     document = bytes(raw)
-    begin = _NESTED.match(document)
-    if begin is None or document.count(b"[") > 2 or document.count(b"]") > 2:
+    if document.count(b"[") > 2 or document.count(b"]") > 2:
         return None
     end = document.find(b"]")
     return document[begin.end() - 1 : end + 1] if document[end + 1 :].strip(_WHITE) == b"]" else None

@@ -14,22 +14,6 @@ from msgspec import Raw
 from router.core.prompts.bodies import ABSENT
 
 
-class PartFields(msgspec.Struct):
-    """A part of a message's content or of an item: text, or an image."""
-
-    type: str = ""
-    text: str | None = None
-    image_url: Raw = ABSENT
-    detail: Raw = ABSENT
-
-
-class UrlFields(msgspec.Struct):
-    """`image_url` where it is an object."""
-
-    url: str = ""
-    detail: Raw = ABSENT
-
-
 class RestFields(msgspec.Struct):
     """A body whose fields all have the right type; its messages are still JSON."""
 
@@ -80,4 +64,3 @@ decode_long = msgspec.json.Decoder(LongFields).decode
 decode_quick = msgspec.json.Decoder(QuickFields).decode
 decode_rest = msgspec.json.Decoder(RestFields).decode
 decode_message = msgspec.json.Decoder(dict[str, Any]).decode
-decode_part = msgspec.json.Decoder(PartFields | str).decode
