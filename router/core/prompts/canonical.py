@@ -130,7 +130,7 @@ class Chat:
     def texts(self, messages: Sequence[dict[str, Any]], at: int = 0) -> int:
         """Messages from `at` on, as long as each is a text and has no other fields, as most are; returns how many there
         are up to the first other one. All in one loop: a conversation has up to hundreds."""
-        out, end, before = self._out, self._size, len(self._out)
+        out, end, before, long = self._out, self._size, len(self._out), SLICE_BYTES
         for message in islice(messages, at, None):
             role, text = message.get("role"), message.get("content")
             if len(message) != 2 or not isinstance(text, str) or not isinstance(role, str):
@@ -138,7 +138,7 @@ class Chat:
             if role == "system":
                 text = _without_billing(text)
             lead = _LEADS.get(role) or RS + role.encode() + US
-            data = text.encode() if len(text) <= SLICE_BYTES else utf8(text)
+            data = text.encode() if len(text) <= long else utf8(text)
             out += lead, data
             if not len(out) & OTHERS_AFTER:
                 interpreter.let_others()
@@ -155,7 +155,8 @@ class Chat:
         """One message that is a text and has no other fields."""
         if role == "system":
             text = _without_billing(text)
-        lead, data = _LEADS.get(role) or RS + role.encode() + US, utf8(text)
+        lead = _LEADS.get(role) or RS + role.encode() + US
+        data = text.encode() if len(text) <= SLICE_BYTES else utf8(text)
         self._out += (lead, data)
         self._end(role, len(lead) + len(data))
 

@@ -27,6 +27,7 @@ from msgspec import Raw
 from router.core.prompts import interpreter
 
 LONG_BYTES_MIN = 1 << 20  # shorter JSON is decoded in one go: milliseconds
+FOLDED_BYTES_MIN = 4 << 20  # less of long strings is decoded in one go: ten milliseconds at most
 SLICE_BYTES = 64 << 10  # read in one go: a fifth of a millisecond
 LEVELS_MAX = 16  # of arrays and objects within one another that are decoded by parts
 OTHERS_EVERY = 128  # values that are looked at between two turns of others
@@ -190,21 +191,36 @@ class Folded:
 
 
 def fold(document: bytes) -> Folded:
-    """The document without the slices within its long strings."""
+    """The document without the slices within its long strings, or all of it where those are not long enough."""
     runs: list[list[tuple[int, int]]] = []
     inside = within = False
-    for at, piece in _slices(document):
+    for at, piece in _slices(document) if any(_is_one(piece) for _, piece in _slices(document)) else ():
         interpreter.let_others()
-        quotes = 0
-        if b'"' in piece:
-            quotes = piece.replace(b"\\\\", b"").replace(b'\\"', b"").count(b'"')
+        quotes = _quotes(piece)
         if inside and not quotes:
             if not within:
                 runs.append([])
             runs[-1].append((at, at + len(piece)))
         within = inside and not quotes
         inside ^= bool(quotes & 1)
-    return Folded(document, runs)
+    long = sum(run[-1][1] - run[0][0] for run in runs)
+    return Folded(document, runs if long >= FOLDED_BYTES_MIN else [])
+
+
+def _is_one(piece: bytes) -> bool:
+    """Whether no string begins or ends in a slice. Nearly every slice of most documents has a quote that says so."""
+    first = piece.find(b'"')
+    interpreter.let_others()
+    return first < 0 or (escapes(piece[:first]) and not _quotes(piece))
+
+
+def _quotes(piece: bytes) -> int:
+    """Quotes in a slice at which strings begin or end."""
+    if b'"' not in piece:
+        return 0
+    if b"\\" in piece:
+        piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return piece.count(b'"')
 
 
 def _batches(document: bytes) -> Iterator[bytes]:

@@ -88,7 +88,7 @@ def _chat(content: bytes) -> bytes:
     return b'{"model":"m","messages":[{"role":"user","content":%b}]}' % content
 
 
-MANY = 400_000
+MANY = 800_000
 LONG: dict[str, tuple[str, Callable[[], bytes]]] = {
     "escapes": (CHAT, lambda: _chat(b'"%b"' % (b"\\u0041" * MANY))),
     "characters": (CHAT, lambda: _chat(b'"%b"' % ("é".encode() * MANY * 2))),

@@ -55,12 +55,12 @@ decode_body = msgspec.json.Decoder(Body).decode
 @contextmanager
 def sliced_by(size: int) -> Iterator[None]:
     """All JSON is long, and slices have so many bytes."""
-    before = slices.SLICE_BYTES, slices.LONG_BYTES_MIN
-    slices.SLICE_BYTES, slices.LONG_BYTES_MIN = size, 0
+    before = slices.SLICE_BYTES, slices.LONG_BYTES_MIN, slices.FOLDED_BYTES_MIN
+    slices.SLICE_BYTES, slices.LONG_BYTES_MIN, slices.FOLDED_BYTES_MIN = size, 0, 0
     try:
         yield
     finally:
-        slices.SLICE_BYTES, slices.LONG_BYTES_MIN = before
+        slices.SLICE_BYTES, slices.LONG_BYTES_MIN, slices.FOLDED_BYTES_MIN = before
 
 
 def outcome(read: Callable[[], object]) -> object:
