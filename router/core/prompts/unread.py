@@ -7,11 +7,13 @@ what decides where it may go is read, by the same parser.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from typing import Any
 
 from router.core.facts.requests import Ask
+from router.core.prompts import interpreter, slices
 from router.core.prompts.bodies import BadBody, flag_of, value_is_true
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
@@ -33,14 +35,20 @@ def in_other_encoding(body: bytes) -> bool:
 
 
 def as_utf8(body: bytes) -> bytes | None:
-    """A body in UTF-8, as Python's parser decodes it; None for one that it cannot."""
+    """A body in UTF-8, as Python's parser decodes it; None for one that it cannot. It is converted in slices."""
     encoding = json.detect_encoding(body)
     if encoding == "utf-8":
         return body
+    decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+    size, parts = slices.SLICE_BYTES, []
     try:
-        return body.decode(encoding, "surrogatepass").encode("utf-8", "surrogatepass")
+        for at in range(0, len(body), size):
+            interpreter.let_others()
+            text = decoder.decode(body[at : at + size], at + size >= len(body))
+            parts.append(text.encode("utf-8", "surrogatepass"))
     except UnicodeError:
         return None
+    return b"".join(parts)
 
 
 def ask_of(body: bytes) -> Ask | None:

@@ -15,6 +15,7 @@ from router.core.dialects import PATHS, BadBody
 from router.core.prompts import interpreter, slices
 from router.core.prompts.blocks import chain_of
 from router.core.prompts.bodies import excess
+from router.core.prompts.unread import as_utf8
 from tests.core.prompts.test_slices import sliced_by
 from tests.support.examples import examples
 
@@ -82,6 +83,23 @@ def test_sliced_is_whole(given_: tuple[str, dict[str, Any]], size: int, keep: bo
     whole = told(path, body, keep=keep)
     with sliced_by(size):
         assert told(path, body, keep=keep) == whole
+
+
+@given(
+    st.text(st.sampled_from("aé€😀\ud83d\ude00\ufeff")) | st.binary(max_size=40),
+    st.sampled_from(["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]),
+    st.integers(1, 9),
+)
+def test_other_encodings_are_converted_in_slices(text: str | bytes, encoding: str, size: int) -> None:
+    """As Python converts them whole, half surrogates and what is no text included."""
+    body = text if isinstance(text, bytes) else text.encode(encoding, "surrogatepass")
+    try:
+        whole = body.decode(json.detect_encoding(body), "surrogatepass").encode("utf-8", "surrogatepass")
+    except UnicodeError:
+        whole = None
+    if json.detect_encoding(body) != "utf-8":
+        with sliced_by(size):
+            assert as_utf8(body) == whole
 
 
 def _chat(content: bytes) -> bytes:
