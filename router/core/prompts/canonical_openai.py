@@ -17,7 +17,7 @@ from router.core.facts.requests import Ask, Heading, Prompt, Said
 from router.core.prompts import agents, bodies, interpreter, slices
 from router.core.prompts.beginnings import Place, Seen
 from router.core.prompts.bodies import ABSENT, UNREADABLE, given, is_text
-from router.core.prompts.canonical import US, Chat, Part, arguments, calls, canonical
+from router.core.prompts.canonical import PIECES_MAX, US, Chat, Part, arguments, calls, canonical
 from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_items, decode_text
 from router.core.prompts.openai_fields import (
     QuickFields,
@@ -245,7 +245,12 @@ def _parts(content: object) -> list[Part]:
         return [content]
     if not isinstance(content, list):
         raise msgspec.ValidationError("content")
-    return [_text_or(part) for part in content]
+    parts: list[Part] = []
+    for part in content:
+        parts.append(_text_or(part))
+        if not len(parts) % PIECES_MAX:
+            interpreter.let_others()
+    return parts
 
 
 def _text_or(part: object) -> Part:

@@ -142,3 +142,11 @@ def test_long_prompts_are_read_with_turns_for_others(name: str, monkeypatch: pyt
     ask = PATHS[path].parse(path, body, keep=False)
     assert ask.prompt is not None or name == "values"  # a content of bare strings is a list of odd parts
     assert len(taken) >= 2 * (len(body) // slices.SLICE_BYTES)
+
+
+def test_a_message_of_many_parts_has_all_of_them() -> None:
+    """Its pieces are joined some thousand at a time."""
+    words = [f"w{n}" for n in range(10_000)]
+    ask = PATHS[CHAT].parse(CHAT, _chat(json.dumps(words).encode()), keep=False)
+    assert ask.prompt is not None
+    assert ask.prompt.text == b"\x1euser\x1f" + "\n".join(words).encode()
