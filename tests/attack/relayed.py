@@ -35,6 +35,9 @@ class _Transport:
     def abort(self) -> None:
         self.closed = True
 
+    def get_extra_info(self, _: str) -> None:
+        """No address."""
+
     def get_write_buffer_size(self) -> int:
         return 0
 
