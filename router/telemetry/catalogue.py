@@ -179,7 +179,7 @@ FAMILIES = (  # families in the order of the metrics page
 
 KINDS = (  # kinds of failures (http/failures.py)
     "blocks", "blocks_stalled", "blocks_timeout", "broke_early", "broke_midway", "connect", "descriptors", "engine",
-    "garbage", "lost", "model", "pull", "shed", "stale", "stalled", "stuck", "timeout", "unfinished",
+    "foreign_host", "garbage", "lost", "model", "pull", "shed", "stale", "stalled", "stuck", "timeout", "unfinished",
 )  # fmt: skip
 CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of breaks after which a stream may be continued
 

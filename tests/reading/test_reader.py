@@ -27,9 +27,9 @@ BODIES: dict[str, dict[str, Any]] = {
 class Following:
     """Places nothing; some replica's events are followed."""
 
-    def resolve(self, model: str) -> str:
-        """As it is called."""
-        return model
+    def resolve(self, model: str | None) -> str:
+        """As it is called; `m` where no name is given."""
+        return model or "m"
 
     def __init__(self, engine: str = "vllm") -> None:
         self.engine = engine
