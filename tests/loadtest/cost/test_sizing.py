@@ -112,7 +112,8 @@ async def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
         (FULL, 2, None),
     ]
     assert len(rows) == sizes.steps
-    assert not [row.errors_by_kind for row in rows if row.errors]
+    # On a busy machine a stream of a second may be over before a window that should be a fifth of that.
+    assert not [kinds for row in rows if (kinds := set(row.errors_by_kind or ()) - {"ended within the window"})]
     assert all((row.rss_mb or 0.0) > 10 and row.cpu_cores is not None for row in rows)
     assert all((row.cpu_us_per_chunk or 0.0) > 0 for row in rows if row.case == STREAMS)
     assert all((row.cpu_us_per_request or 0.0) > 0 for row in rows if row.case in (SHORT, FULL))
