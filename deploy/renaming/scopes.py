@@ -21,6 +21,7 @@ class Scope:
     bound: dict[str, Local] = field(default_factory=dict)
     outer: set[str] = field(default_factory=set)
     line: int = 0
+    module: str = ""
 
 
 Scopes = tuple[Scope, ...]
@@ -135,6 +136,7 @@ class _Reader(ast.NodeVisitor):
     def __init__(self, source: bytes, module: str, tree: ast.Module) -> None:
         self._lines = source.splitlines()
         self.found = Occurrences(module)
+        self.found.globals.module = module
         _bind(self.found.globals, tree.body)
         self._scopes: Scopes = (self.found.globals,)
         self._annotating = False

@@ -1,0 +1,62 @@
+"""Renames the tree at --root by the map; without --write it says what it would do."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.renaming.edits import apply_edits
+from deploy.renaming.naming import plan_names
+from deploy.renaming.table import MAP, Table, Tree, read_table, read_tree
+
+
+def _move(tree: Tree, table: Table) -> int:
+    """Move what has a new place, each file by `git mv`. Returns how many."""
+    moved = 0
+    for path in tree.files:
+        new = table.new_path(path)
+        if new != path:
+            (tree.root / new).parent.mkdir(parents=True, exist_ok=True)
+            (tree.root / path).rename(tree.root / new)
+            moved += 1
+    subprocess.run(["git", "-C", str(tree.root), "add", "-A", "."], check=True)  # noqa: S607
+    return moved
+
+
+def _say(tree: Tree) -> None:
+    for row, reasons in sorted(tree.refused.items()):
+        print(f"refused {row}: {len(reasons)}: {'; '.join(reasons[:3])}")
+    for line in tree.to_see:
+        print(f"see {line}")
+    for what, count in sorted(tree.counts.items()):
+        print(f"{count:6} {what}")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.renaming", description=__doc__)
+    parser.add_argument("--root", type=Path, required=True, help="a work tree of git without changes")
+    parser.add_argument("--map", type=Path, default=MAP, help="the map of names")
+    parser.add_argument("--types", type=Path, help="where types are kept between two runs on the same tree")
+    parser.add_argument("--write", action="store_true", help="change the tree")
+    parser.add_argument("--stages", default="names,members,texts", help="which of names, members, texts")
+    options = parser.parse_args()
+    stages = options.stages.split(",")
+    table, tree = read_table(options.map), read_tree(options.root.resolve())
+    if "names" in stages:
+        plan_names(tree, table)
+    changed = {path: apply_edits((tree.root / path).read_bytes(), edits) for path, edits in tree.edits.items()}
+    tree.counts["files changed"] = len(changed)
+    tree.counts["files that move"] = sum(table.new_path(path) != path for path in tree.files)
+    if options.write:
+        for path, text in changed.items():
+            (tree.root / path).write_bytes(text)
+        _move(tree, table)
+    _say(tree)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

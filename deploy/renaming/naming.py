@@ -1,0 +1,122 @@
+"""Plans for modules, and for names that modules define: where each stands, and what stands against a new one."""
+
+from __future__ import annotations
+
+import ast
+
+from deploy.renaming.edits import Edit
+from deploy.renaming.scopes import Named, Scope, look_up
+from deploy.renaming.table import BUILTINS, Table, Tree
+
+
+def new_name(tree: Tree, table: Table, named: Named) -> tuple[str, str]:
+    """What a name means, in full, and its new name: its own where it keeps it."""
+    full = tree.modules.resolve(named.target)
+    if full.rpartition(".")[2] != named.name or full in tree.refused:
+        return full, named.name
+    if full in tree.modules.globals:
+        return full, table.new_module(full).rpartition(".")[2]
+    return full, table.names.get(full, named.name)
+
+
+def _is_free(tree: Tree, table: Table, scope: Scope | None, module: str, new: str) -> bool:
+    """Whether nothing else has the new name in that scope when all is done."""
+    if scope is None:
+        return new not in BUILTINS
+    target = scope.bound.get(new) or (f"{module}.{new}" if scope.kind == "module" else None)
+    if target is None:
+        return False
+    named = Named(None, new, target, ())  # type: ignore[arg-type]
+    return new_name(tree, table, named)[1] != new
+
+
+def _refuse(tree: Tree, table: Table) -> bool:
+    """Note the rows whose new name is taken where it is used. Returns whether any is new."""
+    before = len(tree.refused)
+    for path, read in tree.read.items():
+        for named in read.names:
+            full, new = new_name(tree, table, named)
+            if new == named.name or named.renamed or full in tree.modules.globals:
+                continue
+            if not _is_free(tree, table, look_up(named.scopes, new), read.module, new):
+                tree.refused[full].append(f"{new} is taken at {path}:{named.at.line}")
+    return len(tree.refused) > before
+
+
+def plan_names(tree: Tree, table: Table) -> None:
+    """Edits of all names and imports. A row that cannot hold everywhere holds nowhere, and is in `tree.refused`."""
+    defined = {f"{read.module}.{name}" for read in tree.read.values() for name in read.globals.bound}
+    for full in table.names.keys() - defined:
+        tree.refused[full].append("is gone")
+    while _refuse(tree, table):
+        pass
+    for path, read in tree.read.items():
+        for at, module in read.imported:
+            if (new := table.new_module(module)) != module:
+                tree.edits[path].append(Edit(at.line, at.column, module, new))
+                tree.counts["imports"] += 1
+        aliased = _aliased(tree, table, path)
+        for named in read.names:
+            full, new = new_name(tree, table, named)
+            _check_parent(tree, table, path, named, full)
+            if new == named.name:
+                continue
+            if full in aliased:
+                if not named.is_import:
+                    continue
+                new = new if named.renamed else f"{new} as {named.name}"
+            tree.edits[path].append(Edit(named.at.line, named.at.column, named.name, new))
+            tree.counts["names"] += 1
+        for dotted in read.dotted:
+            module = module_of_receiver(tree, dotted.node.value, dotted.scopes)
+            if module is None:
+                continue
+            named = Named(dotted.at, dotted.node.attr, f"{module}.{dotted.node.attr}", ())
+            _, new = new_name(tree, table, named)
+            if new != named.name:
+                tree.edits[path].append(Edit(named.at.line, named.at.column, named.name, new))
+                tree.counts["names of modules"] += 1
+
+
+def _aliased(tree: Tree, table: Table, path: str) -> set[str]:
+    """Modules whose new name is taken in this file: they are imported under the old one."""
+    read, found = tree.read[path], set()
+    for named in read.names:
+        full, new = new_name(tree, table, named)
+        if full not in tree.modules.globals or new == named.name or named.renamed:
+            continue
+        if not _is_free(tree, table, look_up(named.scopes, new), read.module, new):
+            found.add(full)
+    tree.to_see += [f"{path}: module {full} keeps its name by `as`" for full in sorted(found)]
+    return found
+
+
+def _check_parent(tree: Tree, table: Table, path: str, named: Named, full: str) -> None:
+    if not named.is_import or full not in tree.modules.globals or named.target != full:
+        return
+    package = full.rpartition(".")[0]
+    if table.new_module(full).rpartition(".")[0] != table.new_module(package):
+        tree.to_see.append(f"{path}:{named.at.line}: {full} leaves its package")
+
+
+def module_of_receiver(tree: Tree, node: object, scopes: tuple[Scope, ...]) -> str | None:
+    """The module that an expression is (`a`, `a.b`), or None."""
+    full = full_name(tree, node, scopes)
+    return full if full in tree.modules.globals else None
+
+
+def full_name(tree: Tree, node: object, scopes: tuple[Scope, ...]) -> str | None:
+    """The full name of what an expression of names and dots means, or None for a local or what is no such expression."""
+    if isinstance(node, ast.Name):
+        scope = look_up(scopes, node.id)
+        if scope is None or scope.kind == "class":
+            return None
+        target = scope.bound.get(node.id)
+        if target is None and scope.kind == "module":
+            target = f"{scope.module}.{node.id}"
+        return tree.modules.resolve(target) if target else None
+    if isinstance(node, ast.Attribute):
+        module = full_name(tree, node.value, scopes)
+        return tree.modules.resolve(f"{module}.{node.attr}") if module in tree.modules.globals else None
+    return None
+
