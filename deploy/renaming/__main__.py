@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 from deploy.renaming.edits import apply_edits
+from deploy.renaming.members import MemberPlan
 from deploy.renaming.naming import plan_names
 from deploy.renaming.table import MAP, Table, Tree, read_table, read_tree
+from deploy.renaming.types_of import load_types
 
 
 def _move(tree: Tree, table: Table) -> int:
@@ -47,6 +49,8 @@ def main() -> None:
     table, tree = read_table(options.map), read_tree(options.root.resolve())
     if "names" in stages:
         plan_names(tree, table)
+    if "members" in stages:
+        MemberPlan(tree, table, load_types(tree.root, options.types)).plan()
     changed = {path: apply_edits((tree.root / path).read_bytes(), edits) for path, edits in tree.edits.items()}
     tree.counts["files changed"] = len(changed)
     tree.counts["files that move"] = sum(table.new_path(path) != path for path in tree.files)
