@@ -11,6 +11,7 @@ from deploy.renaming.edits import apply_edits
 from deploy.renaming.members import MemberPlan
 from deploy.renaming.naming import plan_names
 from deploy.renaming.table import MAP, Table, Tree, read_table, read_tree
+from deploy.renaming.texts import TextPlan
 from deploy.renaming.types_of import load_types
 
 
@@ -49,8 +50,12 @@ def main() -> None:
     table, tree = read_table(options.map), read_tree(options.root.resolve())
     if "names" in stages:
         plan_names(tree, table)
+    members = None
     if "members" in stages:
-        MemberPlan(tree, table, load_types(tree.root, options.types)).plan()
+        members = MemberPlan(tree, table, load_types(tree.root, options.types))
+        members.plan()
+    if "texts" in stages:
+        TextPlan(tree, table, members).plan()
     changed = {path: apply_edits((tree.root / path).read_bytes(), edits) for path, edits in tree.edits.items()}
     tree.counts["files changed"] = len(changed)
     tree.counts["files that move"] = sum(table.new_path(path) != path for path in tree.files)

@@ -15,7 +15,7 @@ from deploy.renaming.edits import Edit
 from deploy.renaming.naming import full_name
 from deploy.renaming.scopes import At, Dotted, Scopes
 from deploy.renaming.table import Table, Tree
-from deploy.renaming.types_of import CLASS, UNKNOWN, Types, place_of
+from deploy.renaming.types_of import ANY_KEYWORDS, CLASS, FOLDERS, UNKNOWN, Types, place_of
 
 Member = tuple[str, str]
 """Full name of the class that defines it, and its name there."""
@@ -99,6 +99,10 @@ class MemberPlan:
                 self._rename_keywords(path, call, scopes)
                 self._rename_string(path, call, scopes)
             self._rename_slots(path)
+
+    def word(self, name: str, member: str) -> str | None:
+        """The new name of a member of the class, or None where it keeps its own."""
+        return self._name_of(self._families.owner(name, member))
 
     # -- which
 
@@ -192,13 +196,18 @@ class MemberPlan:
         owners = self._owners(path, dotted)
         if owners:
             self._edit(path, dotted.at, name, self._name_of(owners[0]))
-        elif self._classes(path, dotted.node.value, dotted.scopes) in ([], [UNKNOWN]):
+        elif self._classes(path, dotted.node.value, dotted.scopes) in ([], [UNKNOWN]) and not self._is_foreign(dotted):
             words = {self._new.get(member) for member in self._all_named(name)}
             word = words.pop() if len(words) == 1 else None
             self._edit(path, dotted.at, name, word, "members by guess")
             said = f"{word or ' or '.join(sorted(map(str, words)))}"
             if word or words:
                 self._tree.to_see.append(f"{path}:{dotted.at.line}: .{name} of no type: {said}")
+
+    def _is_foreign(self, dotted: Dotted) -> bool:
+        """Whether the receiver is something of a library, such as `pytest` in `pytest.mark`."""
+        full = full_name(self._tree, dotted.node.value, dotted.scopes)
+        return full is not None and full.partition(".")[0] not in FOLDERS
 
     def _all_named(self, name: str) -> Iterator[Member]:
         return ((owner, name) for owner, known in self._types.classes.items() if name in known.members)
@@ -230,8 +239,12 @@ class MemberPlan:
             at = At(keyword.lineno, keyword.col_offset)
             if owners:
                 self._edit(path, at, name, self._name_of(owners[0]), "keywords")
-            elif any(member in self._new for member in self._all_named(name)):
+            elif self._is_any(path, call.func) and any(member in self._new for member in self._all_named(name)):
                 self._tree.to_see.append(f"{path}:{at.line}: keyword {name} of {called}()")
+
+    def _is_any(self, path: str, node: ast.expr) -> bool:
+        found = self._types.receivers.get(path, {}).get(place_of(node), [UNKNOWN])
+        return bool({UNKNOWN, ANY_KEYWORDS}.intersection(found))
 
     def _rename_string(self, path: str, call: ast.Call, scopes: Scopes) -> None:
         """The second argument of getattr and its like, where the first has a type; modules have names (texts.py)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from deploy.renaming.edits import Edit
-from deploy.renaming.scopes import Named, Scope, look_up
+from deploy.renaming.scopes import At, Named, Scope, look_up
 from deploy.renaming.table import BUILTINS, Table, Tree
 
 
@@ -67,6 +67,7 @@ def plan_names(tree: Tree, table: Table) -> None:
                 new = new if named.renamed else f"{new} as {named.name}"
             tree.edits[path].append(Edit(named.at.line, named.at.column, named.name, new))
             tree.counts["names"] += 1
+        _plan_exports(tree, table, path)
         for dotted in read.dotted:
             module = module_of_receiver(tree, dotted.node.value, dotted.scopes)
             if module is None:
@@ -80,12 +81,13 @@ def plan_names(tree: Tree, table: Table) -> None:
 
 def _aliased(tree: Tree, table: Table, path: str) -> set[str]:
     """Modules whose new name is taken in this file: they are imported under the old one."""
-    read, found = tree.read[path], set()
+    read, found, first = tree.read[path], set[str](), dict[str, str]()
     for named in read.names:
         full, new = new_name(tree, table, named)
         if full not in tree.modules.globals or new == named.name or named.renamed:
             continue
-        if not _is_free(tree, table, look_up(named.scopes, new), read.module, new):
+        taken = first.setdefault(new, full) != full
+        if taken or not _is_free(tree, table, look_up(named.scopes, new), read.module, new):
             found.add(full)
     tree.to_see += [f"{path}: module {full} keeps its name by `as`" for full in sorted(found)]
     return found
@@ -97,6 +99,21 @@ def _check_parent(tree: Tree, table: Table, path: str, named: Named, full: str) 
     package = full.rpartition(".")[0]
     if table.new_module(full).rpartition(".")[0] != table.new_module(package):
         tree.to_see.append(f"{path}:{named.at.line}: {full} leaves its package")
+
+
+def _plan_exports(tree: Tree, table: Table, path: str) -> None:
+    """Strings of `__all__`."""
+    read = tree.read[path]
+    if "__all__" not in read.globals.bound:
+        return
+    for node in ast.parse(tree.sources[path]).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            for text in ast.walk(node.value):
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    named = Named(At(text.lineno, text.col_offset + 1), text.value, f"{read.module}.{text.value}", ())
+                    _, new = new_name(tree, table, named)
+                    if new != named.name:
+                        tree.edits[path].append(Edit(named.at.line, named.at.column, named.name, new))
 
 
 def module_of_receiver(tree: Tree, node: object, scopes: tuple[Scope, ...]) -> str | None:

@@ -54,6 +54,8 @@ from mypy.types import (
 FOLDERS = ("router", "loadtest", "deploy", "tests")
 UNKNOWN = "?"
 """In place of a class: the receiver has no type."""
+ANY_KEYWORDS = "**"
+"""Likewise: a function that takes keywords of any name."""
 CLASS = "class "
 """Before the name of a class: the receiver is the class itself."""
 
@@ -114,7 +116,9 @@ def _classes(found: Type | None) -> set[str]:
     if isinstance(proper, Overloaded):
         return _classes(proper.items[0])
     if isinstance(proper, CallableType):
-        return {CLASS + proper.type_object().fullname} if proper.is_type_obj() else set()
+        if proper.is_type_obj():
+            return {CLASS + proper.type_object().fullname}
+        return {ANY_KEYWORDS} if proper.is_kw_arg else set()
     if isinstance(proper, TupleType):
         return _classes(proper.partial_fallback)
     if isinstance(proper, (LiteralType, TypedDictType)):

@@ -1,0 +1,169 @@
+"""Plans for text: names, modules and paths in strings, comments and documents.
+
+What a text means is less certain than what code means, so a word is replaced only where it can be nothing else: a path
+or a dotted name that exists, a name in backticks that one thing of the tree has, and outside of backticks one with a
+hump or an underscore. `tree.counts` says how many; the proof (proof.py) lists the strings.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from deploy.renaming.edits import Edit
+from deploy.renaming.members import MemberPlan
+from deploy.renaming.table import Table, Tree, module_of
+
+KINDS = frozenset({"md", "toml", "yml", "yaml", "sh", "in", "js", "css", "html", "proto", "pyi"})
+FILES = frozenset({"Makefile", "run", "Dockerfile", ".gitignore", ".dockerignore", ".gitleaks.toml"})
+SKIPPED = ("CHANGELOG.md", "helm/", "loadtest/data/", "tests/attack/seeds/", "tests/attack/grown/", "requirements/")
+GENERATED = "_pb2.py"
+
+_DOTTED = re.compile(r"(?<![\w./-])(?:router|loadtest|tests|deploy)(?:\.\w+)+")
+_PATH = re.compile(r"(?<![\w/-])(?:\.\./)*((?:[A-Za-z_][\w-]*/)+(?:[\w-]+(?:\.\w+)*)?)")
+_FILE = re.compile(r"(?<![\w./-])([A-Za-z_]\w*)\.py(?![\w])")
+_TICKED = re.compile(r"`([^`\n]+)`")
+_WORD = re.compile(r"(?<![\w.\-/$])[A-Za-z_]\w*(?:\.\w+)*(?![\w/]|-\w)")
+_HUMPS = re.compile(r"[A-Z]\w*[a-z]\w*[A-Z]\w*|[A-Z]\w*_\w*|[a-z]+_\w+")
+
+Found = tuple[int, str, str]
+"""Column in characters, what stands there, and what is to stand there."""
+
+
+class TextPlan:
+    """Finds what to replace in a line of text."""
+
+    def __init__(self, tree: Tree, table: Table, members: MemberPlan | None) -> None:
+        self._tree, self._table, self._members = tree, table, members
+        self._known = {*tree.files, *(str(parent) for name in tree.files for parent in PurePosixPath(name).parents)}
+        self._homes: dict[str, list[str]] = defaultdict(list)
+        self._defined: dict[str, list[str]] = defaultdict(list)
+        for path, read in tree.read.items():
+            if not path.startswith("tests/"):
+                self._homes[path.rpartition("/")[2][:-3]].append(path)
+            for name, target in read.globals.bound.items():
+                if target is None:
+                    self._defined[name].append(f"{read.module}.{name}")
+
+    def plan(self) -> None:
+        """Put the edits into the tree. Planned ones come first: what overlaps them is left out."""
+        for path in self._tree.files:
+            if path.startswith(SKIPPED) or path.endswith(GENERATED):
+                continue
+            if path.endswith(".py"):
+                lines = _texts(self._tree.sources[path])
+            elif path.rpartition("/")[2] in FILES or path.rpartition(".")[2] in KINDS:
+                whole = (self._tree.root / path).read_text(encoding="utf-8").split("\n")
+                lines = ((number, 0, line) for number, line in enumerate(whole, 1))
+            else:
+                continue
+            self._plan_lines(path, lines)
+
+    def _plan_lines(self, path: str, lines: Iterator[tuple[int, int, str]]) -> None:
+        taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for edit in self._tree.edits.get(path, ()):
+            taken[edit.line].append((edit.column, edit.column + len(edit.old.encode())))
+        for number, column, line in lines:
+            for at, old, new in self._in_line(path, line):
+                begin = column + len(line[:at].encode())
+                end = begin + len(old.encode())
+                if old == new or any(begin < behind and first < end for first, behind in taken[number]):
+                    continue
+                taken[number].append((begin, end))
+                self._tree.edits[path].append(Edit(number, begin, old, new))
+                self._tree.counts["texts"] += 1
+
+    def _in_line(self, path: str, line: str) -> Iterator[Found]:
+        for match in _DOTTED.finditer(line):
+            yield match.start(), match[0], self.dotted(match[0])
+        for match in _PATH.finditer(line):
+            yield match.start(1), match[1], self.path(match[1])
+        for match in _FILE.finditer(line):
+            yield match.start(1), match[1], self._file(path, match[1])
+        ticked = []
+        for match in _TICKED.finditer(line):
+            ticked.append(match.span())
+            for word in _WORD.finditer(match[1]):
+                yield match.start(1) + word.start(), word[0], self._word(path, word[0])
+        if path.endswith((".py", ".md")):
+            for word in _WORD.finditer(line):
+                if _HUMPS.fullmatch(word[0].partition(".")[0]):
+                    yield word.start(), word[0], self._word(path, word[0])
+
+    def dotted(self, text: str) -> str:
+        """A dotted name from the top: a module, and what is in it."""
+        parts = text.split(".")
+        for length in range(len(parts), 0, -1):
+            module = ".".join(parts[:length])
+            if module in self._tree.modules.globals or module.replace(".", "/") in self._known:
+                behind = self._behind(module, parts[length:])
+                return ".".join([self._table.new_module(module), *behind])
+        return text
+
+    def _behind(self, module: str, parts: list[str]) -> list[str]:
+        if not parts:
+            return parts
+        full = self._tree.modules.resolve(f"{module}.{parts[0]}")
+        new = self._table.names.get(full, parts[0]) if full not in self._tree.refused else parts[0]
+        return [new, *self._member(full, parts[1:])]
+
+    def _member(self, name: str, parts: list[str]) -> list[str]:
+        word = self._members.word(name, parts[0]) if self._members is not None and parts else None
+        return [word, *parts[1:]] if word else parts
+
+    def path(self, text: str) -> str:
+        """A path from the top or from a package: `router/core/a.py`, `core/a.py`, `core/a`, `tests/core/`."""
+        slash = "/" if text.endswith("/") else ""
+        plain = text.rstrip("/")
+        for top in ("", "router/", "loadtest/", "tests/"):
+            for ending in ("", ".py"):
+                whole = top + plain + ending
+                if whole not in self._known or (top and "/" not in plain and not slash):
+                    continue
+                new = self._table.new_path(whole) if whole in self._tree.files else self._folder(whole)
+                return new.removeprefix(top).removesuffix(ending) + slash if new.startswith(top) else text
+        head, _, name = plain.rpartition("/")
+        if head and not slash and "." not in head and (renamed := self.path(head + "/")) != head + "/":
+            return renamed + name
+        return text
+
+    def _folder(self, path: str) -> str:
+        return self._table.new_module(path.replace("/", ".")).replace(".", "/")
+
+    def _file(self, path: str, name: str) -> str:
+        """The name of a file alone: one beside, or the only one."""
+        beside = f"{path.rpartition('/')[0]}/{name}.py"
+        homes = [beside] if beside in self._tree.read else self._homes.get(name, [])
+        return module_of(self._table.new_path(homes[0])).rpartition(".")[2] if len(homes) == 1 else name
+
+    def _word(self, path: str, text: str) -> str:
+        """A name as the file knows it, or else as only one thing in the tree is called; and members behind it."""
+        first, *behind = text.split(".")
+        read = self._tree.read.get(path)
+        full = None
+        if read is not None and first in read.globals.bound:
+            full = self._tree.modules.resolve(read.globals.bound[first] or f"{read.module}.{first}")
+        elif len(self._defined.get(first, ())) == 1 and (_HUMPS.fullmatch(first) or first[0].isupper()):
+            full = self._defined[first][0]
+        if full is None or full in self._tree.refused:
+            return text
+        if full in self._tree.modules.globals:
+            return ".".join([self._table.new_module(full).rpartition(".")[2], *self._behind(full, behind)])
+        return ".".join([self._table.names.get(full, first), *self._member(full, behind)])
+
+
+def _texts(source: bytes) -> Iterator[tuple[int, int, str]]:
+    """Strings and comments, line by line: line, column in bytes, and text."""
+    lines = source.decode().split("\n")
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type not in (tokenize.STRING, tokenize.COMMENT):
+            continue
+        for number in range(token.start[0], token.end[0] + 1):
+            line = lines[number - 1]
+            begin = token.start[1] if number == token.start[0] else 0
+            end = token.end[1] if number == token.end[0] else len(line)
+            yield number, len(line[:begin].encode()), line[begin:end]
