@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from deploy.renaming.edits import apply_edits
+from deploy.renaming.lists import plan_lists
 from deploy.renaming.members import MemberPlan
 from deploy.renaming.naming import plan_names
 from deploy.renaming.table import MAP, Table, Tree, read_table, read_tree
@@ -55,6 +56,7 @@ def main() -> None:
         members = MemberPlan(tree, table, load_types(tree.root, options.types))
         members.plan()
     if "texts" in stages:
+        plan_lists(tree, table)
         TextPlan(tree, table, members).plan()
     changed = {path: apply_edits((tree.root / path).read_bytes(), edits) for path, edits in tree.edits.items()}
     tree.counts["files changed"] = len(changed)
