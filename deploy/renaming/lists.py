@@ -10,7 +10,7 @@ from deploy.renaming.edits import Edit
 from deploy.renaming.table import Table, Tree
 
 _CONTAINER = re.compile(r'^containers = \["([\w.]+)"\]', re.MULTILINE)
-_LAYERS = re.compile(r"^layers = \[(.*?)^?\]", re.MULTILINE | re.DOTALL)
+_LAYERS = re.compile(r"^layers = \[([^\]]*)\]", re.MULTILINE)
 _RELATIVE = re.compile(r'^name = "[^"]*"', re.MULTILINE)
 COMPILED = "deploy/compiled.py"
 GENERATED = "_pb2.py"
