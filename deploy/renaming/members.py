@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 from deploy.renaming.edits import Edit
 from deploy.renaming.naming import full_name
+from deploy.renaming.receivers import Keywords, Receivers
 from deploy.renaming.scopes import At, Dotted, Scopes
 from deploy.renaming.table import Table, Tree
 from deploy.renaming.types_of import ANY_KEYWORDS, CLASS, FOLDERS, UNKNOWN, Types, place_of
 
 Member = tuple[str, str]
 """Full name of the class that defines it, and its name there."""
-REPLACERS = frozenset({"replace", "_replace"})
 BY_STRING = frozenset({"getattr", "setattr", "hasattr", "delattr", "object"})
 
 
@@ -81,6 +81,10 @@ class MemberPlan:
     def __init__(self, tree: Tree, table: Table, types: Types) -> None:
         self._tree, self._table, self._types = tree, table, types
         self._class_at = {(known.module, known.line): name for name, known in types.classes.items() if known.module}
+        self._receivers = Receivers(tree, types, self._class_at)
+        self._keywords = Keywords(self._receivers)
+        for protocol, name in self._receivers.casts():
+            types.classes[name].implements.append(protocol)
         self._families = Families(types, {row.rpartition(".")[2] for row in table.members})
         self._new: dict[Member, str] = {}
 
@@ -106,22 +110,8 @@ class MemberPlan:
 
     # -- which
 
-    def _classes(self, path: str, node: ast.expr, scopes: Scopes) -> list[str]:
-        """Classes of an expression, those that are the class itself with CLASS before them."""
-        found = self._types.receivers.get(path, {}).get(place_of(node), [])
-        if found and found != [UNKNOWN]:
-            return found
-        full = full_name(self._tree, node, scopes)
-        if full in self._types.classes:
-            return [CLASS + full]
-        if isinstance(node, ast.Name) and node.id in ("self", "cls"):
-            lines = [scope.line for scope in scopes if scope.kind == "class"]
-            name = self._class_at.get((self._tree.read[path].module, lines[-1])) if lines else None
-            return [name] if name else found
-        return found
-
     def _owners(self, path: str, dotted: Dotted) -> list[Member]:
-        classes = self._classes(path, dotted.node.value, dotted.scopes)
+        classes = self._receivers.classes(path, dotted.node.value, dotted.scopes)
         owners = (self._families.owner(name.removeprefix(CLASS), dotted.node.attr) for name in classes)
         return [owner for owner in owners if owner is not None]
 
@@ -196,7 +186,7 @@ class MemberPlan:
         owners = self._owners(path, dotted)
         if owners:
             self._edit(path, dotted.at, name, self._name_of(owners[0]))
-        elif self._classes(path, dotted.node.value, dotted.scopes) in ([], [UNKNOWN]) and not self._is_foreign(dotted):
+        elif self._receivers.classes(path, dotted.node.value, dotted.scopes) in ([], [UNKNOWN]) and not self._is_foreign(dotted):
             words = {self._new.get(member) for member in self._all_named(name)}
             word = words.pop() if len(words) == 1 else None
             self._edit(path, dotted.at, name, word, "members by guess")
@@ -212,35 +202,19 @@ class MemberPlan:
     def _all_named(self, name: str) -> Iterator[Member]:
         return ((owner, name) for owner, known in self._types.classes.items() if name in known.members)
 
-    def _makes(self, path: str, node: ast.expr, scopes: Scopes) -> list[str]:
-        """Classes that a call of this makes of keywords that are their fields."""
-        made = [name.removeprefix(CLASS) for name in self._classes(path, node, scopes) if name.startswith(CLASS)]
-        return [name for name in made if self._has_fields(name)]
-
-    def _has_fields(self, name: str) -> bool:
-        owner = self._families.owner(name, "__init__")
-        return owner is None or not self._types.classes[owner[0]].module
-
     def _rename_keywords(self, path: str, call: ast.Call, scopes: Scopes) -> None:
         named = [keyword for keyword in call.keywords if keyword.arg in self._families.wanted]
         if not named:
             return
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        classes = self._makes(path, call.func, scopes)
-        if called in REPLACERS and call.args:
-            classes = self._classes(path, call.args[0], scopes)
-        elif called in REPLACERS and isinstance(call.func, ast.Attribute):
-            classes = self._classes(path, call.func.value, scopes)
-        elif called == "partial" and call.args:
-            classes = self._makes(path, call.args[0], scopes)
         for keyword in named:
             name = keyword.arg or ""
+            classes = self._keywords.classes(path, call, scopes, name)
             owners = [owner for each in classes if (owner := self._families.owner(each, name)) is not None]
             at = At(keyword.lineno, keyword.col_offset)
             if owners:
                 self._edit(path, at, name, self._name_of(owners[0]), "keywords")
             elif self._is_any(path, call.func) and any(member in self._new for member in self._all_named(name)):
-                self._tree.to_see.append(f"{path}:{at.line}: keyword {name} of {called}()")
+                self._tree.to_see.append(f"{path}:{at.line}: keyword {name} of {ast.unparse(call.func)[:40]}()")
 
     def _is_any(self, path: str, node: ast.expr) -> bool:
         found = self._types.receivers.get(path, {}).get(place_of(node), [UNKNOWN])
@@ -260,7 +234,7 @@ class MemberPlan:
             full = self._tree.modules.resolve(f"{module}.{name}")
             new = self._table.names.get(full) if full not in self._tree.refused else None
         elif name in self._families.wanted:
-            classes = self._classes(path, call.args[0], scopes)
+            classes = self._receivers.classes(path, call.args[0], scopes)
             owners = [self._families.owner(each.removeprefix(CLASS), name) for each in classes]
             new = next((word for owner in owners if (word := self._name_of(owner)) is not None), None)
             if new is None and not any(owners) and any(member in self._new for member in self._all_named(name)):

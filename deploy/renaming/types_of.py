@@ -97,7 +97,7 @@ def _receivers(tree: ast.Module) -> set[Place]:
             places.add(place_of(node.value))
         elif isinstance(node, ast.Call):
             places.add(place_of(node.func))
-            places.update(place_of(argument) for argument in node.args[:1])
+            places.update(place_of(argument) for argument in node.args[:2])
     return places
 
 

@@ -1,0 +1,127 @@
+"""Which class a receiver has, by mypy or by what its name says; and which class the keywords of a call are fields of."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from deploy.renaming.naming import full_name
+from deploy.renaming.scopes import Scopes
+from deploy.renaming.table import Tree
+from deploy.renaming.types_of import CLASS, UNKNOWN, Types, place_of
+
+REPLACERS = frozenset({"replace", "_replace"})
+MAKERS = frozenset({"partial", "builds"})
+"""Functions that call their first argument, with their keywords: functools.partial, and hypothesis' builds."""
+DEPTH_MAX = 5
+
+
+class Receivers:
+    """Classes of expressions."""
+
+    def __init__(self, tree: Tree, types: Types, class_at: dict[tuple[str, int], str]) -> None:
+        self.tree, self.types, self._class_at = tree, types, class_at
+
+    def classes(self, path: str, node: ast.expr, scopes: Scopes) -> list[str]:
+        """Full names; that of an expression that is the class itself has CLASS before it. UNKNOWN is among them."""
+        found = self.types.receivers.get(path, {}).get(place_of(node), [])
+        if found and found != [UNKNOWN]:
+            return found
+        full = full_name(self.tree, node, scopes)
+        if full in self.types.classes:
+            return [CLASS + full]
+        if isinstance(node, ast.Name) and node.id in ("self", "cls"):
+            lines = [scope.line for scope in scopes if scope.kind == "class"]
+            name = self._class_at.get((self.tree.read[path].module, lines[-1])) if lines else None
+            return [name] if name else found
+        return found
+
+    def made(self, path: str, node: ast.expr, scopes: Scopes) -> list[str]:
+        """Classes that a call of this makes of keywords that are their fields."""
+        found = [name.removeprefix(CLASS) for name in self.classes(path, node, scopes) if name.startswith(CLASS)]
+        return [name for name in found if self._has_fields(name)]
+
+    def _has_fields(self, name: str) -> bool:
+        known = self.types.classes
+        bases = known[name].bases if name in known else []
+        first = next((base for base in bases if base in known and "__init__" in known[base].members), None)
+        return first is None or not known[first].module
+
+    def casts(self) -> Iterator[tuple[str, str]]:
+        """Protocol and class for each `cast(Protocol, Class(...))`: what stands in for another in tests."""
+        for path, read in self.tree.read.items():
+            for call, scopes in read.calls:
+                if not isinstance(call.func, ast.Name) or call.func.id != "cast" or len(call.args) != 2:
+                    continue
+                wanted = call.args[0]
+                if isinstance(wanted, ast.Constant):
+                    wanted = ast.Name(str(wanted.value).partition("[")[0])
+                protocol = full_name(self.tree, wanted, scopes)
+                if protocol not in self.types.classes:
+                    continue
+                for name in self.classes(path, call.args[1], scopes):
+                    if name in self.types.classes and self.types.classes[name].module:
+                        yield protocol, name
+
+
+class Keywords:
+    """Of which classes the keywords of a call are fields, through functions that pass them on by `**`."""
+
+    def __init__(self, receivers: Receivers) -> None:
+        self._receivers = receivers
+        self._functions: dict[str, tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = {}
+        self._calls: dict[str, dict[tuple[int, int], Scopes]] = {}
+        for path, read in receivers.tree.read.items():
+            for node, owner in _functions(ast.parse(receivers.tree.sources[path]).body, read.module):
+                self._functions[f"{owner}.{node.name}"] = (path, node)
+            self._calls[path] = {(call.lineno, call.col_offset): scopes for call, scopes in read.calls}
+
+    def classes(self, path: str, call: ast.Call, scopes: Scopes, keyword: str, depth: int = 0) -> list[str]:
+        """Full names of the classes of which `keyword` of this call is a field."""
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if called in REPLACERS and call.args:
+            return self._receivers.classes(path, call.args[0], scopes)
+        if called in REPLACERS and isinstance(call.func, ast.Attribute):
+            return self._receivers.classes(path, call.func.value, scopes)
+        if called in MAKERS and call.args:
+            return self._receivers.made(path, call.args[0], scopes)
+        if made := self._receivers.made(path, call.func, scopes):
+            return made
+        return [name for full in self._called(path, call, scopes) for name in self._passed(full, keyword, depth)]
+
+    def _called(self, path: str, call: ast.Call, scopes: Scopes) -> list[str]:
+        """Full names of the function or the methods that are called."""
+        full = full_name(self._receivers.tree, call.func, scopes)
+        if full is not None or not isinstance(call.func, ast.Attribute):
+            return [full] if full in self._functions else []
+        found = []
+        for name in self._receivers.classes(path, call.func.value, scopes):
+            known = self._receivers.types.classes.get(name.removeprefix(CLASS))
+            methods = (f"{base}.{call.func.attr}" for base in (known.bases if known else ()))
+            found += [method for method in methods if method in self._functions][:1]
+        return found
+
+    def _passed(self, full: str, keyword: str, depth: int) -> list[str]:
+        path, node = self._functions[full]
+        named = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+        if node.args.kwarg is None or keyword in named or depth > DEPTH_MAX:
+            return []
+        found = []
+        for call in ast.walk(node):
+            if isinstance(call, ast.Call) and any(_passes(each, node.args.kwarg.arg) for each in call.keywords):
+                scopes = self._calls[path].get((call.lineno, call.col_offset), ())
+                found += self.classes(path, call, scopes, keyword, depth + 1)
+        return found
+
+
+def _passes(keyword: ast.keyword, name: str) -> bool:
+    """Whether this is `**name`, or `**{..., **name}`, or `**(... | name)`."""
+    return keyword.arg is None and any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(keyword.value))
+
+
+def _functions(body: list[ast.stmt], owner: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node, owner
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node.body, f"{owner}.{node.name}")
