@@ -29,6 +29,15 @@ def _move(tree: Tree, table: Table) -> int:
     return moved
 
 
+def _fix(tree: Tree, table: Table, changed: dict[str, bytes]) -> None:
+    for path, old, new in table.fixes:
+        text = changed.get(path) or (tree.root / path).read_bytes()
+        if old.encode() not in text:
+            tree.to_see.append(f"{path}: a fix finds nothing: {old!r}")
+        changed[path] = text.replace(old.encode(), new.encode())
+        tree.counts["fixes"] += 1
+
+
 def _say(tree: Tree) -> None:
     for row, reasons in sorted(tree.refused.items()):
         print(f"refused {row}: {len(reasons)}: {'; '.join(reasons[:3])}")
@@ -59,6 +68,7 @@ def main() -> None:
         plan_lists(tree, table)
         TextPlan(tree, table, members).plan()
     changed = {path: apply_edits((tree.root / path).read_bytes(), edits) for path, edits in tree.edits.items()}
+    _fix(tree, table, changed)
     tree.counts["files changed"] = len(changed)
     tree.counts["files that move"] = sum(table.new_path(path) != path for path in tree.files)
     if options.write:

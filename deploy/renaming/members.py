@@ -83,7 +83,7 @@ class MemberPlan:
         self._class_at = {(known.module, known.line): name for name, known in types.classes.items() if known.module}
         self._receivers = Receivers(tree, types, self._class_at)
         self._keywords = Keywords(self._receivers)
-        for protocol, name in self._receivers.casts():
+        for protocol, name in self._receivers.stand_ins():
             types.classes[name].implements.append(protocol)
         self._families = Families(types, {row.rpartition(".")[2] for row in table.members})
         self._new: dict[Member, str] = {}

@@ -47,21 +47,33 @@ class Receivers:
         first = next((base for base in bases if base in known and "__init__" in known[base].members), None)
         return first is None or not known[first].module
 
-    def casts(self) -> Iterator[tuple[str, str]]:
-        """Protocol and class for each `cast(Protocol, Class(...))`: what stands in for another in tests."""
+    def stand_ins(self) -> Iterator[tuple[str, str]]:
+        """What stands for what, in tests: class of the original, and class in its place.
+
+        Seen by `cast(Original, Other())`, and by `getattr(self._original, name)` in a class with `__getattr__`.
+        """
         for path, read in self.tree.read.items():
             for call, scopes in read.calls:
-                if not isinstance(call.func, ast.Name) or call.func.id != "cast" or len(call.args) != 2:
+                if not isinstance(call.func, ast.Name) or len(call.args) != 2:
                     continue
-                wanted = call.args[0]
-                if isinstance(wanted, ast.Constant):
-                    wanted = ast.Name(str(wanted.value).partition("[")[0])
-                protocol = full_name(self.tree, wanted, scopes)
-                if protocol not in self.types.classes:
+                if call.func.id == "cast":
+                    originals, others = self._cast(path, call, scopes)
+                elif call.func.id == "getattr" and any("__getattr__" in scope.bound for scope in scopes[1:]):
+                    originals = self.classes(path, call.args[0], scopes)
+                    others = self.classes(path, ast.Name("self", lineno=0, col_offset=0), scopes)
+                else:
                     continue
-                for name in self.classes(path, call.args[1], scopes):
-                    if name in self.types.classes and self.types.classes[name].module:
-                        yield protocol, name
+                for original in originals:
+                    yield from ((original, other) for other in others if self._is_ours(original) and self._is_ours(other))
+
+    def _cast(self, path: str, call: ast.Call, scopes: Scopes) -> tuple[list[str], list[str]]:
+        wanted = call.args[0]
+        if isinstance(wanted, ast.Constant):
+            wanted = ast.Name(str(wanted.value).partition("[")[0])
+        return [full_name(self.tree, wanted, scopes) or ""], self.classes(path, call.args[1], scopes)
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self.types.classes and bool(self.types.classes[name].module)
 
 
 class Keywords:
@@ -106,17 +118,30 @@ class Keywords:
         named = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
         if node.args.kwarg is None or keyword in named or depth > DEPTH_MAX:
             return []
+        names = _derived(node, node.args.kwarg.arg)
         found = []
         for call in ast.walk(node):
-            if isinstance(call, ast.Call) and any(_passes(each, node.args.kwarg.arg) for each in call.keywords):
-                scopes = self._calls[path].get((call.lineno, call.col_offset), ())
+            if not isinstance(call, ast.Call):
+                continue
+            scopes = self._calls[path].get((call.lineno, call.col_offset), ())
+            if isinstance(call.func, ast.Name) and call.func.id == "setattr":
+                found += self._receivers.classes(path, call.args[0], scopes)
+            elif any(each.arg is None and _mentions(each.value, names) for each in call.keywords):
                 found += self.classes(path, call, scopes, keyword, depth + 1)
         return found
 
 
-def _passes(keyword: ast.keyword, name: str) -> bool:
-    """Whether this is `**name`, or `**{..., **name}`, or `**(... | name)`."""
-    return keyword.arg is None and any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(keyword.value))
+def _derived(node: ast.AST, name: str) -> set[str]:
+    """The name, and locals that are made of it."""
+    names = {name}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Assign) and _mentions(each.value, names):
+            names.update(target.id for target in each.targets if isinstance(target, ast.Name))
+    return names
+
+
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(node))
 
 
 def _functions(body: list[ast.stmt], owner: str) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:

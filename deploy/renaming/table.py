@@ -20,11 +20,15 @@ BUILTINS = frozenset({*dir(builtins), *keyword.kwlist})
 
 @dataclass(frozen=True)
 class Table:
-    """Old full names to new ones. `modules`: to full names, packages rename what is in them; the others to the last part."""
+    """Old full names to new ones. `modules`: to full names, packages rename what is in them; the others to the last part.
+
+    `fixes`: old path of a file, text as it is when all else is done, and text in its place: what no rule finds.
+    """
 
     modules: dict[str, str]
     names: dict[str, str]
     members: dict[str, str]
+    fixes: tuple[tuple[str, str, str], ...] = ()
 
     def new_module(self, full: str) -> str:
         """The new full name of a module or package, by the longest row that has it or a package of it."""
@@ -50,7 +54,7 @@ def plain(folder: str) -> bool:
 def read_table(path: Path = MAP) -> Table:
     """The map. Raises OSError, or ValueError for what is no map."""
     rows = json.loads(path.read_bytes())
-    return Table(rows["modules"], rows["names"], rows["members"])
+    return Table(rows["modules"], rows["names"], rows["members"], tuple(map(tuple, rows.get("fixes", ()))))
 
 
 @dataclass

@@ -28,6 +28,7 @@ _PATH = re.compile(r"(?<![\w/-])(?:\.\./)*((?:[A-Za-z_][\w-]*/)+(?:[\w-]+(?:\.\w
 _FILE = re.compile(r"(?<![\w./-])([A-Za-z_]\w*)\.py(?![\w])")
 _TICKED = re.compile(r"`([^`\n]+)`")
 _WORD = re.compile(r"(?<![\w.\-/$])[A-Za-z_]\w*(?:\.\w+)*(?![\w/]|-\w)")
+_IMPORT = re.compile(r"from ((?:router|loadtest|tests|deploy)[\w.]*) import ([\w, ]+)")
 _HUMPS = re.compile(r"[A-Z]\w*[a-z]\w*[A-Z]\w*|[A-Z]\w*_\w*|[a-z]+_\w+")
 
 Found = tuple[int, str, str]
@@ -55,6 +56,7 @@ class TextPlan:
             if path.startswith(SKIPPED) or path.endswith(GENERATED):
                 continue
             if path.endswith(".py"):
+                self._programs(path)
                 lines = _texts(self._tree.sources[path])
             elif path.rpartition("/")[2] in FILES or path.rpartition(".")[2] in KINDS:
                 whole = (self._tree.root / path).read_text(encoding="utf-8").split("\n")
@@ -62,6 +64,27 @@ class TextPlan:
             else:
                 continue
             self._plan_lines(path, lines)
+
+    def _programs(self, path: str) -> None:
+        """Strings that are programs, such as those of `python -c`: what they import keeps its meaning."""
+        for text in self._tree.read[path].strings:
+            if not isinstance(text.value, str) or not _IMPORT.search(text.value):
+                continue
+            words = {}
+            for found in _IMPORT.finditer(text.value):
+                for name in re.findall(r"\w+", found[2]):
+                    full = self._tree.modules.resolve(f"{found[1]}.{name}")
+                    if full in self._tree.modules.globals:
+                        words[name] = self._table.new_module(full).rpartition(".")[2]
+                    elif full in self._table.names and full not in self._tree.refused:
+                        words[name] = self._table.names[full]
+            for number in range(text.lineno, (text.end_lineno or 0) + 1):
+                line = self._tree.sources[path].splitlines()[number - 1].decode()
+                for old, new in words.items():
+                    for found in re.finditer(rf"(?<![\w.]){old}(?!\w)", line) if old != new else ():
+                        column = len(line[: found.start()].encode())
+                        self._tree.edits[path].append(Edit(number, column, old, new))
+                        self._tree.counts["programs"] += 1
 
     def _plan_lines(self, path: str, lines: Iterator[tuple[int, int, str]]) -> None:
         taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -151,6 +174,8 @@ class TextPlan:
             full = self._defined[first][0]
         if full is None or full in self._tree.refused:
             return text
+        if full.rpartition(".")[2] != first:
+            return ".".join([first, *(self._behind(full, behind) if full in self._tree.modules.globals else behind)])
         if full in self._tree.modules.globals:
             return ".".join([self._table.new_module(full).rpartition(".")[2], *self._behind(full, behind)])
         return ".".join([self._table.names.get(full, first), *self._member(full, behind)])
