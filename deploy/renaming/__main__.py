@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from deploy.renaming.edits import apply_edits
@@ -56,6 +57,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="change the tree")
     parser.add_argument("--stages", default="names,members,texts", help="which of names, members, texts")
     options = parser.parse_args()
+    git = ["git", "-C", str(options.root), "status", "--porcelain", "--untracked-files=no"]
+    if options.write and subprocess.run(git, capture_output=True, check=True).stdout:
+        parser.error("the tree has changes that are not committed")
     stages = options.stages.split(",")
     table, tree = read_table(options.map), read_tree(options.root.resolve())
     if "names" in stages:
@@ -71,6 +75,9 @@ def main() -> None:
     _fix(tree, table, changed)
     tree.counts["files changed"] = len(changed)
     tree.counts["files that move"] = sum(table.new_path(path) != path for path in tree.files)
+    places = Counter(table.new_path(path) for path in tree.files)
+    if doubles := [path for path, count in places.items() if count > 1]:
+        sys.exit(f"two files would be one: {', '.join(doubles)}")
     if options.write:
         for path, text in changed.items():
             (tree.root / path).write_bytes(text)

@@ -138,8 +138,8 @@ class MemberPlan:
         while clash := self._clash():
             head, why = clash
             self._tree.refused[".".join(head)].append(why)
-            for member in families[head]:
-                del self._new[member]
+            for each in families[head]:
+                del self._new[each]
 
     def _objection(self, family: list[Member], words: set[str]) -> str:
         foreign = [name for name, _ in family if not self._types.classes[name].module]
@@ -153,8 +153,15 @@ class MemberPlan:
         """The head of a family whose new name a class has already, and why."""
         for name, known in self._types.classes.items():
             taken: dict[str, str] = {}
-            offered = {member for base in known.bases if base in self._types.classes for member in self._types.classes[base].members}
-            news = {member: self._name_of(self._families.owner(name, member)) for member in offered & self._families.wanted}
+            offered = {
+                member
+                for base in known.bases
+                if base in self._types.classes
+                for member in self._types.classes[base].members
+            }
+            news = {
+                member: self._name_of(self._families.owner(name, member)) for member in offered & self._families.wanted
+            }
             for member, new in sorted(news.items()):
                 if new is None:
                     continue
@@ -186,7 +193,10 @@ class MemberPlan:
         owners = self._owners(path, dotted)
         if owners:
             self._edit(path, dotted.at, name, self._name_of(owners[0]))
-        elif self._receivers.classes(path, dotted.node.value, dotted.scopes) in ([], [UNKNOWN]) and not self._is_foreign(dotted):
+        elif self._receivers.classes(path, dotted.node.value, dotted.scopes) in (
+            [],
+            [UNKNOWN],
+        ) and not self._is_foreign(dotted):
             words = {self._new.get(member) for member in self._all_named(name)}
             word = words.pop() if len(words) == 1 else None
             self._edit(path, dotted.at, name, word, "members by guess")

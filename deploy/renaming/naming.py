@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 
 from deploy.renaming.edits import Edit
 from deploy.renaming.scopes import At, Named, Scope, look_up
@@ -43,11 +44,30 @@ def _refuse(tree: Tree, table: Table) -> bool:
     return len(tree.refused) > before
 
 
+def _refuse_doubles(tree: Tree, table: Table) -> None:
+    """Two names of one module that would become one, and two modules likewise."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    for full, new in table.names.items():
+        if full not in tree.refused:
+            rows[f"{full.rpartition('.')[0]}.{new}"].append(full)
+    for module in tree.modules.globals:
+        rows[table.new_module(module)].append(module)
+    for new, several in rows.items():
+        for full in several if len(several) > 1 else ():
+            tree.refused[full].append(f"{', '.join(several)} would all be {new}")
+
+
 def plan_names(tree: Tree, table: Table) -> None:
     """Edits of all names and imports. A row that cannot hold everywhere holds nowhere, and is in `tree.refused`."""
     defined = {f"{read.module}.{name}" for read in tree.read.values() for name in read.globals.bound}
     for full in table.names.keys() - defined:
         tree.refused[full].append("is gone")
+    for row in table.modules:
+        if row not in tree.modules.globals and not any(
+            name.startswith(f"{row.replace('.', '/')}/") for name in tree.files
+        ):
+            tree.refused[row].append("is gone")
+    _refuse_doubles(tree, table)
     while _refuse(tree, table):
         pass
     for path, read in tree.read.items():
@@ -69,10 +89,10 @@ def plan_names(tree: Tree, table: Table) -> None:
             tree.counts["names"] += 1
         _plan_exports(tree, table, path)
         for dotted in read.dotted:
-            module = module_of_receiver(tree, dotted.node.value, dotted.scopes)
-            if module is None:
+            holder = module_of_receiver(tree, dotted.node.value, dotted.scopes)
+            if holder is None:
                 continue
-            named = Named(dotted.at, dotted.node.attr, f"{module}.{dotted.node.attr}", ())
+            named = Named(dotted.at, dotted.node.attr, f"{holder}.{dotted.node.attr}", ())
             _, new = new_name(tree, table, named)
             if new != named.name:
                 tree.edits[path].append(Edit(named.at.line, named.at.column, named.name, new))
@@ -123,7 +143,7 @@ def module_of_receiver(tree: Tree, node: object, scopes: tuple[Scope, ...]) -> s
 
 
 def full_name(tree: Tree, node: object, scopes: tuple[Scope, ...]) -> str | None:
-    """The full name of what an expression of names and dots means, or None for a local or what is no such expression."""
+    """The full name of what an expression of names and dots means; None for a local, and for what is no such thing."""
     if isinstance(node, ast.Name):
         scope = look_up(scopes, node.id)
         if scope is None or scope.kind == "class":
@@ -136,4 +156,3 @@ def full_name(tree: Tree, node: object, scopes: tuple[Scope, ...]) -> str | None
         module = full_name(tree, node.value, scopes)
         return tree.modules.resolve(f"{module}.{node.attr}") if module in tree.modules.globals else None
     return None
-

@@ -1,8 +1,8 @@
 """Proves that a renamed tree differs from the old one in names only: `python -m deploy.renaming.proof OLD NEW`.
 
 Each file of OLD is held against where it went. Both are parsed; in both every name of the map becomes the same mark,
-whichever of its names it has, docstrings are dropped, and imports are sorted. What differs then is more than a name, and
-is listed. Strings are held against each other one by one: all that differ are listed with --strings, to be read.
+whichever of its names it has, strings are taken out, and imports are sorted. What differs then is more than a name, and is
+listed. Strings are held against each other one by one: all that differ are listed with --strings, to be read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _imports(node: ast.stmt, back: dict[str, str], table: Table) -> list[str]:
 
 
 def _skeleton(source: bytes, back: dict[str, str], table: Table) -> tuple[str, list[str]]:
-    """What is left without names, imports' order, docstrings and strings; and the strings."""
+    """What is left without names, imports' order and strings; and the strings."""
     tree = ast.parse(source)
     imports: list[str] = []
     for node in ast.walk(tree):

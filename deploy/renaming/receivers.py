@@ -1,4 +1,4 @@
-"""Which class a receiver has, by mypy or by what its name says; and which class the keywords of a call are fields of."""
+"""Which class a receiver has, by mypy or else by its name; and of which class the keywords of a call are fields."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class Receivers:
                 else:
                     continue
                 for original in originals:
-                    yield from ((original, other) for other in others if self._is_ours(original) and self._is_ours(other))
+                    yield from (
+                        (original, other) for other in others if self._is_ours(original) and self._is_ours(other)
+                    )
 
     def _cast(self, path: str, call: ast.Call, scopes: Scopes) -> tuple[list[str], list[str]]:
         wanted = call.args[0]

@@ -1,6 +1,6 @@
-"""What each name in a file means, by Python's scopes: full names of what modules define, members of classes, and the rest.
+"""What each name in a file means, by Python's scopes: full names of what modules define, and members of classes.
 
-`read_file` makes the occurrences of a file; `Modules` follows imports from module to module.
+`read_file` makes the occurrences of a file; `Modules` (table.py) follows imports from module to module.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class _Reader(ast.NodeVisitor):
 
     # -- statements
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._name(self._place(node.name, node.lineno, node.col_offset + 3), node.name)
         self._all(node.decorator_list)
         self._function(node.args, node.body)
@@ -203,10 +203,10 @@ class _Reader(ast.NodeVisitor):
         _bind(scope, body)
         self._within(scope, body)
 
-    def visit_Lambda(self, node: ast.Lambda) -> None:  # noqa: N802
+    def visit_Lambda(self, node: ast.Lambda) -> None:
         self._function(node.args, [node.body])
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._name(self._place(node.name, node.lineno, node.col_offset + 5), node.name)
         self._all([*node.decorator_list, *node.bases, *node.keywords])
         scope = Scope("class", line=node.lineno)
@@ -220,27 +220,27 @@ class _Reader(ast.NodeVisitor):
         inner = [each for g in generators for each in (g.target, *g.ifs)] + [g.iter for g in generators[1:]]
         self._within(scope, [*inner, *made])
 
-    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> None:  # noqa: N802
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> None:
         self._comprehension(node, [node.elt], node.generators)
 
     visit_SetComp = visit_GeneratorExp = visit_ListComp  # noqa: N815
 
-    def visit_DictComp(self, node: ast.DictComp) -> None:  # noqa: N802
+    def visit_DictComp(self, node: ast.DictComp) -> None:
         self._comprehension(node, [node.key, node.value], node.generators)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self._annotation(node.annotation)
         self._all([node.target, node.value])
 
-    def visit_Global(self, node: ast.Global) -> None:  # noqa: N802
+    def visit_Global(self, node: ast.Global) -> None:
         for name in node.names:
             self._name(self._place(name, node.lineno, node.col_offset + 6), name)
 
-    def visit_Import(self, node: ast.Import) -> None:  # noqa: N802
+    def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             self.found.imported.append((At(alias.lineno, alias.col_offset), alias.name))
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:  # noqa: N802
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = node.module or ""
         self.found.imported.append((self._place(module, node.lineno, node.col_offset + 4), module))
         for alias in node.names:
@@ -250,15 +250,15 @@ class _Reader(ast.NodeVisitor):
 
     # -- expressions
 
-    def visit_Name(self, node: ast.Name) -> None:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> None:
         self._name(At(node.lineno, node.col_offset), node.id)
 
-    def visit_Attribute(self, node: ast.Attribute) -> None:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> None:
         self.visit(node.value)
         column = (node.end_col_offset or 0) - len(node.attr.encode())
         self.found.dotted.append(Dotted(At(node.end_lineno or 0, column), node, self._scopes))
 
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> None:
         self.found.calls.append((node, self._scopes))
         if isinstance(node.func, ast.Name) and node.func.id == "cast" and node.args:
             self._annotation(node.args[0])
@@ -266,14 +266,14 @@ class _Reader(ast.NodeVisitor):
         else:
             self.generic_visit(node)
 
-    def visit_Constant(self, node: ast.Constant) -> None:  # noqa: N802
+    def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str) and self._annotating and node.lineno == node.end_lineno:
             for inner in _in_string(node):
                 self.visit(inner)
         elif isinstance(node.value, (str, bytes)):
             self.found.strings.append(node)
 
-    def visit_Subscript(self, node: ast.Subscript) -> None:  # noqa: N802
+    def visit_Subscript(self, node: ast.Subscript) -> None:
         self.visit(node.value)
         before = self._annotating
         if isinstance(node.value, ast.Name) and node.value.id in ("Literal", "Annotated"):
@@ -302,23 +302,3 @@ def read_file(source: bytes, module: str) -> Occurrences:
     reader = _Reader(source, module, tree)
     reader.visit(tree)
     return reader.found
-
-
-class Modules:
-    """What each module defines or imports, by which a full name is followed to where it is defined."""
-
-    def __init__(self, files: Iterable[Occurrences]) -> None:
-        self.globals = {file.module: file.globals.bound for file in files}
-
-    def resolve(self, full: str) -> str:
-        """The full name by which the thing is defined: re-exports are followed."""
-        for _ in range(20):
-            if full in self.globals:
-                return full
-            module, _, name = full.rpartition(".")
-            bound = self.globals.get(module)
-            target = bound.get(name) if bound else None
-            if target is None or target == full:
-                return full
-            full = target
-        return full

@@ -7,11 +7,12 @@ import json
 import keyword
 import subprocess
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.renaming.edits import Edit
-from deploy.renaming.scopes import Modules, Occurrences, read_file
+from deploy.renaming.scopes import Occurrences, read_file
 
 MAP = Path(__file__).with_name("names.json")
 HERE = "deploy/renaming/"
@@ -20,7 +21,7 @@ BUILTINS = frozenset({*dir(builtins), *keyword.kwlist})
 
 @dataclass(frozen=True)
 class Table:
-    """Old full names to new ones. `modules`: to full names, packages rename what is in them; the others to the last part.
+    """Old full names to new ones. `modules`: to full names, packages with all in them; the others: to the last part.
 
     `fixes`: old path of a file, text as it is when all else is done, and text in its place: what no rule finds.
     """
@@ -48,6 +49,7 @@ class Table:
 
 
 def plain(folder: str) -> bool:
+    """Whether a folder may be a package."""
     return bool(folder) and all(part.isidentifier() for part in folder.split("/"))
 
 
@@ -55,6 +57,26 @@ def read_table(path: Path = MAP) -> Table:
     """The map. Raises OSError, or ValueError for what is no map."""
     rows = json.loads(path.read_bytes())
     return Table(rows["modules"], rows["names"], rows["members"], tuple(map(tuple, rows.get("fixes", ()))))
+
+
+class Modules:
+    """What each module defines or imports, by which a full name is followed to where it is defined."""
+
+    def __init__(self, files: Iterable[Occurrences]) -> None:
+        self.globals = {file.module: file.globals.bound for file in files}
+
+    def resolve(self, full: str) -> str:
+        """The full name by which the thing is defined: re-exports are followed."""
+        for _ in range(20):
+            if full in self.globals:
+                return full
+            module, _, name = full.rpartition(".")
+            bound = self.globals.get(module)
+            target = bound.get(name) if bound else None
+            if target is None or target == full:
+                return full
+            full = target
+        return full
 
 
 @dataclass
@@ -76,6 +98,7 @@ class Tree:
 
 
 def module_of(path: str) -> str:
+    """The full name of a file's module."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 

@@ -35,7 +35,6 @@ from mypy.nodes import (
 )
 from mypy.options import Options
 from mypy.plugin import Plugin
-from mypy.typevars import fill_typevars_with_any
 from mypy.types import (
     AnyType,
     CallableType,
@@ -50,6 +49,7 @@ from mypy.types import (
     UnionType,
     get_proper_type,
 )
+from mypy.typevars import fill_typevars_with_any
 
 FOLDERS = ("router", "loadtest", "deploy", "tests")
 UNKNOWN = "?"
@@ -65,7 +65,10 @@ Place = str
 
 @dataclass
 class KnownClass:
-    """A class: where it stands (`module` is empty for a class of a library), its bases (itself first, as in its MRO), and the members that it defines itself."""
+    """A class: where it stands, its bases (itself first, as in its MRO), and the members that it defines itself.
+
+    `module` is empty for a class of a library. `implements`: protocols, and what else it stands in for.
+    """
 
     module: str
     line: int
@@ -87,6 +90,7 @@ class Types:
 
 
 def place_of(node: ast.expr) -> Place:
+    """Where an expression is."""
     return f"{node.lineno}:{node.col_offset}:{node.end_lineno}:{node.end_col_offset}"
 
 
@@ -144,13 +148,17 @@ def _class_definitions(nodes: Iterable[Node]) -> Iterator[ClassDef]:
             blocks = node.body if isinstance(node, IfStmt) else [node.body]
             blocks = [*blocks, *(getattr(node, "handlers", None) or ())]
             yield from _class_definitions(blocks)
-            yield from _class_definitions(filter(None, (getattr(node, "else_body", None), getattr(node, "finally_body", None))))
+            yield from _class_definitions(
+                filter(None, (getattr(node, "else_body", None), getattr(node, "finally_body", None)))
+            )
 
 
 def _known(info: TypeInfo, module: str) -> KnownClass:
     members = [name for name, symbol in info.names.items() if not symbol.plugin_generated]
     metaclass = info.metaclass_type.type.fullname if info.metaclass_type else ""
-    return KnownClass(module, info.defn.line, [base.fullname for base in info.mro], members, info.is_protocol, metaclass)
+    return KnownClass(
+        module, info.defn.line, [base.fullname for base in info.mro], members, info.is_protocol, metaclass
+    )
 
 
 def _note_protocols(infos: dict[str, TypeInfo], classes: dict[str, KnownClass]) -> None:
@@ -210,7 +218,9 @@ def read_types(root: Path) -> Types:
     """The types of the tree at `root`. Takes minutes. Raises mypy.errors.CompileError where it cannot be parsed."""
     os.chdir(root)
     sys.setrecursionlimit(10_000)
-    sources, options = process_options(["--explicit-package-bases", *(name for name in FOLDERS if (root / name).exists())])
+    sources, options = process_options(
+        ["--explicit-package-bases", *(name for name in FOLDERS if (root / name).exists())]
+    )
     options.export_types = True
     options.incremental = False
     options.native_parser = False
