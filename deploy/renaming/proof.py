@@ -1,8 +1,8 @@
 """Proves that a renamed tree differs from the old one in names only: `python -m deploy.renaming.proof OLD NEW`.
 
 Each file of OLD is held against where it went. Both are parsed; in both every name of the map becomes the same mark,
-whichever of its names it has, strings are taken out, and imports are sorted. What differs then is more than a name, and is
-listed. Strings are held against each other one by one: all that differ are listed with --strings, to be read.
+whichever of its names it has, strings are taken out, and imports are sorted. What differs then is more than a name,
+and is listed. Strings are held against each other one by one: with --strings all that differ are listed, to be read.
 """
 
 from __future__ import annotations
