@@ -194,7 +194,7 @@ class TextPlan:
                 new = self._table.new_path(whole) if whole in self._tree.files else self._folder(whole)
                 return new.removeprefix(top).removesuffix(ending) + slash if new.startswith(top) else text
         head, _, name = plain.rpartition("/")
-        if head and not slash and "." not in head and (renamed := self.path(head + "/")) != head + "/":
+        if "/" in head and not slash and "." not in head and (renamed := self.path(head + "/")) != head + "/":
             return renamed + name
         return text
 
