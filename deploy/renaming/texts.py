@@ -145,10 +145,10 @@ class TextPlan:
         for match in _PATH.finditer(line):
             if not path.startswith("helm/") or match[1].startswith(("router/", "loadtest/", "tests/")):
                 yield match.start(1), match[1], self.path(match[1])
-        for match in _FILE.finditer(line):
-            yield match.start(1), match[1], self._file(path, match[1])
         if not words or path.startswith(WORDLESS):
             return
+        for match in _FILE.finditer(line):
+            yield match.start(1), match[1], self._file(path, match[1])
         if path.startswith(ROOMS):
             yield from self._rooms(path, line)
         for match in _TICKED.finditer(line):
@@ -186,8 +186,8 @@ class TextPlan:
         plain = text.rstrip("/")
         if f"docs/{plain}" in self._known or (plain.endswith(".md") and plain not in self._known):
             return text
-        for top in ("", "router/", "loadtest/", "tests/"):
-            for ending in ("", ".py"):
+        for ending in ("", ".py"):
+            for top in ("", "router/", "loadtest/", "tests/"):
                 whole = top + plain + ending
                 if whole not in self._known or (top and "/" not in plain and not slash):
                     continue
