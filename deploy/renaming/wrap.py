@@ -1,7 +1,7 @@
 """Wraps lines that new names made too long: `python -m deploy.renaming.wrap --root DIR`, after `ruff format`.
 
 Prose (docstrings, comments on lines of their own) hands its last words on to the next line of its paragraph; a string
-that is all of a dict's value becomes two; banners lose dashes. What is left is for a person: `ruff check --select E501`.
+that is a value of a dict becomes several; banners lose dashes. What is left is by hand: `ruff check --select E501`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import tokenize
 from pathlib import Path
 
 WIDTH = 120
-_VALUE = re.compile(r'^( *)([^"#]*: )"([^"\\]*)",$')
+_VALUE = re.compile(r'^( *)((?:"[^"]*"|[^"#]*): )"([^"\\]*)",$')
+_PART = re.compile(r'^( *)"([^"\\]*)"$')
 _BANNER = re.compile(r"^ *# -- .*?(-{3,})$")
 _LIST = re.compile(r"^\s*(#\s*)?([-*|>]|\d+\.|`{3}|--|\w+:)")
 _BEGINNINGS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
@@ -64,7 +65,9 @@ def wrap(text: str) -> str:
             out.append(kept)
             carried_line = _indent(line) + carried
         elif value := _VALUE.match(line):
-            out += _parts(*value.groups())
+            out += [f"{value[1]}{value[2]}(", *_parts(f"{value[1]}    ", value[3]), f"{value[1]}),"]
+        elif part := _PART.match(line):
+            out += _parts(*part.groups())
         else:
             out.append(line)
     return "\n".join(out)
@@ -83,14 +86,14 @@ def _cut(line: str) -> tuple[str, str]:
     return line[:at].rstrip(), line[at + 1 :]
 
 
-def _parts(indent: str, key: str, text: str) -> list[str]:
-    """`key: "text",` on several lines."""
-    out, inner = [f"{indent}{key}("], f"{indent}    "
-    while len(inner) + len(text) + 2 > WIDTH:
-        at = text.rfind(" ", 0, WIDTH - len(inner) - 2)
-        out.append(f'{inner}"{text[:at]}"')
+def _parts(indent: str, text: str) -> list[str]:
+    """A string on as many lines as it needs."""
+    out = []
+    while len(indent) + len(text) + 2 > WIDTH:
+        at = text.rfind(" ", 0, WIDTH - len(indent) - 2)
+        out.append(f'{indent}"{text[:at]}"')
         text = text[at:]
-    return [*out, f'{inner}"{text}"', f"{indent}),"]
+    return [*out, f'{indent}"{text}"']
 
 
 def main() -> int:
