@@ -7,6 +7,7 @@ hump or an underscore. `tree.counts` says how many; the proof (proof.py) lists t
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -35,7 +36,7 @@ _MAP = re.compile(r"^ *[a-z_]+(?: \| [a-z_]+)*(?=  )")
 _FILE = re.compile(r"(?<![\w./-])([A-Za-z_]\w*)\.py(?![\w])")
 _TICKED = re.compile(r"`([^`\n]+)`")
 _WORD = re.compile(r"(?<![\w.\-/$])[A-Za-z_]\w*(?:\.\w+)*(?![\w/]|-\w)")
-_IMPORT = re.compile(r"from ((?:router|loadtest|tests|deploy)[\w.]*) import \(?([\w,\s]+)")
+_IMPORT = re.compile(r"from ((?:router|loadtest|tests|deploy)[\w.]*) import (\([\w,\s]+\)|[\w, ]+)")
 _BEGINNINGS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING)
 _HUMPS = re.compile(r"[A-Z]\w*[a-z]\w*[A-Z]\w*|[A-Z]\w*_\w*|[a-z]+_\w+")
 
@@ -53,6 +54,7 @@ class TextPlan:
         self._known = {*tree.files, *(str(parent) for name in tree.files for parent in PurePosixPath(name).parents)}
         self._homes: dict[str, list[str]] = defaultdict(list)
         self._defined: dict[str, list[str]] = defaultdict(list)
+        self._said = {text.value for read in tree.read.values() for text in read.strings}
         for path, read in tree.read.items():
             if not path.startswith("tests/"):
                 self._homes[path.rpartition("/")[2][:-3]].append(path)
@@ -67,6 +69,7 @@ class TextPlan:
                 continue
             if path.endswith(".py"):
                 self._programs(path)
+                self._constants(path)
                 lines = list(_texts(self._tree.sources[path]))
             elif path.rpartition("/")[2] in FILES or path.rpartition(".")[2] in KINDS:
                 whole = (self._tree.root / path).read_text(encoding="utf-8").split("\n")
@@ -83,6 +86,18 @@ class TextPlan:
             if isinstance(text.value, str):
                 numbers = range(text.lineno, (text.end_lineno or 0) + 1)
                 self._replace(path, lines, numbers, self._imported(text.value))
+
+    def _constants(self, path: str) -> None:
+        """Calls with the name of a constant and its module: `Constant("HELD_WORTH", "router.core.placement")`."""
+        for call, _ in self._tree.read[path].calls:
+            texts = [arg for arg in call.args[:2] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            if len(texts) == 2 and texts[1].value in self._tree.modules.globals:
+                full = self._tree.modules.resolve(f"{texts[1].value}.{texts[0].value}")
+                new = self._table.names.get(full) if full not in self._tree.refused else None
+                if new is not None:
+                    edit = Edit(texts[0].lineno, texts[0].col_offset + 1, str(texts[0].value), new)
+                    self._tree.edits[path].append(edit)
+                    self._tree.counts["constants"] += 1
 
     def _examples(self, path: str, lines: list[str]) -> None:
         """Programs in documents."""
@@ -214,7 +229,7 @@ class TextPlan:
         full = None
         if read is not None and first in read.globals.bound:
             full = self._tree.modules.resolve(read.globals.bound[first] or f"{read.module}.{first}")
-        elif _HUMPS.fullmatch(first) or first[0].isupper():
+        elif (_HUMPS.fullmatch(first) or first[0].isupper()) and first not in self._said:
             homes = _first(self._defined.get(first, []), "router.")
             full = homes[0] if len(homes) == 1 else None
         if full is None or full in self._tree.refused:

@@ -15,7 +15,7 @@ import tokenize
 from pathlib import Path
 
 WIDTH = 120
-_VALUE = re.compile(r'^( *)((?:"[^"]*"|[^"#]*): )"([^"\\]*)",$')
+_VALUE = re.compile(r'^( *)((?:"[^"]*"|[^"#]*): )"([^"\\]*)"(,?)$')
 _PART = re.compile(r'^( *)"([^"\\]*)"$')
 _BANNER = re.compile(r"^ *# -- .*?(-{3,})$")
 _LIST = re.compile(r"^\s*(#\s*)?([-*|>]|\d+\.|`{3}|--|\w+:)")
@@ -65,7 +65,11 @@ def wrap(text: str) -> str:
             out.append(kept)
             carried_line = _indent(line) + carried
         elif value := _VALUE.match(line):
-            out += [f"{value[1]}{value[2]}(", *_parts(f"{value[1]}    ", value[3]), f"{value[1]}),"]
+            indent, key, string, comma = value.groups()
+            if comma:
+                out += [f"{indent}{key}(", *_parts(f"{indent}    ", string), f"{indent}),"]
+            else:  # the first of several parts
+                out += [f'{indent}{key}""', *_parts(indent, string)]
         elif part := _PART.match(line):
             out += _parts(*part.groups())
         else:
