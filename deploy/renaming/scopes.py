@@ -141,8 +141,6 @@ class _Reader(ast.NodeVisitor):
         self._scopes: Scopes = (self.found.globals,)
         self._annotating = False
 
-    # -- helpers
-
     def _place(self, text: str, line: int, column: int) -> At:
         """Where `text` stands as a whole word at or behind (line, column)."""
         wanted = text.encode()
@@ -181,8 +179,6 @@ class _Reader(ast.NodeVisitor):
             before, self._annotating = self._annotating, True
             self.visit(node)
             self._annotating = before
-
-    # -- statements
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self._name(self._place(node.name, node.lineno, node.col_offset + 3), node.name)
@@ -247,8 +243,6 @@ class _Reader(ast.NodeVisitor):
             at = At(alias.lineno, alias.col_offset)
             target = f"{module}.{alias.name}"
             self.found.names.append(Named(at, alias.name, target, self._scopes, True, bool(alias.asname)))
-
-    # -- expressions
 
     def visit_Name(self, node: ast.Name) -> None:
         self._name(At(node.lineno, node.col_offset), node.id)

@@ -54,6 +54,7 @@ class TextPlan:
         self._known = {*tree.files, *(str(parent) for name in tree.files for parent in PurePosixPath(name).parents)}
         self._homes: dict[str, list[str]] = defaultdict(list)
         self._defined: dict[str, list[str]] = defaultdict(list)
+        # Lower-case words that are strings somewhere, such as codes of errors, are not the functions of that name.
         self._said = {text.value for read in tree.read.values() for text in read.strings}
         for path, read in tree.read.items():
             if not path.startswith("tests/"):
@@ -92,7 +93,7 @@ class TextPlan:
         for call, _ in self._tree.read[path].calls:
             texts = [arg for arg in call.args[:2] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
             if len(texts) == 2 and texts[1].value in self._tree.modules.globals:
-                full = self._tree.modules.resolve(f"{texts[1].value}.{texts[0].value}")
+                full = self._tree.modules.resolve(f"{texts[1].value!s}.{texts[0].value!s}")
                 new = self._table.names.get(full) if full not in self._tree.refused else None
                 if new is not None:
                     edit = Edit(texts[0].lineno, texts[0].col_offset + 1, str(texts[0].value), new)
@@ -229,7 +230,7 @@ class TextPlan:
         full = None
         if read is not None and first in read.globals.bound:
             full = self._tree.modules.resolve(read.globals.bound[first] or f"{read.module}.{first}")
-        elif (_HUMPS.fullmatch(first) or first[0].isupper()) and first not in self._said:
+        elif first[0].isupper() or (_HUMPS.fullmatch(first) and first not in self._said):
             homes = _first(self._defined.get(first, []), "router.")
             full = homes[0] if len(homes) == 1 else None
         if full is None or full in self._tree.refused:
