@@ -15,7 +15,7 @@ from deploy.renaming.edits import Edit
 from deploy.renaming.scopes import Occurrences, read_file
 
 MAP = Path(__file__).with_name("names.json")
-HERE = "deploy/renaming/"
+HERE = ("deploy/renaming/", "tests/house/test_renaming.py")
 BUILTINS = frozenset({*dir(builtins), *keyword.kwlist})
 
 
