@@ -1,6 +1,6 @@
 """Renames modules, names and members of the tree by a map (names.json), and proves that nothing else changed.
 
-This package lives in the repo only as long as the renaming takes: delete it and tests/house/test_renaming.py afterwards.
+This package lives in the repo only as long as the renaming takes: delete it and tests/house/test_renaming.py then.
 
     python -m deploy.renaming --root DIR            # what would change, and what stands against it
     python -m deploy.renaming --root DIR --write    # changes the tree: files move, text is edited by position
