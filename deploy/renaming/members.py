@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from deploy.renaming.edits import Edit
 from deploy.renaming.naming import full_name
-from deploy.renaming.receivers import Keywords, Receivers
+from deploy.renaming.receivers import Keywords, Receivers, looped
 from deploy.renaming.scopes import At, Dotted, Scopes
 from deploy.renaming.table import Table, Tree
 from deploy.renaming.types_of import ANY_KEYWORDS, CLASS, FOLDERS, UNKNOWN, Types, place_of
@@ -87,9 +87,11 @@ class MemberPlan:
             types.classes[name].implements.append(protocol)
         self._families = Families(types, {row.rpartition(".")[2] for row in table.members})
         self._new: dict[Member, str] = {}
+        self._looped: dict[str, dict[tuple[int, int], list[ast.Constant]]] = {}
 
     def plan(self) -> None:
         """Decide, and put the edits into the tree."""
+        self._looped = {path: looped(ast.parse(source)) for path, source in self._tree.sources.items()}
         self._join_uses()
         self._decide()
         for path, read in self._tree.read.items():
@@ -235,21 +237,24 @@ class MemberPlan:
         called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         if called not in BY_STRING or len(call.args) < 2:
             return
-        text = call.args[1]
-        if not isinstance(text, ast.Constant) or not isinstance(text.value, str):
-            return
-        name, new = text.value, None
+        texts = self._looped[path].get((call.lineno, call.col_offset), call.args[1:2])
+        for text in texts:
+            if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                new = self._word_of_string(path, call, text.value, scopes)
+                self._edit(path, At(text.lineno, text.col_offset + 1), text.value, new, "strings of getattr")
+
+    def _word_of_string(self, path: str, call: ast.Call, name: str, scopes: Scopes) -> str | None:
         module = full_name(self._tree, call.args[0], scopes)
         if module in self._tree.modules.globals:
             full = self._tree.modules.resolve(f"{module}.{name}")
-            new = self._table.names.get(full) if full not in self._tree.refused else None
-        elif name in self._families.wanted:
-            classes = self._receivers.classes(path, call.args[0], scopes)
-            owners = [self._families.owner(each.removeprefix(CLASS), name) for each in classes]
-            new = next((word for owner in owners if (word := self._name_of(owner)) is not None), None)
-            if new is None and not any(owners) and any(member in self._new for member in self._all_named(name)):
-                self._tree.to_see.append(f"{path}:{text.lineno}: {called}(..., {name!r})")
-        self._edit(path, At(text.lineno, text.col_offset + 1), name, new, "strings of getattr")
+            return self._table.names.get(full) if full not in self._tree.refused else None
+        if name not in self._families.wanted:
+            return None
+        classes = self._receivers.classes(path, call.args[0], scopes)
+        owners = [self._families.owner(each.removeprefix(CLASS), name) for each in classes]
+        if not any(owners) and any(member in self._new for member in self._all_named(name)):
+            self._tree.to_see.append(f"{path}:{call.lineno}: {ast.unparse(call)[:60]}")
+        return next((word for owner in owners if (word := self._name_of(owner)) is not None), None)
 
     def _rename_slots(self, path: str) -> None:
         """Strings in `__slots__` and `__match_args__`."""

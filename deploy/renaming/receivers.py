@@ -50,8 +50,10 @@ class Receivers:
     def stand_ins(self) -> Iterator[tuple[str, str]]:
         """What stands for what, in tests: class of the original, and class in its place.
 
-        Seen by `cast(Original, Other())`, and by `getattr(self._original, name)` in a class with `__getattr__`.
+        Seen by `cast(Original, Other())`, by `getattr(self._original, name)` in a class with `__getattr__`, and by what
+        mypy refuses: tests are not checked.
         """
+        yield from self._refused()
         for path, read in self.tree.read.items():
             for call, scopes in read.calls:
                 if not isinstance(call.func, ast.Name) or len(call.args) != 2:
@@ -67,6 +69,19 @@ class Receivers:
                     yield from (
                         (original, other) for other in others if self._is_ours(original) and self._is_ours(other)
                     )
+
+    def _refused(self) -> Iterator[tuple[str, str]]:
+        homes: dict[str, list[str]] = {}
+        for name, known in self.types.classes.items():
+            if known.module:
+                homes.setdefault(name.rpartition(".")[2], []).append(name)
+        for path, other, original in self.types.mismatches:
+            module = self.tree.read[path].module if path in self.tree.read else ""
+            found = [homes.get(word, []) for word in (original, other)]
+            beside = [[name for name in names if name == f"{module}.{name.rpartition('.')[2]}"] for names in found]
+            pair = [near or names for near, names in zip(beside, found, strict=True)]
+            if all(len(names) == 1 for names in pair):
+                yield pair[0][0], pair[1][0]
 
     def _cast(self, path: str, call: ast.Call, scopes: Scopes) -> tuple[list[str], list[str]]:
         wanted = call.args[0]
@@ -152,3 +167,21 @@ def _functions(body: list[ast.stmt], owner: str) -> Iterator[tuple[ast.FunctionD
             yield node, owner
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{owner}.{node.name}")
+
+
+def looped(tree: ast.Module) -> dict[tuple[int, int], list[ast.Constant]]:
+    """For calls such as `getattr(x, name)` in `for name in ("a", "b")`, by their places: the strings."""
+    found: dict[tuple[int, int], list[ast.Constant]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.For):
+            loops = [(node.target, node.iter)]
+        else:
+            loops = [(each.target, each.iter) for each in getattr(node, "generators", ())]
+        for target, values in loops:
+            if not isinstance(target, ast.Name) or not isinstance(values, (ast.Tuple, ast.List, ast.Set)):
+                continue
+            texts = [each for each in values.elts if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and len(call.args) > 1 and _mentions(call.args[1], {target.id}):
+                    found.setdefault((call.lineno, call.col_offset), []).extend(texts)
+    return found

@@ -10,6 +10,7 @@ import ast
 import gc
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -51,6 +52,7 @@ from mypy.types import (
 )
 from mypy.typevars import fill_typevars_with_any
 
+_MISMATCH = re.compile(r'([^:]+):.* incompatible type "(\w+)"; expected "(\w+)')
 FOLDERS = ("router", "loadtest", "deploy", "tests")
 UNKNOWN = "?"
 """In place of a class: the receiver has no type."""
@@ -81,12 +83,15 @@ class KnownClass:
 
 @dataclass
 class Types:
-    """What mypy knows of the tree. `receivers`: by file, classes by place. `files`: the module of each."""
+    """What mypy knows of the tree. `receivers`: by file, classes by place. `files`: the module of each.
+
+    `mismatches`: file, class, and class in whose place it is passed, which mypy refuses.
+    """
 
     classes: dict[str, KnownClass]
     receivers: dict[str, dict[Place, list[str]]]
     files: dict[str, str]
-    errors: int = 0
+    mismatches: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 def place_of(node: ast.expr) -> Place:
@@ -228,7 +233,7 @@ def read_types(root: Path) -> Types:
     infos: dict[str, TypeInfo] = {}
     types = Types({}, {}, {})
     result = build.build(sources, options, extra_plugins=[_Collector(options, root.resolve(), types, infos)])
-    types.errors = len(result.errors)
+    types.mismatches = [found.group(1, 2, 3) for error in result.errors if (found := _MISMATCH.match(error))]
     for base in list(chain.from_iterable(info.mro for info in infos.values())):
         if base.fullname not in types.classes:
             types.classes[base.fullname] = _known(base, "")
