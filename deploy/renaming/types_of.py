@@ -233,7 +233,7 @@ def read_types(root: Path) -> Types:
     infos: dict[str, TypeInfo] = {}
     types = Types({}, {}, {})
     result = build.build(sources, options, extra_plugins=[_Collector(options, root.resolve(), types, infos)])
-    types.mismatches = [found.group(1, 2, 3) for error in result.errors if (found := _MISMATCH.match(error))]
+    types.mismatches = [(found[1], found[2], found[3]) for error in result.errors if (found := _MISMATCH.match(error))]
     for base in list(chain.from_iterable(info.mro for info in infos.values())):
         if base.fullname not in types.classes:
             types.classes[base.fullname] = _known(base, "")
