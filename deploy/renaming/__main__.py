@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from deploy.renaming.edits import apply_edits
-from deploy.renaming.lists import plan_lists
+from deploy.renaming.lists import plan_lists, plan_parsers
 from deploy.renaming.members import MemberPlan
 from deploy.renaming.naming import plan_names
 from deploy.renaming.table import MAP, Table, Tree, read_table, read_tree
@@ -68,6 +68,7 @@ def main() -> None:
     if "members" in stages:
         members = MemberPlan(tree, table, load_types(tree.root, options.types))
         members.plan()
+        plan_parsers(tree, table, members)
     if "texts" in stages:
         plan_lists(tree, table)
         TextPlan(tree, table, members).plan()

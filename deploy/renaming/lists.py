@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator
 
 from deploy.renaming.edits import Edit
+from deploy.renaming.members import MemberPlan
 from deploy.renaming.table import Table, Tree
 
 _CONTAINER = re.compile(r'^containers = \["([\w.]+)"\]', re.MULTILINE)
 _LAYERS = re.compile(r"^layers = \[([^\]]*)\]", re.MULTILINE)
 _RELATIVE = re.compile(r'^name = "[^"]*"', re.MULTILINE)
+REACH = "tests/attack/reach.py"
 COMPILED = "deploy/compiled.py"
 GENERATED = "_pb2.py"
 
@@ -28,6 +30,29 @@ def plan_lists(tree: Tree, table: Table) -> None:
         elif path.endswith(GENERATED):
             text = tree.sources[path].decode()
             _put(tree, path, text, _generated(tree, table, path, text))
+
+
+def plan_parsers(tree: Tree, table: Table, members: MemberPlan) -> None:
+    """Functions of a file as the attacks name them: `"core/a.py": ("Class.method", "-function")`."""
+    if REACH not in tree.read:
+        return
+    for node in ast.walk(ast.parse(tree.sources[REACH])):
+        if not isinstance(node, ast.Dict):
+            continue
+        for key, value in zip(node.keys, node.values, strict=True):
+            path = str(key.value) if isinstance(key, ast.Constant) else ""
+            module = f"router.{path.removesuffix('.py').replace('/', '.')}"
+            for text in ast.walk(value) if module in tree.modules.globals else ():
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    first, *behind = text.value.removeprefix("-").split(".")
+                    full = f"{module}.{first}"
+                    new = [table.names.get(full, first) if full not in tree.refused else first]
+                    new += [members.word(full, behind[0]) or behind[0]] if behind else []
+                    column = text.col_offset + 1 + text.value.startswith("-")
+                    if new != [first, *behind]:
+                        old = ".".join([first, *behind])
+                        tree.edits[REACH].append(Edit(text.lineno, column, old, ".".join(new)))
+                        tree.counts["lists"] += 1
 
 
 def _put(tree: Tree, path: str, text: str, found: Iterator[tuple[int, str, str]]) -> None:

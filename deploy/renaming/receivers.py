@@ -80,6 +80,7 @@ class Receivers:
             found = [homes.get(word, []) for word in (original, other)]
             beside = [[name for name in names if name == f"{module}.{name.rpartition('.')[2]}"] for names in found]
             pair = [near or names for near, names in zip(beside, found, strict=True)]
+            pair[0] = [name for name in pair[0] if self.types.classes[name].is_protocol] or pair[0]
             if all(len(names) == 1 for names in pair):
                 yield pair[0][0], pair[1][0]
 
