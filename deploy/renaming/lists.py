@@ -49,8 +49,9 @@ def plan_parsers(tree: Tree, table: Table, members: MemberPlan) -> None:
                     new = [table.names.get(full, first) if full not in tree.refused else first]
                     new += [members.word(full, behind[0]) or behind[0]] if behind else []
                     column = text.col_offset + 1 + text.value.startswith("-")
-                    if new != [first, *behind]:
-                        old = ".".join([first, *behind])
+                    old = ".".join([first, *behind])
+                    line = tree.sources[REACH].splitlines()[text.lineno - 1]
+                    if new != [first, *behind] and line[column:].startswith(old.encode()):  # parts of f-strings are not
                         tree.edits[REACH].append(Edit(text.lineno, column, old, ".".join(new)))
                         tree.counts["lists"] += 1
 
