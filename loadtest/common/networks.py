@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Self
 
@@ -13,7 +14,8 @@ class Network:
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._to, self._tls = port, tls
-        self.port = 0
+        self.port = self.passed_late = 0  # pieces that came late
+        self.delay_s = 0.0  # time by which what comes back is late; it may be changed at any time
         self._there, self._back = asyncio.Event(), asyncio.Event()
         self._there.set()
         self._back.set()
@@ -61,7 +63,7 @@ class Network:
         far: asyncio.StreamWriter | None = None
         try:
             back, far = await asyncio.open_connection("127.0.0.1", self._to)
-            ways = (_pass(reader, far, self._there), _pass(back, writer, self._back))
+            ways = (_pass(reader, far, self._there), _pass(back, writer, self._back, self._be_late))
             tasks = [asyncio.ensure_future(way) for way in ways]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -76,10 +78,25 @@ class Network:
             if far is not None:
                 far.transport.abort()
 
+    async def _be_late(self) -> None:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+            self.passed_late += 1
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_open: asyncio.Event) -> None:
+
+async def _at_once() -> None:
+    """Nothing is waited for."""
+
+
+async def _pass(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    is_open: asyncio.Event,
+    wait: Callable[[], Awaitable[None]] = _at_once,
+) -> None:
     with suppress(OSError):
         while data := await reader.read(1 << 16):
+            await wait()
             await is_open.wait()
             writer.write(data)
             await writer.drain()

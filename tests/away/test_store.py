@@ -7,11 +7,11 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Self
 
 import pytest
 from redis.asyncio import Redis
 
+from loadtest.common.networks import Network
 from router.sharing.frames import Frame, Spent, packed
 from tests.away.cells import Cell
 from tests.away.rig import World, eventually, world
@@ -33,61 +33,6 @@ CHANNEL, OWNERS = "warmroute:{fleet}:said", "warmroute:{fleet}:responses"
 DELAY_S = 1.0
 
 
-class Late:
-    """`async with Late(port) as late`: a port that leads to the store; `delay_s` may be changed at any time."""
-
-    def __init__(self, to: int) -> None:
-        self._to = to
-        self.delay_s = 0.0
-        self.port = self.passed = 0  # pieces that passed late
-        self._tasks = set[asyncio.Task[None]]()
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self.lose()
-
-    async def lose(self) -> None:
-        """End all connections."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            back, far = await asyncio.open_connection("127.0.0.1", self._to)
-        except OSError:
-            writer.transport.abort()
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass(reader, far, late=False))
-                group.create_task(self._pass(back, writer, late=True))
-        except* OSError:
-            pass
-        finally:
-            for each in (writer, far):
-                each.transport.abort()
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, late: bool) -> None:
-        while data := await reader.read(1 << 16):
-            if late and self.delay_s:
-                await asyncio.sleep(self.delay_s)
-                self.passed += 1
-            writer.write(data)
-            await writer.drain()
-        raise ConnectionResetError
-
-
 async def whole(it: World) -> list[bool]:
     """Whether each router hears the other through the store, by its page."""
     pages = [json.loads(await it.page("/admin/replicas", each))["sharing"] for each in it.routers]
@@ -101,7 +46,7 @@ async def refused(it: World, kind: str) -> int:
     return min(int(float(line.removeprefix(name))) for page in lines for line in page if line.startswith(name))
 
 
-async def lie(server: StoreServer, late: Late, it: World, said: list[bytes]) -> None:
+async def lie(server: StoreServer, network: Network, it: World, said: list[bytes]) -> None:
     """Write to the store what no router has, and say again what routers have said; return once each has refused it."""
     before = await refused(it, "unauthenticated"), await refused(it, "replayed")
     owners = [(id_, each.url, "rival") for id_ in it.ids for each in it.engines]
@@ -113,13 +58,16 @@ async def lie(server: StoreServer, late: Late, it: World, said: list[bytes]) -> 
     for message in said:
         await server.ask("PUBLISH", CHANNEL, message)
 
-    await late.lose()  # Only a new session reads the entries.
+    async def messages_came() -> bool:
+        return await refused(it, "unauthenticated") > before[0] and await refused(it, "replayed") > before[1]
 
-    async def enough() -> bool:
-        forged = await refused(it, "unauthenticated") - before[0]
-        return forged > len(owners) and await refused(it, "replayed") > before[1]
+    await eventually(messages_came)  # What is under way when the network is lost never arrives.
+    await network.lose()  # Only a new session reads the entries.
 
-    await eventually(enough)
+    async def entries_were_read() -> bool:
+        return await refused(it, "unauthenticated") - before[0] > len(owners)
+
+    await eventually(entries_were_read)
 
 
 async def contents(server: StoreServer) -> dict[bytes, bytes]:
@@ -140,7 +88,7 @@ async def emptied(server: StoreServer, it: World, then: dict[bytes, bytes]) -> N
 
 
 async def put(
-    server: StoreServer, late: Late, it: World, state: str, then: dict[bytes, bytes], said: list[bytes]
+    server: StoreServer, network: Network, it: World, state: str, then: dict[bytes, bytes], said: list[bytes]
 ) -> None:
     """Put the store into the state, and wait until every router has noticed."""
     if state == "killed":
@@ -148,9 +96,9 @@ async def put(
     elif state == "frozen":
         server.freeze()
     elif state == "slow":
-        late.delay_s = DELAY_S
+        network.delay_s = DELAY_S
     elif state == "lying":
-        await lie(server, late, it, said)
+        await lie(server, network, it, said)
     else:
         await emptied(server, it, then if state == "old" else {})
     if state in ("killed", "frozen", "slow"):
@@ -188,14 +136,14 @@ async def test_away(tmp_path: Path, state: str) -> None:
     """What is open, and what is served, is what the cell says, at both routers."""
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(StoreServer())
-        late = await stack.enter_async_context(Late(server.port))
+        network = await stack.enter_async_context(Network(server.port))
         then: dict[bytes, bytes] = {}
 
         async def started(_: World) -> None:
             then.update(await contents(server))
 
-        shared = {"shared__url": f"redis://127.0.0.1:{late.port}", "shared__timeout_s": "0.5"}
+        shared = {"shared__url": f"redis://127.0.0.1:{network.port}", "shared__timeout_s": "0.5"}
         said = await stack.enter_async_context(recorded(server)) if state == "lying" else []
         it = await stack.enter_async_context(world(tmp_path, routers=2, started=started, **shared))
-        await put(server, late, it, state, then, list(said))
+        await put(server, network, it, state, then, list(said))
         await it.holds(CELLS[state])
