@@ -15,7 +15,7 @@ class Network:
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._to, self._tls = port, tls
         self.port = self.passed_late = 0  # pieces that came late
-        self.delay_s = 0.0  # time by which what comes back is late; it may be changed at any time
+        self.delay_s = 0.0  # delay of all data from the server; it may be changed at any time
         self._there, self._back = asyncio.Event(), asyncio.Event()
         self._there.set()
         self._back.set()
@@ -38,7 +38,7 @@ class Network:
             self._back.clear()
 
     def mend(self) -> None:
-        """Let everything through again, what was sent meanwhile too."""
+        """Open both directions again. Data that was held back passes first."""
         self._there.set()
         self._back.set()
 
@@ -48,7 +48,7 @@ class Network:
         await self.lose()
 
     async def lose(self) -> None:
-        """End all connections; what was sent while they were cut never arrives."""
+        """End all connections. Data that was held back never arrives."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -44,6 +44,7 @@ from tests.real.vllm_server import serving
 PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 LEAVERS, LEAVE_WITHIN_S = 16, 4.0
 CLIENTS = 4  # that ask for one long prompt after the other while a replica is killed
+ROUNDS_MAX = 3  # of prompts, until the speeds of a restarted replica are learned
 FREE_WITHIN_S = 60.0  # far below the 480 s for which engines keep what nobody fetches, and wait for what does not come
 USED = "vllm:kv_cache_usage_perc"
 SOURCES, COMPUTED = "vllm:prompt_tokens_by_source_total", 'source="local_compute"'
@@ -177,8 +178,11 @@ async def test_a_prefilling_replica_that_is_killed_fails_no_request(
     figures(f"restart: {prefiller.name} ready after {await asyncio.to_thread(prefiller.restart):.0f} s")
     await asyncio.to_thread(router.wait_replicas, 2)
     await until("the pair warm again", lambda: warmed(router) > once)
-    again = calls(PATHS, "moon back")
     async with decoding(client, decoder, "beside the restarted"):
-        back = await send_all(client, again)
-    assert two_legs(prefiller, decoder, back)  # how many, the prices say, which a busy machine moves
+        for round_ in range(ROUNDS_MAX):  # prices go by speeds, which a busy machine moves until they are learned again
+            again = calls(PATHS, f"moon back {round_}")
+            back = await send_all(client, again)
+            if 2 * len(two_legs(prefiller, decoder, back)) >= len(back):
+                break
+    assert 2 * len(two_legs(prefiller, decoder, back)) >= len(back)
     await judge_alone(direct, [*asked, *again], [*answers, *back])

@@ -11,7 +11,7 @@ MODEL = "m"
 
 
 class StoringEngine:
-    """`async with StoringEngine() as engine`: keeps each response for whoever is named in its input, until closed."""
+    """`async with StoringEngine() as engine`: keeps the input of each response, also while it is closed."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -16,7 +16,9 @@ def excess(times_s: Sequence[float], per_min: float, window_s: float = HOUR_S) -
     """The most requests in any window of at most `window_s` that were served beyond a full bucket and the rate, in
     parts of a window's worth: at most 0.05 is within 1.05 of the rate. `times_s` ascend."""
     per_s, most = per_min / MINUTE_S, 0.0
-    lows: deque[tuple[float, float]] = deque()  # (time of a window's first request, what was due before it), ascending
+    lows: deque[tuple[float, float]] = (
+        deque()
+    )  # (time of a window's first request, requests beyond the rate before it), ascending
     for number, at_s in enumerate(times_s):
         due = number - per_s * at_s
         while lows and lows[-1][1] >= due:
@@ -41,7 +43,7 @@ class Stored:
 
 @dataclass
 class Model:
-    """What must be, of what was done and seen. Routers are numbers."""
+    """The expected state, from faults and answers. Routers are numbers."""
 
     routers: int
     lives: list[int] = field(init=False)
@@ -115,7 +117,7 @@ class Model:
             self._wrong("a response in another tenant's hands", f"{id_} to {tenant} at {router}, in the end")
 
     def settle(self, now_s: float) -> None:
-        """Note which routers have heard of what was stored until now; to be called before any fault, too."""
+        """Note which routers know the responses that were stored until now. It must be called before each fault."""
         waiting, self._open = self._open, []
         for each in waiting:
             hearing = [router for router in range(self.routers) if self._hears(router, each.at_s)]

@@ -103,8 +103,9 @@ def test_figures_are_rendered(tmp_path: Path) -> None:
 async def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """All cases of a real router: no error, events of all streams, an index that is full, and rows for a rule."""
     limit = 1 << 20
-    for name in ("SHORT_WARM_S", "FILL_ROUND_S", "STARTING_S"):
+    for name in ("SHORT_WARM_S", "FILL_ROUND_S"):
         monkeypatch.setattr(sizing, name, 0.1)
+    monkeypatch.setattr(sizing, "STARTING_S", 2.0)  # streams outlast their window on a busy machine, too
     sizes = sizing.Sizes((1, 2), (2, 4), window_s=0.2, rate_per_s=50.0, index_bytes_max=limit)
     rows = await sizing.measure(sizes, Console(file=io.StringIO()))
     assert [(row.case, row.replicas, row.load) for row in rows] == [
@@ -112,8 +113,7 @@ async def test_a_small_run(monkeypatch: pytest.MonkeyPatch) -> None:
         (FULL, 2, None),
     ]
     assert len(rows) == sizes.steps
-    # On a busy machine a stream of a second may be over before a window that should be a fifth of that.
-    assert not [kinds for row in rows if (kinds := set(row.errors_by_kind or ()) - {"ended within the window"})]
+    assert not [row.errors_by_kind for row in rows if row.errors]
     assert all((row.rss_mb or 0.0) > 10 and row.cpu_cores is not None for row in rows)
     assert all((row.cpu_us_per_chunk or 0.0) > 0 for row in rows if row.case == STREAMS)
     assert all((row.cpu_us_per_request or 0.0) > 0 for row in rows if row.case in (SHORT, FULL))
