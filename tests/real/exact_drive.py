@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 
 from tests.real.exact_workload import Call, Script
-from tests.real.talk import Answer, events, note_headers, note_usage
-from tests.real.vllm_server import BLOCK_TOKENS
+from tests.real.talk import Answer, events, note_headers, note_usage, prose
+from tests.real.vllm_server import BLOCK_TOKENS, MODEL
 
 OPEN_SCRIPTS = 36
 
@@ -117,6 +117,12 @@ async def send(client: httpx.AsyncClient, call: Call) -> Answer:
     except httpx.HTTPError as broken:
         answer.failure = f"{type(broken).__name__}: {broken}"
     return answer
+
+
+async def send_salted(client: httpx.AsyncClient) -> None:
+    """Send one salted prompt: until the events of a first one name its salt, requests beside it are only estimated."""
+    body = {"model": MODEL, "prompt": prose("salted", 3 * BLOCK_TOKENS), "max_tokens": 1, "cache_salt": "first"}
+    (await client.post("/v1/completions", json=body)).raise_for_status()
 
 
 class Drive:

@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 POLL_S = 0.05
@@ -34,19 +35,24 @@ def wait_until(what: str, ready: Callable[[], bool], timeout_s: float) -> float:
     return time.monotonic() - started
 
 
-def group_alive(group: int) -> bool:
-    """Whether a process group still has a member that is not a zombie."""
+def members(group: int) -> Iterator[tuple[Path, str]]:
+    """The /proc folders of a process group's members that are not zombies, with their names."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            before, _, after = (entry / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
         except OSError:
             continue
         # proc(5): after the name come state, parent, process group.
+        fields = after.split()
         if int(fields[2]) == group and fields[0] not in "ZX":
-            return True
-    return False
+            yield entry, before.partition("(")[2]
+
+
+def group_alive(group: int) -> bool:
+    """Whether a process group still has a member that is not a zombie."""
+    return any(True for _ in members(group))
 
 
 class Server:
@@ -90,6 +96,17 @@ class Server:
             return wait_until(self.name, ready_or_dead, timeout_s)
         except TimeoutError as late:
             raise NotServing(f"{late}\n{self.log_tail()}") from late
+
+    def compute_last(self, name: str) -> None:
+        """Have its processes whose name begins so compute only when nobody else wants to. vLLM's steps without a pause,
+        also while blocks wait to be fetched: two of them on two cores kept the threads that serve them, the router and
+        clients waiting for seconds."""
+        for entry, comm in members(self.group):
+            if not comm.startswith(name):
+                continue
+            for thread in (entry / "task").iterdir():
+                with suppress(ProcessLookupError):  # it ended meanwhile
+                    os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
     def terminate(self) -> None:
         """Ask the first process to stop, as a supervisor would, and do not wait."""

@@ -23,7 +23,7 @@ import zmq
 
 from tests.real import install
 from tests.real.conftest import CLIENT_TIMEOUT_S
-from tests.real.exact_drive import Drive, Seen
+from tests.real.exact_drive import Drive, Seen, send_salted
 from tests.real.exact_workload import scripts
 from tests.real.processes import wait_until
 from tests.real.router_process import LISTENING, Router, routing
@@ -41,19 +41,17 @@ EXACT_TIMEOUT_S = SINCE_TIMEOUT_S = 300.0
 EVIDENCE_S = 0.1
 ANSWERS_SINCE = 40  # by a replica that is back; it gets new conversations only
 CONCURRENCY_SINCE = 4  # besides the light traffic, so that both replicas are wanted however slow one seems
-# Of each who asks while a replica or a router starts. Without it they take both cores, and what is measured is what is
-# left: a replica starts for 93 to 145 s instead of 40 to 56, and a router needs 1 to 5 s for the half second of CPU
-# that a replay of 2,000 batches costs it.
+# Pause of each client while a replica or a router starts. Without it clients take both cores, and a replica starts for
+# 93 to 145 s instead of 40 to 56.
 LIGHT_REST_S = 0.3
 REPLAY_STEPS = 50
 HISTORY = 900 if FULL else 450  # requests before a router is restarted: some 2,000 or 1,000 batches to replay
-# The median counts: a machine whose cores are taken away for seconds shows in some of them.
+# The median counts: some show that cores were taken away for seconds.
 RESTARTS = int(os.environ.get("WARMROUTE_RESTARTS", "3"))
 WINDOW = 200
 EARNED_WITHIN = 5_000  # answers; mostly some 600 are enough, but 1 in 100 is wrong by nature, and 2 in 200 may be
 AFTERWARDS = 150  # answers graded exact that are looked at once it is
-# Where a test is about something else than eviction: what these want fits into one pool.
-FEW_SCRIPTS = 12
+FEW_SCRIPTS = 12  # for tests without evictions: their blocks fit into one pool
 
 Figures = Callable[[str], None]
 
@@ -336,6 +334,8 @@ async def test_exact_is_earned_after_a_late_join(
     async with talking_to(short.url) as direct:
         await Drive(direct, scripts("late", allowed), "late", 2 * FEW_SCRIPTS).run(150, 4)
     async with running([short], folder, "router-late") as (router, client):
+        await wait_graded(router, 1, "catching-up: joined late")
+        await send_salted(client)
         await wait_graded(router, 1, "catching-up: joined late")
         drive = Drive(client, scripts("late", allowed), "late", 2 * FEW_SCRIPTS)
         await drive.run(20, 2)

@@ -27,13 +27,13 @@ from tests.real.two_legs import (
     answered,
     ask_on,
     call,
-    calls,
+    counted,
     decoding,
     endless,
     in_flight,
     judge_texts,
     leave,
-    send_all,
+    send_until_split,
     split_settings,
     two_legs,
     until,
@@ -44,7 +44,6 @@ from tests.real.vllm_server import serving
 PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 LEAVERS, LEAVE_WITHIN_S = 16, 4.0
 CLIENTS = 4  # that ask for one long prompt after the other while a replica is killed
-ROUNDS_MAX = 3  # of prompts, until the speeds of a restarted replica are learned
 FREE_WITHIN_S = 60.0  # far below the 480 s for which engines keep what nobody fetches, and wait for what does not come
 USED = "vllm:kv_cache_usage_perc"
 SOURCES, COMPUTED = "vllm:prompt_tokens_by_source_total", 'source="local_compute"'
@@ -90,6 +89,12 @@ async def free(replica: MooncakeReplica) -> None:
     await asyncio.to_thread(wait_until, what, lambda: replica.told(USED) == 0, FREE_WITHIN_S)
 
 
+async def tokens_of(prefiller: MooncakeReplica, decoder: MooncakeReplica) -> tuple[float, float, float]:
+    """Prompt tokens computed at the one, and at the other one, and those that came to it."""
+    computed = await counted(prefiller, SOURCES, COMPUTED), await counted(decoder, SOURCES, COMPUTED)
+    return *computed, await counted(decoder, FETCHED)
+
+
 async def judge_alone(direct: httpx.AsyncClient, asked: list[Call], answers: list[Answer]) -> None:
     """Each answer has the text that the replica which prefills gives alone, with nothing cached."""
     (await direct.post("/reset_prefix_cache")).raise_for_status()
@@ -102,18 +107,16 @@ async def test_answers_in_two_legs_are_those_of_one_engine(
     """Long prompts through each API, whole and streamed, beside streams that decode: most are computed at the one
     replica alone and come to the other one whole, and the text is that of one engine that does it all."""
     prefiller, decoder = replicas
-    asked = calls(PATHS, "moon legs")
     async with decoding(client, decoder, "beside") as streams:
-        before = prefiller.told(SOURCES, COMPUTED), decoder.told(SOURCES, COMPUTED), decoder.told(FETCHED)
-        answers = await send_all(client, asked)
-        after = prefiller.told(SOURCES, COMPUTED), decoder.told(SOURCES, COMPUTED), decoder.told(FETCHED)
+        before = await tokens_of(prefiller, decoder)
+        asked, answers = await send_until_split(client, prefiller, decoder, PATHS, "moon legs")
+        after = await tokens_of(prefiller, decoder)
     split = two_legs(prefiller, decoder, answers)
     computed, computed_there, fetched = (now - then for now, then in zip(after, before, strict=True))
     figures(
         f"Mooncake: {len(split)} of {len(asked)} long prompts in two legs beside {STREAMS} streams: {computed:.0f} "
         f"tokens computed at the prefiller, {fetched:.0f} came to the decoder, which computed {computed_there:.0f}"
     )
-    assert 2 * len(split) >= len(asked)
     prompt_tokens = sum(answer.prompt_tokens for answer in split)
     # Of streams that began meanwhile, in however many legs.
     begun_tokens_max = STREAM_PROMPT_TOKENS_MAX * (len(streams) - STREAMS)
@@ -179,10 +182,5 @@ async def test_a_prefilling_replica_that_is_killed_fails_no_request(
     await asyncio.to_thread(router.wait_replicas, 2)
     await until("the pair warm again", lambda: warmed(router) > once)
     async with decoding(client, decoder, "beside the restarted"):
-        for round_ in range(ROUNDS_MAX):  # prices go by speeds, which a busy machine moves until they are learned again
-            again = calls(PATHS, f"moon back {round_}")
-            back = await send_all(client, again)
-            if 2 * len(two_legs(prefiller, decoder, back)) >= len(back):
-                break
-    assert 2 * len(two_legs(prefiller, decoder, back)) >= len(back)
+        again, back = await send_until_split(client, prefiller, decoder, PATHS, "moon back")
     await judge_alone(direct, [*asked, *again], [*answers, *back])

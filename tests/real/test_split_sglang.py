@@ -32,6 +32,7 @@ from tests.real.two_legs import (
     ask_on,
     call,
     calls,
+    counted,
     endless,
     in_flight,
     judge_texts,
@@ -136,9 +137,9 @@ async def test_answers_in_two_legs_are_those_of_one_engine(
     its events have said, and clients are told so."""
     prefiller, decoder, _ = replicas
     asked = calls(PATHS, "two legs")
-    before = prefiller.told(*COMPUTED), decoder.told(*COMPUTED)
+    before = await counted(prefiller, *COMPUTED), await counted(decoder, *COMPUTED)
     answers = await send_all(client, asked)
-    after = prefiller.told(*COMPUTED), decoder.told(*COMPUTED)
+    after = await counted(prefiller, *COMPUTED), await counted(decoder, *COMPUTED)
     computed, computed_there = (now - then for now, then in zip(after, before, strict=True))
     split = two_legs(prefiller, decoder, answers)
     figures(

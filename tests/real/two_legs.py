@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.real.exact_drive import send
 from tests.real.exact_workload import CHAT, COMPLETIONS, RESPONSES, Call
@@ -28,6 +30,7 @@ STREAMS = 6
 STREAM_WORDS, STREAM_TOKENS, STREAM_PROMPT_TOKENS_MAX = 30, 3_500, 100
 PROMPT_WORDS, ANSWER_TOKENS = 2_000, 24
 BESIDE = 3  # requests with long prompts that are open at a time
+ROUNDS_MAX = 3  # of prompts, until the speeds of both replicas are learned, which a busy machine moves
 LEAVERS_TOKENS, LEAVE_WITHIN_S = 60, 5.0  # so that some of them are fetched for and answered before they leave
 WAIT_S = 300.0  # a limit for what must come
 
@@ -88,15 +91,32 @@ async def answered(client: httpx.AsyncClient, each: Call) -> Answer:
     return await (generate if each.path == GENERATE else send)(client, each)
 
 
-async def send_all(client: httpx.AsyncClient, asked: Sequence[Call]) -> list[Answer]:
-    """Send them, BESIDE at a time; their answers in the same order."""
-    turn = asyncio.Semaphore(BESIDE)
+async def send_all(client: httpx.AsyncClient, asked: Sequence[Call], beside: int = BESIDE) -> list[Answer]:
+    """Send them, so many at a time; their answers in the same order."""
+    turn = asyncio.Semaphore(beside)
 
     async def one(each: Call) -> Answer:
         async with turn:
             return await answered(client, each)
 
     return await asyncio.gather(*map(one, asked))
+
+
+async def send_until_split(
+    client: httpx.AsyncClient, prefiller: Replica, decoder: Replica, paths: Sequence[str], name: str, rounds: int = 1
+) -> tuple[list[Call], list[Answer]]:
+    """Such requests, until most of those of one turn go in two legs; AssertionError after ROUNDS_MAX. All requests and
+    their answers. One is open at a time: prompts that wait at the replica that prefills are a price of two legs, and
+    how long they wait depends on the machine."""
+    asked, answers = list[Call](), list[Answer]()
+    for turn in range(ROUNDS_MAX):
+        now = calls(paths, f"{name}, turn {turn}", rounds)
+        got = await send_all(client, now, beside=1)
+        asked += now
+        answers += got
+        if 2 * len(two_legs(prefiller, decoder, got)) >= len(got):
+            return asked, answers
+    pytest.fail(f"of {[answer.reason for answer in answers]} too few in two legs")
 
 
 @asynccontextmanager
@@ -149,6 +169,19 @@ async def leave(clients: Sequence[asyncio.Task[Answer]], after_s: float = 0.0) -
 
 
 # -- what is said of them ----------------------------------------------------------------------------------------------
+
+
+async def counted(replica: Replica, metric: str, label: str = "") -> float:
+    """A metric of a replica, once its page answers; TimeoutError after WAIT_S."""
+    found = math.nan
+
+    def ready() -> bool:
+        nonlocal found
+        found = replica.told(metric, label)
+        return not math.isnan(found)
+
+    await until(f"{metric} of the {replica.name}", ready)
+    return found
 
 
 def in_flight(router: Router, replica: Replica) -> int:

@@ -82,6 +82,8 @@ class Replica:
     environment = ENVIRONMENT
     weights, dtype = "tiny", "bfloat16"
     running_metric = "vllm:num_requests_running"
+    computing = "VLLM::EngineCor"
+    """How names of processes that compute begin; Linux keeps 15 bytes of a name."""
     homes: tuple[str, ...] = ("HF_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
     """Variables with a folder of the server's own."""
     caches: tuple[str, ...] = ("VLLM_CACHE_ROOT",)
@@ -137,7 +139,9 @@ class Replica:
 
     def wait_ready(self) -> float:
         """Wait for /health and return the seconds it took; NotServing with the end of the log otherwise."""
-        return self.running().wait_ready(lambda: get(f"{self.url}/health")[0] == 200, READY_TIMEOUT_S)
+        took_s = self.running().wait_ready(lambda: get(f"{self.url}/health")[0] == 200, READY_TIMEOUT_S)
+        self.running().compute_last(self.computing)
+        return took_s
 
     def serving(self) -> bool:
         """Whether its process lives and /health says so."""
