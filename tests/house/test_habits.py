@@ -34,12 +34,15 @@ def test_help_lists_every_target() -> None:
 
 
 def test_hooks_are_the_checks_of_make() -> None:
-    """The hooks before a commit are the commands of `make check`, in their order."""
+    """The hooks before a commit are the commands of `make check`, in their order; one more checks its subject."""
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     (local,) = config["repos"]
     assert local["repo"] == "local"
-    assert [hook["entry"] for hook in local["hooks"]] == recipe("check")
-    assert all(hook["language"] == "system" and hook["pass_filenames"] is False for hook in local["hooks"])
+    *checks, subject = local["hooks"]
+    assert [hook["entry"] for hook in checks] == recipe("check")
+    assert all(hook["language"] == "system" and hook["pass_filenames"] is False for hook in checks)
+    assert subject["stages"] == ["commit-msg"]
+    assert subject["entry"].endswith("-m tests.house.commit_subject")
 
 
 def test_templates_are_forms_that_github_shows() -> None:
