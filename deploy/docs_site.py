@@ -1,7 +1,8 @@
 """A hook of MkDocs: what a page means where it lies, it means on the site.
 
 Pages name files by their path beside the page; a site has only the pages, so a link that leaves docs/ leads to the
-repository. A pipe in the code of a table needs a backslash on GitHub, and Python-Markdown would show it.
+repository. A pipe in the code of a table needs a backslash on GitHub, and Python-Markdown would show it. The first page
+of the site begins with README's top.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 
 REPO = Path(__file__).resolve().parents[1]
 CODE = re.compile(r"`[^`\n]+`")
+README_TOP = "<!-- README.md to its first heading -->"
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]+)")
 
 
@@ -28,9 +30,17 @@ class Page(Protocol):
     file: File
 
 
+def readme_top() -> str:
+    """README from its title to its first heading, with links as docs/index.md has them."""
+    text = (REPO / "README.md").read_text(encoding="utf-8")
+    top = text.partition("\n## ")[0].partition("\n")[2]
+    return re.sub(r"(?<=\]\()(?!https?://)([^)]+)", lambda at: f"../{at[1]}".replace("../docs/", ""), top)
+
+
 def on_page_markdown(markdown: str, page: Page, config: Mapping[str, str], **_: object) -> str:
     """The page's text as the site takes it. A link that leads to no file stays, and fails the build."""
     folder = Path(page.file.abs_src_path).parent
+    markdown = markdown.replace(README_TOP, readme_top())
 
     def replaced(found: re.Match[str]) -> str:
         target = (folder / found[1]).resolve()

@@ -23,7 +23,7 @@ from typing import Any
 from loadtest.common.traces import TraceError
 from loadtest.pages.curve import curve_block
 from loadtest.pages.demo import broken_promises, demo_block, median_rows
-from loadtest.pages.digests import costs_digest, demo_digest, race_digest
+from loadtest.pages.digests import costs_claim, costs_digest, demo_claim, demo_digest, race_claim, race_digest
 from loadtest.pages.faults import faults_block
 from loadtest.pages.floors import floors
 from loadtest.pages.forecasts import forecasts_block
@@ -58,6 +58,7 @@ from loadtest.replay.demo import verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
 README = "README.md"
+SUMMARY = "docs/evidence/summary.md"
 PICTURES = "docs/evidence"
 """Folder of the race's pictures."""
 
@@ -95,9 +96,12 @@ BLOCKS = {
     "sizing": "docs/guide/sizing.md",
     "memory": "docs/guide/sizing.md",
     "story": "docs/guide/misses.md",
-    "demo-short": README,
-    "costs-short": README,
-    "race-short": README,
+    "demo-short": SUMMARY,
+    "costs-short": SUMMARY,
+    "race-short": SUMMARY,
+    "demo-claim": README,
+    "race-claim": README,
+    "costs-claim": README,
 }
 """Block -> the page that holds its markers."""
 TABLES: dict[str, Callable[[], str]] = {
@@ -117,8 +121,11 @@ DIGESTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "demo-short": ("demo", demo_digest),
     "costs-short": ("overhead", costs_digest),
     "race-short": ("race", race_digest),
+    "demo-claim": ("demo", demo_claim),
+    "race-claim": ("race", race_claim),
+    "costs-claim": ("overhead", costs_claim),
 }
-"""README's short tables -> the whole block, and how its page's text becomes the short one."""
+"""Short block -> the whole one, and the function that makes the short one of the whole one's page."""
 FIGURES: dict[str, tuple[str, dict[str, Callable[[dict[str, Any]], str]]]] = {
     "overhead": ("overhead", {"overhead": overhead_block}),
     "faults": ("faults", {"faults": faults_block}),
@@ -223,7 +230,7 @@ class Pages:
         self._texts[page] = with_block(self.text(page), name, body)
 
     def put_digests(self) -> None:
-        """Take README's short tables from the pages that have the whole ones; without README there are none."""
+        """Take short blocks from the pages that have the whole ones; without README there are none."""
         if (self._root / README).exists():
             for name, (whole, digest) in DIGESTS.items():
                 self.put(name, digest(self.text(BLOCKS[whole])))

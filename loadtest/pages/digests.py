@@ -1,4 +1,4 @@
-"""README's short tables: rows and columns of the whole tables in docs/evidence, so that no figure is typed twice."""
+"""Short tables and single figures, taken from the whole tables in docs/evidence, so that no figure is typed twice."""
 
 from __future__ import annotations
 
@@ -42,6 +42,44 @@ def race_digest(page: str) -> str:
     head, *rows = cells_of(whole)
     columns = _columns(head, ("policy", "mean p90 TTFT", "warm = 1", "requests in time"))
     return _measured(whole) + table([head[i] for i in columns], [[row[i] for i in columns] for row in rows])
+
+
+def demo_claim(page: str) -> str:
+    """README's sentence on the demo: token hits and p90 time to first token on agents. Raises PageError."""
+    head, *rows = cells_of(block_of(page, "demo"))
+    workload, policy, hits, ttft = _columns(head, ("workload", "policy", "token hits", "TTFT p90"))
+    found = {row[policy]: row for row in rows if row[workload] == WORKLOADS[0]}
+    ours, other = found["warm"], found["round_robin"]
+    return (
+        f"- **Hit rate**: {ours[hits]} of prompt tokens on agent traces, {other[hits]} behind round robin; "
+        f"p90 TTFT is {ours[ttft]} instead of {other[ttft]} ([demo](docs/evidence/demo.md), simulated engines)."
+    )
+
+
+def race_claim(page: str) -> str:
+    """README's sentence on the race: our mean p90 time to first token, and the best other rule's. Raises PageError."""
+    head, *rows = cells_of(block_of(page, "race"))
+    policy, ttft = _columns(head, ("policy", "mean p90 TTFT"))
+    ours, best = rows[0], rows[1]
+    if ours[policy] != "warm":
+        raise PageError(f"the race's best rule is {ours[policy]}")
+    return (
+        f"- **Placement**: mean p90 TTFT over all workloads is {ours[ttft]}; the best of the other routers' rules, "
+        f"`{best[policy]}`, has {best[ttft]} ([placement](docs/evidence/placement.md), in virtual time)."
+    )
+
+
+def costs_claim(page: str) -> str:
+    """README's sentence on costs: CPU for a short request, and that of the cheapest other router. Raises PageError."""
+    head, *rows = cells_of(block_of(page, "overhead"))
+    case, router, cpu = _columns(head, ("case", "router", "CPU, µs"))
+    short = {row[router]: row[cpu] for row in rows if row[case] == "short"}
+    others = {name: value for name, value in short.items() if not name.startswith((OURS, "nginx"))}
+    cheapest = min(others, key=lambda name: float(others[name].replace(",", "")))
+    return (
+        f"- **CPU**: {short[OURS]} µs for a short request with native code; {cheapest}, the cheapest other LLM router, "
+        f"takes {others[cheapest]} µs ([overhead](docs/evidence/overhead.md))."
+    )
 
 
 def _measured(whole: str) -> str:

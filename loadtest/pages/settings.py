@@ -12,14 +12,18 @@ from router.settings import schema as settings
 
 
 def settings_table() -> str:
-    """Every setting with its default, as YAML writes it, and its docstring."""
+    """Every setting with its default, as YAML writes it, and its docstring: a heading and a table for each section, and
+    an anchor for each key, which is its name."""
     defaults, texts = settings.Settings(), _setting_texts()
-    rows = []
+    sections: dict[str, list[tuple[str, str, str]]] = {}
     for key in settings.field_keys():
         section, _, name = key.rpartition(".")
         value = getattr(getattr(defaults, section) if section else defaults, name)
-        rows.append((f"`{key}`", _default(key, value), texts[key]))
-    return table(("key", "default", "what it is, and why that default"), rows)
+        anchor = f'<a id="{key}"></a>`{key}`'
+        sections.setdefault(section, []).append((anchor, _default(key, value), texts[key]))
+    head = ("key", "default", "meaning, and the reason for the default")
+    blocks = [f"## {section or 'Top level'}\n\n{table(head, rows)}" for section, rows in sections.items()]
+    return "\n\n".join(blocks)
 
 
 def _setting_texts() -> dict[str, str]:

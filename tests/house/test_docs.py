@@ -21,7 +21,7 @@ from router.core.placement.policies import POLICIES
 from router.http.deadlines import REASONS
 from router.settings.keys import Keys
 from router.settings.schema import MetricsSettings, Settings, field_keys
-from tests.house.documents import DOCUMENTS, NAMES, ROOT, block, code_blocks, page, section, table
+from tests.house.documents import DOCUMENTS, NAMES, ROOT, anchors, block, code_blocks, page, section, table
 from tests.support.histories import no_history
 
 METRICS = block(page(pages.BLOCKS["metrics"]), "metrics")
@@ -48,8 +48,12 @@ def test_left_out_of_rules_names_rows() -> None:
 
 
 def test_every_setting_has_its_true_default(tmp_path: Path) -> None:
-    """Settings that spell out every documented default are the defaults, and no setting is missing or unknown."""
-    rows = {row[0].strip("`"): row for row in table(block(page(pages.BLOCKS["settings"]), "settings"))}
+    """Settings that spell out every documented default are the defaults, and no setting is missing or unknown. Each
+    has an anchor of its name, under the heading of its section."""
+    text = block(page(pages.BLOCKS["settings"]), "settings")
+    rows = {row[0].partition("</a>")[2].strip("`"): row for row in table(text)}
+    assert [row[0].partition(">")[0] for row in rows.values()] == [f'<a id="{key}"' for key in rows]
+    assert anchors(text) == {key.rpartition(".")[0] or "top-level" for key in rows}
     tree: dict[str, Any] = {}
     for key, row in rows.items():
         part, _, name = key.rpartition(".")

@@ -52,7 +52,9 @@ def test_the_site_is_made(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "index.html").is_file()
+    top = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "<strong>Hit rate</strong>" in top, "README's top"
+    assert "Step 0" not in top
     runbook = (tmp_path / "operate" / "runbook" / "index.html").read_text(encoding="utf-8")
     assert "/metrics | grep token_hit</code>" in runbook
 
