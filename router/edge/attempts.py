@@ -89,8 +89,8 @@ class Tried:
         self.stale = False  # the first connection was stale
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
-    def note(self, replica: str, failure: Failure) -> None:
-        """Count one attempt that failed."""
+    def note(self, replica: str, failure: Failure, *, in_two: bool = False) -> None:
+        """Count one attempt that failed, `in_two` legs."""
         left = isinstance(failure, ReplicaLeft)
         lacks = isinstance(failure, LacksModel)
         self.lacks += lacks
@@ -106,6 +106,9 @@ class Tried:
             left
             or isinstance(failure, (Stale, PullStalled, OF_PAIRS))
             or (isinstance(failure, ConnectFailed) and failure.timed_out)
+            # vLLM's APIs other than chat close the connection of a decode leg whose blocks do not come, without a
+            # status: the engine may be well, and the other one gone.
+            or (in_two and isinstance(failure, BrokeEarly))
         )
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
         self.replicas |= {replica}
@@ -311,7 +314,7 @@ class Attempts:
     def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
         """Count a failed attempt; let a replica rest that asked for it; act on proof that one is dead."""
         replica, cause = _fault(lease, failure)
-        tried.note(replica, cause)
+        tried.note(replica, cause, in_two=lease.receipt.leg is not None)
         tried.splits += lease.receipt.leg is not None
         if isinstance(cause, NoDescriptor):
             self._placer.failed("", failure.kind)  # counted, and no replica's failure

@@ -193,6 +193,24 @@ async def _killed(it: Fleet, replica: str) -> None:
 
 
 @pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
+async def test_a_decoding_engine_that_closes_the_connection_may_compute_alone(handshake: Handshake) -> None:
+    """The replica that prefilled dies, and the decoding engine ends its leg without a status, as vLLM does on paths
+    other than chat: the request is computed where it was to be decoded, as no other replica is left."""
+    async with fleet(handshake, upstream__retries_max=1) as it:
+
+        async def loses_blocks() -> None:
+            await it.engines.kill(it.engines.urls.index(it.prefill[0]))
+            await _breaks()
+
+        trip, done = _once(Role.DECODE, Moment.READY, loses_blocks)
+        _arm(it, trip)
+        status, _ = await ask(it.edge.url)
+        assert (status, done) == (200, [Role.DECODE])
+        await it.idle()
+        assert it.placer.placed[-1] == ("", it.decode[0])
+
+
+@pytest.mark.parametrize("handshake", [Handshake.NIXL, Handshake.MOONCAKE, Handshake.OFFLOADING])
 async def test_blocks_that_do_not_come_are_computed(handshake: Handshake) -> None:
     """Each decode leg's engine says that it failed, as where its way to the other one is broken: the only pair is known
     to be, and every client gets an answer in one leg, from the same replica where there is no other one."""

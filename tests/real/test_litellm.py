@@ -17,7 +17,7 @@ from tests.real.install import REPO
 from tests.real.install_litellm import program
 from tests.real.processes import Server
 from tests.real.router_process import Router
-from tests.real.vllm_server import MODEL, get
+from tests.real.vllm_server import MODEL, STREAM_TOKENS, get
 
 EXAMPLE = REPO / "examples" / "litellm" / "litellm.yaml"
 READY_TIMEOUT_S = 300.0
@@ -102,7 +102,7 @@ async def test_a_stream_through_litellm_is_whole(client: openai.AsyncOpenAI) -> 
     stream = await client.chat.completions.create(
         model="my-model",
         messages=[{"role": "user", "content": "Say something longer."}],
-        max_tokens=24,
+        max_tokens=STREAM_TOKENS,
         stream=True,
         extra_body={"ignore_eos": True},
     )

@@ -9,7 +9,7 @@ import pytest
 from openai.types.chat import ChatCompletionToolParam
 
 from tests.real.router_process import Router
-from tests.real.vllm_server import CONTEXT_TOKENS_MAX, MODEL
+from tests.real.vllm_server import CONTEXT_TOKENS_MAX, MODEL, STREAM_TOKENS
 
 TIMEOUT_S = 60.0
 WEATHER: ChatCompletionToolParam = {
@@ -47,7 +47,7 @@ async def test_streaming(openai_client: openai.AsyncOpenAI) -> None:
     stream = await openai_client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Say something longer."}],
-        max_tokens=24,
+        max_tokens=STREAM_TOKENS,
         stream=True,
         stream_options={"include_usage": True},
         extra_body={"ignore_eos": True},
@@ -56,7 +56,7 @@ async def test_streaming(openai_client: openai.AsyncOpenAI) -> None:
     assert len(chunks) > 10
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "length"
     assert chunks[-1].usage is not None
-    assert chunks[-1].usage.completion_tokens == 24
+    assert chunks[-1].usage.completion_tokens == STREAM_TOKENS
 
 
 async def test_streaming_without_usage(openai_client: openai.AsyncOpenAI) -> None:

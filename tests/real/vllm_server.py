@@ -29,6 +29,8 @@ BLOCK_TOKENS = 32
 CONTEXT_TOKENS_MAX = 4096
 KV_BLOCKS = 1024
 SEQUENCES_MAX = 16
+# Tokens of an answer that must come in many chunks: vLLM puts several into one if its API server waits for a core.
+STREAM_TOKENS = 1_000
 # A start is 19 s of CPU (measured), and two start at a time.
 READY_TIMEOUT_S = 400.0  # a limit for what hangs; mostly 30 to 60, and 145 were seen
 PROBE_TIMEOUT_S = 2.0
