@@ -8,15 +8,29 @@ time. So an iteration looks only at those whose turn it is, a few of some hundre
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadtest.engine.loading import Pulled
+    from loadtest.engine.host_tier import HostTier
     from loadtest.engine.request import EngineRequest
 
 _NUMBER = attrgetter("number")
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Blocks of one sequence on their way from another engine's memory into this one's."""
+
+    source: str
+    tier: HostTier
+    """The source's memory, as it was when they left."""
+    begin: int
+    end: int
+    fresh: tuple[int, ...]
+    """Keys that this engine's memory did not have before."""
 
 
 class Running:

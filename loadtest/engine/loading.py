@@ -13,27 +13,13 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
 
-from loadtest.engine.decoding import Running
+from loadtest.engine.decoding import Pulled, Running
 from loadtest.engine.host_tier import HostTier, TierLimits
 from loadtest.engine.kv_pool import BlocksRemoved, BlockStored, KvPool
 from loadtest.engine.peers import HANG_S, Peers
 
 MEDIUM = "CPU"
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """Blocks of one sequence on their way from another engine's memory into this one's."""
-
-    source: str
-    tier: HostTier
-    """The source's memory, as it was when they left."""
-    begin: int
-    end: int
-    fresh: tuple[int, ...]
-    """Keys that this engine's memory did not have before."""
 
 
 class Loading:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from router.gateway.messages import MalformedCount
 from router.http.body_budget import BodyBudget
 from router.placer import Placer
 from router.reading.desk import Desk
 
-if TYPE_CHECKING:
-    from router.gateway.stream import PickerStream
+
+class OpenStream(Protocol):
+    """A stream under way, as its picker knows it."""
+
+    def release(self) -> None:
+        """Let go of the stream if Envoy carries its answer on without the picker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class PickerParts:
     bodies: BodyBudget  # room for bodies, of all faces of this process
     malformed: MalformedCount
     clock: Callable[[], float]
-    streams: set[PickerStream] = field(default_factory=set)  # streams under way
+    streams: set[OpenStream] = field(default_factory=set)  # streams under way
     cut_why: str = ""  # why streams are cut; "" while one that is cancelled means that its client left
     served_told: bool = False  # the gateway says which endpoint served, so that its silence says something
     known: bool = False  # `/readyz` was 200, or a replica ready, since this process began

@@ -11,13 +11,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from secrets import randbits
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from router.core.placement.router import Router
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.sharing import Sharing
+from router.hub.admitter import Admitter
+from router.hub.local_placer import LocalPlacer
+from router.hub.warm_start import WarmStart
 from router.settings import secrets
 from router.settings.keys import Keys
-from router.settings.schema import AuthSettings
+from router.settings.schema import AuthSettings, Settings
 from router.sharing.addresses import BadAddress, StoreAddress
 from router.sharing.checks import address_of
 from router.sharing.link import LinkLimits, SharingLink
@@ -26,17 +30,28 @@ from router.sharing.session import Session, StoreFailed
 from router.sharing.shared import SharedThings
 from router.telemetry.metrics.figures import SharingFigures
 
-if TYPE_CHECKING:
-    from router.hub.parts import HubParts  # the parts have a link among them
-
 _UNREADABLE = (BadAddress, OSError, UnicodeDecodeError)  # why there is no address
 OWNER_WAIT_S = 0.25  # longest time in which other routers' words on a stored response are still to be expected
+
+
+class LinkedHub(Protocol):
+    """The parts of a hub that its link needs. HubParts has the link among its own, so it is not named here."""
+
+    settings: Settings
+    router: Router
+    admission: Admitter
+    placer: LocalPlacer
+    state: WarmStart | None
+
+    @property
+    def keys(self) -> Keys | None:
+        """API keys in force; None if the router asks for none."""
 
 
 class RouterLink:
     """The link of one hub, and what pages and metrics say of it."""
 
-    def __init__(self, hub: HubParts, admin_port: int) -> None:
+    def __init__(self, hub: LinkedHub, admin_port: int) -> None:
         self._hub = hub
         shared = hub.settings.shared
         # Address of the store that the present session is with, or is to be with; None: no session has begun.

@@ -1,0 +1,66 @@
+"""Sizes, names and cycles of the modules of `router/` and `loadtest/`. Numbers may only fall: a change that lowers one
+lowers it here, too."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LINES_MAX, FUNCTION_LINES_MAX = 400, 60
+FILES_OVER = {"router": 16, "loadtest": 3}
+FUNCTIONS_OVER = {"router": 4, "loadtest": 1}
+REPEATED_NAMES = {"router": 44, "loadtest": 30}  # base names of modules and packages that stand twice or more
+
+
+def modules(package: str) -> Iterator[Path]:
+    """The Python files of a package."""
+    return (ROOT / package).rglob("*.py")
+
+
+@pytest.mark.parametrize("package", FILES_OVER)
+def test_files_and_functions_are_short(package: str) -> None:
+    """A file has at most 400 lines and a function 60, but for those that are left."""
+    files, functions = list[str](), list[str]()
+    for path in modules(package):
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > LINES_MAX:
+            files.append(str(path.relative_to(ROOT)))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                if node.end_lineno - node.lineno >= FUNCTION_LINES_MAX:
+                    functions.append(f"{path.relative_to(ROOT)}:{node.name}")
+    assert len(files) == FILES_OVER[package], files
+    assert len(functions) == FUNCTIONS_OVER[package], functions
+
+
+@pytest.mark.parametrize("package", REPEATED_NAMES)
+def test_base_names_say_which_module(package: str) -> None:
+    """No base name stands twice in one tree, but for those that are left."""
+    names = Counter(path.stem if path.stem != "__init__" else path.parent.name for path in modules(package))
+    repeated = sorted(name for name, count in names.items() if count > 1 and not name.startswith("__"))
+    assert len(repeated) == REPEATED_NAMES[package], repeated
+
+
+@pytest.mark.parametrize("package", ["router", "loadtest"])
+def test_imports_have_no_cycle(package: str) -> None:
+    """No module imports itself through others, not even for types alone."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        graph = grimp.build_graph(package, cache_dir=None)
+    finally:
+        sys.path.remove(str(ROOT))
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert len(imports) > 100
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"{error.args[1]}")
