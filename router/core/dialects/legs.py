@@ -197,7 +197,7 @@ def _unstopped(path: str, wishes: _Wishes) -> list[bytes]:
 def _prefill_params(path: str, handshake: Handshake, id_: str) -> dict[str, object]:
     if handshake is Handshake.OFFLOADING:
         told: dict[str, object] = {"remote_decoder": {"kv_request_id": id_}}
-        if path == MESSAGES:  # a budget of thinking may then be longer than the answer (anthropic/protocol.py)
+        if path == MESSAGES:  # thinking may then be longer than the answer (vLLM, anthropic/protocol.py)
             told["do_remote_decode"] = True
         return told
     legs: dict[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}

@@ -30,7 +30,7 @@ from router.core.prompts.canonical import OPAQUE_REPEATS
 from router.core.prompts.given import TOKEN_ID_BYTES, Given, decode_ids, decode_text, decode_texts, only_text
 from router.core.prompts.slices import read, utf8
 
-OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of srt/sampling/sampling_params.py
+OUTPUT_TOKENS_DEFAULT = 128  # max_new_tokens of SGLang's srt/sampling/sampling_params.py
 
 
 class _Body(msgspec.Struct):
@@ -132,7 +132,7 @@ class SGLang(UsageUnasked):
                 given = Given(one_kind=True)
                 given.read(fields.input_ids, decode_ids)
                 return TemplateInput(ids=given.id_bytes()) if given.flat or given.lists == 1 else None
-            # tokenizer_manager.py calls the tokenizer without options, so it adds what it adds to any text.
+            # SGLang's tokenizer_manager.py calls the tokenizer without options, so the usual special tokens are added.
             text = only_text(fields.text) if fields.text else None
             return TemplateInput(text=text, add_special_tokens=True) if text is not None else None
         except UNREADABLE:
@@ -172,8 +172,8 @@ class SGLang(UsageUnasked):
         return code if code is not None and 400 <= code < 600 else None
 
     def aborted(self, head: bytes) -> Abort | None:
-        """Ended with reason `abort`, unless for the request's own fault (schedule_batch.py, FINISH_ABORT). An abort
-        without a status is one that was asked for."""
+        """Ended with reason `abort`, unless the request is at fault (SGLang, schedule_batch.py, FINISH_ABORT). An
+        abort without a status is one that was asked for."""
         if _ABORT not in head:
             return None
         data = sse.first_payload(head) if head.startswith(b"data:") else head
