@@ -68,7 +68,7 @@ def test_python_compiles(name: str) -> None:
 
 def test_every_room_is_on_the_map() -> None:
     """ARCHITECTURE.md names every room of the router and of its core, and the files beside them."""
-    text = section(page("ARCHITECTURE.md"), "Floors")
+    text = section(page("ARCHITECTURE.md"), "Layers")
     parts = {source.relative_to(ROOT / "router").with_suffix("").parts for source in (ROOT / "router").rglob("*.py")}
     rooms = {part[0] for part in parts} | {part[1] for part in parts if part[0] == "core"}
     for room in rooms - {"__init__"}:
