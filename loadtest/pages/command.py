@@ -25,9 +25,9 @@ from loadtest.pages.curve import curve_block
 from loadtest.pages.demo import broken_promises, demo_block, median_rows
 from loadtest.pages.digests import costs_claim, costs_digest, demo_claim, demo_digest, race_claim, race_digest
 from loadtest.pages.faults import faults_block
-from loadtest.pages.floors import floors
 from loadtest.pages.forecasts import forecasts_block
 from loadtest.pages.growth import growth_block
+from loadtest.pages.layers import layers
 from loadtest.pages.linked import pulls_block, split_block
 from loadtest.pages.markdown import PageError, with_block
 from loadtest.pages.metrics import metrics_table
@@ -68,7 +68,7 @@ BLOCKS = {
     "policies": "docs/reference/policies.md",
     "zoo": "docs/reference/instruments.md",
     "zoo-figures": "docs/evidence/simulation.md",
-    "floors": "docs/architecture/house.md",
+    "layers": "docs/architecture/packages.md",
     "promises": "docs/reference/promises.md",
     "findings": "docs/reference/promises.md",
     "scenarios": "docs/evidence/race.md",
@@ -109,7 +109,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics_table,
     "policies": policies_table,
     "zoo": zoo_table,
-    "floors": lambda: floors((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
+    "layers": lambda: layers((ROOT / "pyproject.toml").read_text(encoding="utf-8")),
     "promises": lambda: promises_block(ROOT / "tests"),
     "findings": lambda: findings_block(ROOT / "tests"),
     "scenarios": scenarios_table,

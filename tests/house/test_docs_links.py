@@ -66,8 +66,8 @@ def test_python_compiles(name: str) -> None:
         compile(text, name, "exec")
 
 
-def test_every_room_is_on_the_map() -> None:
-    """ARCHITECTURE.md names every room of the router and of its core, and the files beside them."""
+def test_every_package_is_on_the_map() -> None:
+    """ARCHITECTURE.md names every package of the router and of its core, and the modules beside them."""
     text = section(page("ARCHITECTURE.md"), "Layers")
     parts = {source.relative_to(ROOT / "router").with_suffix("").parts for source in (ROOT / "router").rglob("*.py")}
     rooms = {part[0] for part in parts} | {part[1] for part in parts if part[0] == "core"}

@@ -1,4 +1,4 @@
-"""The pages on the architecture: floors as the contracts have them, a paragraph for each room, boxes that are files."""
+"""The pages on the architecture: layers as in the contracts, a paragraph for each package, boxes that are files."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from types import ModuleType
 
 import pytest
 
-from loadtest.pages.floors import floors
+from loadtest.pages.layers import layers
 from loadtest.pages.markdown import PageError, with_block
 from tests.house.test_words import AWAITED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ROOT / "docs" / "architecture"
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-HOUSE = (PAGES / "house.md").read_text(encoding="utf-8")
+PACKAGES = (PAGES / "packages.md").read_text(encoding="utf-8")
 # Where a diagram's box may be said from: shorter names fit on a line.
 BASES = ("router", "router/engines/discovery", "router/engines")
 
 
-def rooms(container: str) -> set[str]:
-    """Rooms that the floors of a container name."""
+def packages(container: str) -> set[str]:
+    """Packages that the layers of a container name."""
     for contract in tomllib.loads(PYPROJECT)["tool"]["importlinter"]["contracts"]:
         if contract.get("containers") == [container]:
-            return {room.strip() for layer in contract["layers"] for room in layer.split("|")}
+            return {package.strip() for layer in contract["layers"] for package in layer.split("|")}
     raise AssertionError(container)
 
 
@@ -39,26 +39,26 @@ def boxes() -> list[tuple[str, str]]:
     return found
 
 
-def test_floors_are_those_of_the_contracts() -> None:
-    """The tables between the markers of docs/architecture/house.md are what `floors` renders from pyproject.toml."""
-    assert with_block(HOUSE, "floors", floors(PYPROJECT)) == HOUSE, "render docs/architecture/house.md again"
+def test_layers_are_those_of_the_contracts() -> None:
+    """The tables between the markers of docs/architecture/packages.md are what `layers` renders from pyproject.toml."""
+    assert with_block(PACKAGES, "layers", layers(PYPROJECT)) == PACKAGES, "render docs/architecture/packages.md again"
 
 
-def test_a_house_without_floors_is_told() -> None:
+def test_a_missing_contract_is_an_error() -> None:
     """A pyproject.toml without one of the contracts is an error that names the container."""
     with pytest.raises(PageError, match=r"no contract of layers for router"):
-        floors("[tool.importlinter]\n")
+        layers("[tool.importlinter]\n")
 
 
-@pytest.mark.parametrize("room", sorted((rooms("router") | rooms("router.core")) - {"__main__"}))
-def test_every_room_has_its_paragraph(room: str) -> None:
-    """Each room of the router and of its core has a paragraph on the page of the house, or a heading."""
-    assert re.search(rf"^\*\*`{room}`\*\*|^## The {room}$", HOUSE, re.MULTILINE)
+@pytest.mark.parametrize("package", sorted((packages("router") | packages("router.core")) - {"__main__"}))
+def test_every_package_has_its_paragraph(package: str) -> None:
+    """Each package of the router and of its core has a paragraph on the page of packages, or a heading."""
+    assert re.search(rf"^\*\*`{package}`\*\*|^## The {package}$", PACKAGES, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("page", "box"), boxes())
 def test_every_box_of_a_diagram_is_a_file(page: str, box: str) -> None:
-    """Boxes of the diagrams are files or rooms of the router."""
+    """Boxes of the diagrams are files or packages of the router."""
     assert any((ROOT / base / box).exists() for base in BASES), f"{page}: {box}"
 
 
