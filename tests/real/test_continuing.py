@@ -26,6 +26,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOKENS = 40
 TIMEOUT_S = 420.0
 PROMPTS = int(os.environ.get("WARMROUTE_CONTINUING_PROMPTS", "1"))
+PROMPTS_MAX = PROMPTS + 20  # until one is killed within its text: on a busy machine a stream may have two events
 """Prompts of each API and set of fields; each is asked once for every event of its answer."""
 
 
@@ -107,7 +108,9 @@ async def test_every_event(
         cut(replicas, folder) as (cutters, router),
         httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client,
     ):
-        for number in range(PROMPTS):
+        for number in range(PROMPTS_MAX):
+            if number >= PROMPTS and continued:
+                break
             body = body_of(path, number, **fields)
             whole = await streamed(client, replicas[0].url + path, body | {"return_token_ids": True})
             ids = [id_ for chunk in whole for choice in chunk["choices"] for id_ in choice.get("token_ids") or ()]

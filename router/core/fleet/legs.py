@@ -104,13 +104,20 @@ class Legs:
         self.forget_times(replica)
 
     def restarted(self, replica: str) -> None:
-        """The engine is another process, which knows nobody: its pairs are to be warmed again."""
+        """Forget pairs and times of a replica whose engine is another process: its pairs must be warmed again, and the
+        times of the process that ended, perhaps in trouble, say nothing of the new one."""
         self._forget_pairs(replica)
+        self.forget_times(replica)
 
     def forget_times(self, replica: str) -> None:
-        """A replica serves another model: what transfers took says nothing of those to come."""
+        """Forget the transfer times of a replica that serves another model or restarted. The prior that all pairs have
+        in common is forgotten with the last pair that has times of its own."""
         for pair in [pair for pair in self._fits if replica in pair]:
             del self._fits[pair], self._heard_s[pair]
+        if not self._fits:
+            for fits, _ in self._common.values():
+                fits.forget(LEG)
+            self._common.clear()
 
     def _forget_pairs(self, replica: str) -> None:
         for pair in [pair for pair in self._pairs if replica in pair]:

@@ -38,6 +38,25 @@ def test_slow_transfers_are_forgotten() -> None:
     assert fleet.place(51).receipt.leg is not None
 
 
+@pytest.mark.parametrize("replica", ["p", "d"])
+def test_times_end_with_the_process(replica: str) -> None:
+    """A replica that restarts is priced without the slow transfers of the process before, as soon as its pair is warm;
+    another pair's times stay."""
+    fleet = PairedFleet(ONE_EACH)
+    fleet.streams("d", count=8)
+    for seed in range(1, 40):
+        fleet.serve(seed, transfer_s=20.0)
+    assert fleet.place(50).receipt.leg is None
+    legs, members = fleet.router.fleet.legs, fleet.router.fleet.members
+    legs.restarted("somebody else")
+    assert legs.model("p", "d", members["d"].speeds.loads).ms(TOKENS) > 1_000.0
+    legs.restarted(replica)
+    for pair in fleet.router.pairs_to_warm(fleet.now_s):
+        fleet.router.pair_warmed(*pair, ok=True, now_s=fleet.now_s)
+    assert legs.model("p", "d", members["d"].speeds.loads).ms(TOKENS) < 500.0
+    assert fleet.place(51).receipt.leg is not None
+
+
 def test_one_pause_is_no_slow_link() -> None:
     """A single transfer of half a minute counts as one that took four times as long as was expected."""
     fleet = busy()
