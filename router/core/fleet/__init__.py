@@ -1,1 +1,2 @@
-"""Replicas: members and their leases, who is fit, stuck or slow, and which models they serve."""
+"""Replicas: members and their leases, fitness, detection of stalled replicas and latency outliers, and served
+models."""

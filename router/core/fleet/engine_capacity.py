@@ -1,13 +1,15 @@
-"""Capacity of an engine's KV pool, in tokens, by its `/metrics` page and by the block size of its KV events.
+"""Capacity of an engine's KV pool in tokens, from its `/metrics` page and the block size of its KV events.
 
-vLLM states it since 0.24 (`kv_cache_size_tokens`, a label of cache_config_info), SGLang as `max_total_num_tokens`.
-Otherwise it is a product, number of blocks times block size. That is wrong, by up to two orders of magnitude, if
+vLLM publishes the capacity since 0.24 (`kv_cache_size_tokens`, a label of cache_config_info), SGLang as
+`max_total_num_tokens`. Otherwise the capacity is computed as number of blocks times block size. That product is wrong,
+by up to two orders of magnitude, in two cases:
 
-- groups of layers (sliding window, state) share the blocks: then the size on the page is that of the smallest group;
-- the KV cache of a prompt is spread over several GPUs (decode and prefill context parallel): then a block of the
-  scheduler, and of its events, has several times as many tokens as the page says.
+- Groups of layers (sliding window, state) share the blocks. The block size on the page is then that of the smallest
+  group.
+- The KV cache of a prompt is spread over several GPUs (decode and prefill context parallel). A block of the scheduler,
+  and of its events, then has a multiple of the tokens on the page.
 
-So the product counts only if nothing points to such groups, and with the block size of the events once that is known.
+So the product is used only if nothing indicates such groups, and with the block size of the events once that is known.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from dataclasses import dataclass, replace
 
 from router.core.facts.replicas import CapacitySource, Load
 
-NUMBER_MAX = 2.0**53  # beyond it, as below zero and for NaN, a value is nonsense and counts as absent
+NUMBER_MAX = 2.0**53  # a value beyond it, below zero or NaN is invalid and counts as absent
 LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*+)"')
 
-_FIGURES = ("kv_cache_size_tokens", "block_size", "num_gpu_blocks")  # labels of the next
+_FIGURES = ("kv_cache_size_tokens", "block_size", "num_gpu_blocks")  # labels of `_CONFIG`
 _CONFIG = re.compile(r"^vllm:cache_config_info\{([^\n]*)\} ", re.MULTILINE)
 
 
 @dataclass(slots=True)
 class Pool:
-    """A KV pool as a page describes it; None for what it does not state."""
+    """A KV pool as the page describes it; a field without a value on the page is None."""
 
     tokens_max: int | None = None
     source: CapacitySource | None = None
@@ -43,8 +45,10 @@ def capacity(
     num_pages: float | None,
     stated: float | None,
 ) -> Pool:
-    """The pool of all engines of the page that `is_ours`. SGLang's figures are given: tokens of a page, number of
-    pages, and the capacity that it states."""
+    """Return the pool of all engines of the page that `is_ours` accepts.
+
+    The last three parameters are SGLang's figures: tokens of a page, number of pages, and the capacity that it states.
+    """
     pool = _configured(page, is_ours)
     if pool.block_tokens is None and page_tokens and page_tokens >= 1:
         pool.block_tokens = int(page_tokens)
@@ -58,8 +62,11 @@ def capacity(
 
 
 def with_event_block(load: Load, event_block_tokens: int, groups: int) -> Load:
-    """The load with its capacity corrected by the replica's KV events: tokens of a block (0: unknown), and number of
-    groups of layers that have blocks."""
+    """Return the load with its capacity corrected by the replica's KV events.
+
+    - `event_block_tokens`: tokens of a block in the events; 0 if unknown.
+    - `groups`: number of layer groups that have blocks.
+    """
     if load.kv_source is not CapacitySource.PRODUCT or not load.kv_blocks or not load.block_tokens:
         return load
     if groups > 1:
@@ -70,7 +77,7 @@ def with_event_block(load: Load, event_block_tokens: int, groups: int) -> Load:
 
 
 def number_of(text: str) -> float | None:
-    """A count or a time, None for anything that is none."""
+    """Parse a count or a time; return None for any other text."""
     try:
         number = float(text)
     except ValueError:
@@ -79,7 +86,7 @@ def number_of(text: str) -> float | None:
 
 
 def _configured(page: str, is_ours: Callable[[str], bool]) -> Pool:
-    """vLLM's cache_config_info, engines added up, each once."""
+    """Sum vLLM's cache_config_info over the engines, each engine once."""
     pool, by_engine = Pool(), dict[str, dict[str, str]]()
     for labels in filter(is_ours, _CONFIG.findall(page)):
         values = dict(LABEL.findall(labels))

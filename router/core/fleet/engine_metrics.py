@@ -1,18 +1,18 @@
-"""An engine's `/metrics` page -> Load.
+"""Parser of an engine's `/metrics` page; its result is a Load.
 
-A full Prometheus parser takes over ten milliseconds for vLLM's 70 KB page; every probe of every replica would stall
-the event loop. One compiled expression picks the dozen lines that matter in under one. Names and labels as in vLLM 0.32
-and SGLang 0.5.23.
+A full Prometheus parser takes over ten milliseconds for vLLM's page of 70 KB, and every probe of every replica would
+block the event loop for that time. One compiled expression finds the dozen relevant lines in less than one millisecond.
+Names and labels are those of vLLM 0.32 and SGLang 0.5.23.
 
-A number is read by its labels, not by its name alone:
+The labels of a sample decide how its value is used:
 
-- Counters and gauges of several engines behind one page (data parallel ranks) are added up, usages averaged; where each
-  rank is a replica of its own, only its own samples count.
-- Pipeline stages and tensor-parallel ranks of SGLang state the same number once more: the largest counts.
-- With priorities a page has a total under `priority=""` beside the parts: the total counts. Parts without a total are
-  added up.
-- Of requests that wait, those for room (`reason="capacity"`) count if the page tells them from others.
-- Capacity is in engine_capacity.py.
+- Counters and gauges of several engines on one page (data parallel ranks) are summed, and usages are averaged. If each
+  rank is a replica, only the samples of that rank count.
+- Pipeline stages and tensor-parallel ranks of SGLang repeat the same number. The largest counts.
+- With priorities a page has a total under `priority=""` in addition to the parts. The total counts; parts without a
+  total are summed.
+- Of waiting requests only those that wait for KV capacity (`reason="capacity"`) count, if the page has that label.
+- Capacity is computed in engine_capacity.py.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from collections.abc import Callable, Iterable
 from router.core.facts.replicas import Load, Sleep
 from router.core.fleet.engine_capacity import LABEL, capacity, number_of
 
-# name -> field. Of two spellings an engine has one; SGLang's queues are added up. A request that waits for its pages is
-# in one of the last two at a server that decodes, as vLLM counts it among those that wait.
+# Metric name -> field of Load. If a metric has two spellings, an engine publishes one of them. SGLang's queues are
+# summed: on a decode server, a request that waits for its KV pages is in one of the last two queues, and vLLM counts
+# such a request as waiting.
 _GAUGES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
-    "vllm:num_requests_waiting_by_reason": "",  # by its labels: _field
+    "vllm:num_requests_waiting_by_reason": "",  # the labels decide, see `_field`
     "vllm:engine_sleep_state": "",
     "vllm:kv_cache_usage_perc": "kv_usage",
     "vllm:gpu_cache_usage_perc": "kv_usage",  # vLLM before 0.10
@@ -43,47 +44,48 @@ _GAUGES = {
     "sglang:token_usage": "kv_usage",
     "sglang:prompt_tokens_total": "prompt_tokens_total",
     "sglang:generation_tokens_total": "generation_tokens_total",
-    "sglang:realtime_tokens_total": "computed_tokens_total",  # the other two are counted when an answer ends
+    "sglang:realtime_tokens_total": "computed_tokens_total",  # SGLang updates the previous two only when an answer ends
     "sglang:cached_tokens_total": "",
     "sglang:page_size": "page_tokens",
     "sglang:num_pages": "num_pages",
     "sglang:max_total_num_tokens": "kv_tokens_max",
 }
-NAMES = (*_GAUGES, "vllm:prompt_tokens_created", "process_start_time_seconds", "vllm:cache_config_info")  # all read
-_MEANS = ("kv_usage", "page_tokens")  # fields that are averaged over engines; all others are added up
+# all metrics read
+NAMES = (*_GAUGES, "vllm:prompt_tokens_created", "process_start_time_seconds", "vllm:cache_config_info")
+_MEANS = ("kv_usage", "page_tokens")  # fields that are averaged over engines; all others are summed
 _LINE = re.compile("^(" + "|".join(map(re.escape, _GAUGES)) + r")(?:\{([^\n]*)\})? ([^ \n]+)", re.MULTILINE)
-# Times at which its process began: that of the counter where there is one, since a rank has its own.
+# Start times. The counter's time is preferred to the process's, because each rank has its own counter.
 _STARTED = re.compile(r"^(?:vllm:prompt_tokens_created\{([^\n]*)\}|process_start_time_seconds) ([^ \n]+)", re.MULTILINE)
-# SGLang's schedulers of one data-parallel rank, which all report the same requests and the same pool.
+# Labels of SGLang's schedulers of one data-parallel rank, which all report the same requests and the same pool.
 _REPEATING = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "pid"})
-_LOADED = ("host", "storage")  # sources of cached tokens that were not on the GPU; vLLM counts these apart too
-# vLLM's `engine` counts over all servers of a deployment, its ranks within one; SGLang leaves dp_rank out where it has
-# one rank, and always out of what its front end counts.
+_LOADED = ("host", "storage")  # sources of cached tokens outside the GPU, which vLLM counts in separate metrics
+# vLLM's `engine` label numbers the engines of a whole deployment, and a rank is relative to its server. SGLang omits
+# dp_rank if it has one rank, and always in metrics of its frontend.
 _ENGINE = re.compile(r'^vllm:num_requests_running\{(?:[^\n]*,)?engine="(\d{1,6})"', re.MULTILINE)
 _ENGINE_LABEL = re.compile(r'(?:^|,)engine="(\d{1,6})"')
 _RANK_LABEL = re.compile(r'(?:^|,)dp_rank="(\d{1,6})"')
 
-# One engine's value of one metric: (name, labels but those that repeat it) -> priority -> value.
+# Values of one metric of one engine: (name, labels except the repeating ones) -> priority -> value.
 _Values = dict[tuple[str, frozenset[tuple[str, str]]], dict[str, float]]
 
 
 def engines(page: str) -> list[int]:
-    """The engines that a vLLM page speaks of, in the order of their ranks; none for other pages."""
+    """Return the engine numbers on a vLLM page, in the order of their ranks; empty for other pages."""
     return sorted({int(engine) for engine in _ENGINE.findall(page)})
 
 
 def parse_load(page: str, rank: int | None = None) -> Load:
-    """Read what is there; absent or unreadable values are None. Never raises on a malformed page.
+    """Parse the page; a field with an absent or unreadable value is None. Never raises on a malformed page.
 
-    With a `rank`, only its samples: what the page says of the server as a whole is unknown of the rank, except for
-    its page size.
+    With a `rank`, only samples of that rank count. Values that the page gives for the whole server are then unknown,
+    except the page size.
     """
     is_ours = _of_rank(page, rank)
     fields = _fields(page, is_ours, rank)
     pool = capacity(page, is_ours, fields.get("page_tokens"), fields.get("num_pages"), fields.get("kv_tokens_max"))
     queries = fields.get("cache_query_tokens_total")
     if queries is None and "cache_hit_tokens_total" in fields:
-        queries = fields.get("prompt_tokens_total")  # SGLang counts hits against all prompt tokens
+        queries = fields.get("prompt_tokens_total")  # SGLang counts hits relative to all prompt tokens
     waiting, for_room = fields.get("waiting"), fields.get("waiting_for_room")
     return Load(
         running=_int(fields.get("running")),
@@ -106,7 +108,7 @@ def parse_load(page: str, rank: int | None = None) -> Load:
 
 
 def _fields(page: str, is_ours: Callable[[str], bool], rank: int | None) -> dict[str, float]:
-    """Fields of the page with one value each, over all engines on it that count."""
+    """Return one value for each field, combined over all engines of the page that count."""
     values: dict[str, _Values] = {}
     for found in _LINE.finditer(page):  # other threads may run between two lines
         name, text, value = found[1], found[2] or "", found[3]
@@ -126,13 +128,14 @@ def _fields(page: str, is_ours: Callable[[str], bool], rank: int | None) -> dict
 
 
 def _joined(field: str, engines: Iterable[dict[str, float]]) -> float:
-    """The engines' values of a field as one. Of each engine the total counts, and if there is none, its parts."""
+    """Combine the values of all engines for one field. The total of an engine counts, or the sum of its parts without
+    one."""
     totals = [parts[""] if "" in parts else sum(parts.values()) for parts in engines]
     return sum(totals) / len(totals) if field in _MEANS else sum(totals)
 
 
 def _field(name: str, labels: dict[str, str]) -> str:
-    """The field of a sample whose labels decide; "" for one that is not of interest."""
+    """Return the field of a sample that its labels select; "" if the sample is not used."""
     if name == "vllm:num_requests_waiting_by_reason":
         return "waiting_for_room" if labels.pop("reason", "") == "capacity" else ""
     if name == "vllm:engine_sleep_state":
@@ -141,7 +144,7 @@ def _field(name: str, labels: dict[str, str]) -> str:
 
 
 def _sleep(fields: dict[str, float]) -> Sleep | None:
-    """The engine's sleep state. Engines behind one page are put to sleep together."""
+    """Return the engine's sleep state. Engines on one page are put to sleep together."""
     awake = fields.get("awake")
     if awake is None:
         return None
@@ -151,8 +154,11 @@ def _sleep(fields: dict[str, float]) -> Sleep | None:
 
 
 def _started_s(page: str, is_ours: Callable[[str], bool]) -> float | None:
-    """When the engine began, by its counter of prompt tokens (prometheus_client says of each since when it counts), or
-    else when the process that answers did; the last one of several."""
+    """Return the start time of the engine, or None.
+
+    It is the creation time of the engine's counter of prompt tokens, which prometheus_client publishes with each
+    counter; without one, the start time of the process that serves the page. With several times the last one counts.
+    """
     counted, process = list[float](), list[float]()
     for labels, value in _STARTED.findall(page):
         number = number_of(value)
@@ -162,7 +168,7 @@ def _started_s(page: str, is_ours: Callable[[str], bool]) -> float | None:
 
 
 def _of_rank(page: str, rank: int | None) -> Callable[[str], bool]:
-    """Whether a sample with these labels is one of the rank's."""
+    """Return a predicate on the labels of a sample: True if the sample belongs to the rank."""
     if rank is None:
         return lambda _: True
     known = engines(page)

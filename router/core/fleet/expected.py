@@ -1,9 +1,12 @@
-"""Models that are meant to be served and may have no replica now: an autoscaler starts the first one by the requests
-that are refused meanwhile, which are counted by model, and answered as ones that may come again.
+"""Models that should be served although no replica may serve them at present.
 
-Expected are the models that settings name, and those whose last replica has left. A model that a living replica no
-longer lists is not expected: it was unloaded. Whatever has left is kept for as long as the router runs if engines scale
-from zero, otherwise for GONE_S, in which a rollout brings another replica: after that the model counts as removed.
+An autoscaler starts the first replica of such a model because of its refused requests. They are counted by model, and
+the client receives a retryable error.
+
+Expected models are those named in the settings, and those of a replica that left as the last one to serve them. A model
+that a running replica no longer lists was unloaded, and is not expected. If engines scale from zero, a model stays
+expected while the router runs. Otherwise it stays for GONE_S, the time in which a rollout starts another replica, and
+counts as removed after that.
 """
 
 from __future__ import annotations
@@ -14,30 +17,31 @@ from dataclasses import dataclass
 from router.core.facts.replicas import ServedModel
 
 GONE_S = 600.0
-GONE_MAX = 256  # names of models without a replica; the oldest is dropped for another one
-ADAPTS = "sglang"  # engines that take `base:adapter` as a name, by their `owned_by`
+GONE_MAX = 256  # names of models without a replica; a new one replaces the oldest
+ADAPTS = "sglang"  # `owned_by` of engines that accept the name `base:adapter`
 
 
 @dataclass(slots=True)
 class _Gone:
     """A model name without a replica."""
 
-    base: str  # the base model of an adapter, the name itself of any other
-    adapts: bool  # whether the replica took `name:adapter` too
-    since_s: float | None = None  # time of the first `age` since
+    base: str  # the base model of an adapter; any other model's own name
+    adapts: bool  # the replica also accepted `name:adapter`
+    since_s: float | None = None  # time of the first call of `age` after the replica left
 
 
 class ExpectedModels:
-    """Names of models and adapters, each with its base model."""
+    """Names of expected models and adapters, each with its base model."""
 
     def __init__(self, declared: Iterable[str] = (), *, keeps: bool = False) -> None:
-        """`declared` are named in the settings. With `keeps` engines scale from zero."""
+        """Start with the names of the settings (`declared`). With `keeps`, engines scale from zero."""
         self.declared = tuple(declared)
         self._keeps = keeps
         self._gone: dict[str, _Gone] = {}
 
     def left(self, models: Iterable[ServedModel], listed: Collection[str]) -> None:
-        """A replica with these models has left; `listed` are those that others list, ready or not."""
+        """Record that a replica with these models left. `listed` are the models that other replicas list, ready or
+        not."""
         for model in models:
             if model.name in listed:
                 continue
@@ -47,13 +51,13 @@ class ExpectedModels:
             self._gone[model.name] = _Gone(model.parent or model.name, model.owned_by == ADAPTS)
 
     def came(self, names: Iterable[str]) -> None:
-        """A replica lists these."""
+        """Record that a replica lists these models."""
         if self._gone:
             for name in names:
                 self._gone.pop(name, None)
 
     def age(self, now_s: float) -> None:
-        """Drop whatever has been gone for GONE_S; to be called every few seconds."""
+        """Drop models that have been gone for GONE_S; must be called every few seconds."""
         if self._keeps or not self._gone:
             return
         for name, gone in list(self._gone.items()):
@@ -63,16 +67,17 @@ class ExpectedModels:
                 del self._gone[name]
 
     def bases(self) -> dict[str, str]:
-        """Every expected name with its base model, the declared ones first."""
+        """Return every expected name with its base model, the declared ones first."""
         return {name: name for name in self.declared} | {name: gone.base for name, gone in self._gone.items()}
 
     def adapting(self) -> list[str]:
-        """Those of the names that take `name:adapter`."""
+        """Return the names that also accept `name:adapter`."""
         return [name for name, gone in self._gone.items() if gone.adapts]
 
 
 def expected_base(name: str | None, bases: dict[str, str], adapting: Iterable[str]) -> str:
-    """The base model that a name stands for, None for the only one that is expected; "" if it is not expected."""
+    """Return the base model of a name, or "" if the name is not expected. For None, return the only expected base
+    model."""
     if name is None:
         only = set(bases.values())
         return next(iter(only)) if len(only) == 1 else ""

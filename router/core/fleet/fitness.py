@@ -1,19 +1,20 @@
-"""Who of those that serve a model may be sent a request now.
+"""Selection of the members, among those that serve a model, that may be sent a request now.
 
-Usually everybody, which costs one look. A member is guarded, and looked at more closely, while
+Usually all of them may, and a single lookup shows it. A member is guarded, and examined individually, in four cases:
 
-- it rests because it asked to (429 or 503 with Retry-After): it gets nothing before that time, not even a trial;
-- it rests because its queue was full, and said nothing of when to come again: it gets nothing either, but where nobody
-  else is left one request at a time, so that the first free place is found at once;
-- its breaker is open: it gets nothing, or one trial at a time;
-- it starts slowly: it came back with an empty cache and an empty queue, and would draw everything at once. At age a
-  it may hold 1 + a / slow_start_s x (mean open leases of its peers + SLOW_START_LEASES).
+- Its cooldown was requested (429 or 503 with Retry-After). It receives no request before the given time, not even a
+  trial.
+- Its cooldown follows a full queue, and the response gave no time for a retry. It receives no request either. If no
+  other replica is left it receives one request at a time, so that the first free slot is found at once.
+- Its breaker is open. It receives no request, or one trial at a time.
+- It is in slow start. It returned with an empty cache and an empty queue, and would attract all requests at once. At
+  age a it may hold 1 + a / slow_start_s x (mean open leases of its peers + SLOW_START_LEASES).
 
-Whoever is guarded gives way to any that is not. Where nobody is left but members with open breakers, all of them are
-candidates again (panic): to be refused for certain is worse than to be refused perhaps. So an outage of the whole
-fleet is over with the first answer. That holds for a request's first attempt; a second one on a replica that fails
-at everything would only double the work of a fleet that is down. Only rests are kept in any case, and the client is
-told when they end.
+A guarded member is used only if no other one is available. If all remaining members have open breakers, all are
+candidates again (panic), because a probable failure is better than a certain refusal. So an outage of the whole fleet
+ends with the first answer. Panic applies to the first attempt of a request. A second attempt on a replica that fails
+every request would only double the load of a fleet that is down. Cooldowns alone are always kept, and the client
+receives the time at which they end.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from router.core.fleet.lease import Lease
 from router.core.fleet.member import Member
 
 SLOW_START_LEASES = 4
-ALIVE_S = 1.0  # a replica that gave an answer so lately does not fail at everything
+ALIVE_S = 1.0  # a replica that answered within this time does not fail every request
 
 
 class Fitness:
-    """Breakers, rests and slow starts of a fleet's members; keeps `Fleet.guarded`."""
+    """Breakers, cooldowns and slow starts of a fleet's members; maintains `Fleet.guarded`."""
 
     def __init__(
         self, fleet: Fleet, *, slow_start_s: float, breaker_changed: Callable[[str, State, str], None]
     ) -> None:
-        """`breaker_changed(replica, state, why)` hears when a breaker opens, and when it closes."""
+        """`breaker_changed(replica, state, why)` is called when a breaker opens or closes."""
         self._fleet = fleet
         self._slow_start_s = slow_start_s
         self._tell = breaker_changed
-        # When guarded members may have no reason to be any more, the next one first, each at most once; whose breaker
-        # is open has no such time.
+        # Times at which a guarded member may stop being guarded, the next one first, at most one a member. A member
+        # with an open breaker has no such time.
         self._ends: list[tuple[float, str]] = []
         self._ending: set[str] = set()  # ids of members in `_ends`
-        self.panics = 0  # placements on members that may not be fit, for want of others
+        self.panics = 0  # placements on members that may be unfit, because no other was available
 
     @property
     def slow_start_s(self) -> float:
-        """Seconds until a replica that came back is sent as much as others."""
+        """Seconds until a replica that returned receives as many requests as others."""
         return self._slow_start_s
 
     @slow_start_s.setter
@@ -60,11 +61,11 @@ class Fitness:
         for member in self._fleet.guarded.values():
             self._look_at(member)
 
-    # -- who may -------------------------------------------------------------------------------------------------
+    # -- admission -----------------------------------------------------------------------------------------------
 
     def allowed(self, members: list[Member], now_s: float, *, retry: bool = False) -> list[Member]:
-        """Members of these that may be sent a request: some, if there are any; but none for a `retry` if all of them
-        fail at everything. Raises Shed when all rest."""
+        """Return the members of these that may be sent a request; at least one, unless there are no members. For a
+        `retry` the result is empty if all of them fail every request. Raises Shed if all are in cooldown."""
         self._forget(now_s)
         guarded = self._fleet.guarded
         if not members or not guarded:
@@ -102,7 +103,7 @@ class Fitness:
         return trusted or awake
 
     def with_room(self, members: list[Member], now_s: float) -> list[Member]:
-        """Members of these that may take one more request, as far as they have come back just now."""
+        """Return the members of these that may take one more request under the limit of their slow start."""
         found = list[Member]()
         open_leases: tuple[int, int] | None = None
         for m in members:
@@ -114,16 +115,18 @@ class Fitness:
         return found
 
     def _most(self, member: Member, age_s: float, open_leases: tuple[int, int]) -> float:
-        """Leases that a member may have so long after it came back."""
+        """Return the maximum of open leases of a member `age_s` after it returned."""
         return 1 + age_s / self._slow_start_s * (_mean_of_others(open_leases, member) + SLOW_START_LEASES)
 
     def _open_leases(self) -> tuple[int, int]:
-        """(open leases of all usable members, their number); counted once for all members that start slowly."""
+        """Return (open leases of all usable members, number of these members); computed once for all members in slow
+        start."""
         usable = self._fleet.usable()
         return sum([len(m.leases) for m in usable]), len(usable)
 
     def _forget(self, now_s: float) -> None:
-        """Begin the slow start of members that came back; guard no more who has no reason for it."""
+        """Begin the slow start of members that returned, and remove members from `guarded` that no longer have a
+        reason."""
         returned, guarded = self._fleet.returned, self._fleet.guarded
         if returned:
             for member in list(returned.values()):
@@ -136,7 +139,7 @@ class Fitness:
                 del guarded[id_]
 
     def _look_at(self, member: Member, now_s: float = float("-inf")) -> bool:
-        """Be reminded of a guarded member when it may have no reason to be any more; returns whether it has one now."""
+        """Schedule the time at which a guarded member may stop being guarded. Return True if it must be guarded now."""
         if member.breaker.backoff_s:
             return True  # an open breaker is a reason until `_close`
         until_s = max(member.back_s + self._slow_start_s, member.rest_until_s)
@@ -154,16 +157,16 @@ class Fitness:
         self._fleet.guarded[member.id] = member
         self._look_at(member)
 
-    # -- what requests say ---------------------------------------------------------------------------------------
+    # -- outcomes of requests ------------------------------------------------------------------------------------
 
     def rest(self, member: Member, until_s: float, *, full: bool = False) -> None:
-        """Send a member nothing before then: it asked for that, or its queue was `full`."""
+        """Send a member no requests until this time, because it requested a pause or its queue was `full`."""
         if until_s >= member.rest_until_s:
             member.rest_until_s, member.full = until_s, full
         self._guard(member)
 
     def opened(self, member: Member, lease: Lease) -> None:
-        """A lease was placed: on a member with an open breaker it is the trial, if there is none yet."""
+        """Record a placed lease. On a member with an open breaker the first one is the trial."""
         if not (member.ready or member.warming_up):
             self.panics += 1
         if member.full and member.rest_until_s > lease.placed_s:
@@ -172,13 +175,14 @@ class Fitness:
             member.breaker.trial = lease.id
 
     def trip(self, member: Member, cause: Cause, why: str, now_s: float) -> None:
-        """Open a member's breaker, however few its failures."""
+        """Open a member's breaker, independent of its number of failures."""
         self._guard(member)
         if member.breaker.trip(cause, why, now_s):
             self._tell(member.id, State.OPEN, why)
 
     def found_dead(self) -> list[str]:
-        """Ids of members that this router's own requests or probes have found dead, which it may tell others."""
+        """Return ids of members that this router's own requests or probes found dead, and that it may report to other
+        routers."""
         found = list[str]()
         for member in self._fleet.members.values():
             breaker = member.breaker
@@ -191,7 +195,8 @@ class Fitness:
         return found
 
     def told_dead(self, id_: str, why: str, now_s: float) -> bool:
-        """Other routers have found a member dead: it rests as if this one had. Returns whether that is news."""
+        """Open the breaker of a member that other routers found dead. Return True if the breaker was closed until
+        now."""
         member = self._fleet.members.get(id_)
         if member is None or not member.health.fit or member.breaker.backoff_s:
             return False
@@ -199,13 +204,17 @@ class Fitness:
         return True
 
     def token(self, member: Member, lease: Lease, now_s: float) -> None:
-        """Take the first token of a member with an open breaker: it is stuck no more, unless this token is late too."""
+        """Handle the first token of a member with an open breaker. It is no longer stalled, unless this token is late
+        too."""
         if member.breaker.cause is Cause.STUCK and member.late_s < lease.placed_s:
             self._close(member, now_s)
 
     def ended(self, member: Member, lease: Lease, ending: Ending, now_s: float) -> None:
-        """Take the end of a lease, of a member that failed before or fails now. A request refused for its own sake, or
-        whose client left, says nothing; but a trial is over in any case."""
+        """Handle the end of a lease on a member that failed before or fails now.
+
+        A request that was refused for its own content, or abandoned by its client, counts as neither success nor
+        failure. A trial ends in any case.
+        """
         breaker = member.breaker
         if breaker.trial == lease.id:
             breaker.trial = None
@@ -218,7 +227,8 @@ class Fitness:
             self._close(member, now_s)
 
     def timed(self, member: Member, lease: Lease, *, slow: bool, now_s: float) -> None:
-        """Take a first token that was compared with its peers'. A lease from before the member's rest is no trial."""
+        """Handle a first token after its comparison with those of peers. A lease from before the cooldown is not a
+        trial."""
         if member.breaker.backoff_s and lease.placed_s < member.breaker.until_s:
             return
         if slow:
@@ -238,7 +248,8 @@ class Fitness:
 
 
 def _mean_of_others(open_leases: tuple[int, int], member: Member) -> float:
-    """Mean open leases of the usable members besides this one, which is counted among them unless it warms up."""
+    """Return the mean of open leases over the usable members except this one, which is among them unless it warms
+    up."""
     leases, members = open_leases
     if not member.warming_up:
         leases, members = leases - len(member.leases), members - 1

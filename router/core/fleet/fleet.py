@@ -1,7 +1,4 @@
-"""The registry of replicas: which there are, who is ready, who serves what, whose cache is to be filled first.
-
-What is known of each replica besides its cache is in member.py; what all answers teach is in core/learned/means.py.
-"""
+"""Registry of replicas: membership, readiness, served models, and members that must be prewarmed before they serve."""
 
 from __future__ import annotations
 
@@ -24,34 +21,38 @@ from router.core.learned.prefill import PrefillModel
 class Fleet:
     """All replicas, in a stable order.
 
-    Every request asks who is ready; observations, all of which come through here, change it. A model that no ready
-    member serves is served by members whose health checks had no answer: the checks themselves may be slow.
+    Every request reads the set of ready members; it changes only by observations, and all of them are methods of this
+    class. If no ready member serves a model, members with timed-out health checks serve it, because the checks
+    themselves may be slow.
     """
 
     members: dict[str, Member] = field(default_factory=dict)
     means: FleetMeans = field(default_factory=FleetMeans)
-    context_tokens_min: float = inf  # the shortest context that any replica ever said a model has
-    share: float = 1.0  # part of the ready replicas' prompt tokens that is known (Member.known_share), on average
-    guarded: dict[str, Member] = field(default_factory=dict)  # members that may not be sent everything: fitness.py
-    warming: set[str] = field(default_factory=set)  # ids of members that had better get no requests until they are warm
+    context_tokens_min: float = inf  # the shortest context that any replica has ever reported for a model
+    share: float = 1.0  # mean over ready replicas of the known part of their prompt tokens (Member.known_share)
+    guarded: dict[str, Member] = field(default_factory=dict)  # members with limited admission: fitness.py
+    # ids of members that should get no requests until their cache is warm
+    warming: set[str] = field(default_factory=set)
     warming_up: dict[str, Member] = field(default_factory=dict)  # fit members that get no requests for that reason
-    panics: bool = False  # a model is served only by members that are not ready
-    roster: Roster = field(default_factory=Roster)  # members that are ready, and members by the models that they serve
-    returned: dict[str, Member] = field(default_factory=dict)  # guarded members that Fitness has yet to hear of
+    panics: bool = False  # True if a model is served only by members that are not ready
+    roster: Roster = field(default_factory=Roster)  # ready members, and members by the models that they serve
+    returned: dict[str, Member] = field(default_factory=dict)  # guarded members that Fitness has not handled yet
     unlearned: Unlearned = field(init=False)
-    pulls: Pulls = field(default_factory=Pulls)  # what replicas bring from each other
-    legs: Legs = field(default_factory=Legs)  # replicas that prefill for others to decode
+    pulls: Pulls = field(default_factory=Pulls)  # P2P KV transfers between replicas
+    legs: Legs = field(default_factory=Legs)  # disaggregated prefill: the replicas of both stages
     prefillers: dict[str, Member] = field(default_factory=dict)  # members that only prefill
-    replaced: int = 0  # how often discovery has told of all replicas
-    _caches: int = 0  # caches that there were so far, of all replicas
+    replaced: int = 0  # number of complete sets received from discovery
+    _caches: int = 0  # caches counted so far, over all replicas
     _whole_of: tuple[list[Member], list[Member]] = field(default_factory=lambda: ([], []))  # see `whole`
 
     def __post_init__(self) -> None:
         self.unlearned = Unlearned(self.means)
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
-        """Take a complete set; returns ids that joined and ids that left. State of members that stay is kept; where
-        another engine has come to an address, its id is in both."""
+        """Take a complete set of replicas. Return the ids that joined and the ids that left.
+
+        Members that stay keep their state. If another engine has taken over an address, its id is in both lists.
+        """
         self.replaced += 1
         wanted, members = {replica.id: replica for replica in replicas}, self.members
         left = [id_ for id_, m in members.items() if id_ not in wanted or wanted[id_].is_another(m.replica)]
@@ -75,24 +76,27 @@ class Fleet:
         return joined, left
 
     def clear(self, id_: str) -> bool:
-        """A member's cache is empty from now on; returns whether there is such a member."""
+        """Start a new cache epoch for a member, with an empty cache. Return False if the id is unknown."""
         member = self.members.get(id_)
         if member is not None:
             member.life = self._new_life()
         return member is not None
 
     def lives(self) -> set[int]:
-        """Numbers of the caches that there are (Member.life)."""
+        """Return the cache epochs of all members (Member.life)."""
         return {member.life for member in self.members.values()}
 
     def _new_life(self) -> int:
-        """The number of a cache that begins empty."""
+        """Return the number of a new cache epoch, with an empty cache."""
         self._caches += 1
         return self._caches
 
     def observe_health(self, id_: str, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
-        """One health observation; returns whether the member's fitness flipped. Unknown ids are ignored. `proof`: one
-        failure is enough. `silent`: the check had no answer at all."""
+        """Record one health observation. Return True if the member's fitness changed. Unknown ids are ignored.
+
+        - `proof`: one failure is enough.
+        - `silent`: the check timed out without any answer.
+        """
         member = self.members.get(id_)
         if member is None:
             return False
@@ -106,19 +110,23 @@ class Fleet:
         return flipped
 
     def warm_up(self, id_: str, warming: bool) -> bool:
-        """Send a member no requests until it is warm (`warming`), or send it some again; returns whether that is news.
-        While other ready members do not serve all that it serves, it gets requests in any case: an outage is worse
-        than a miss."""
+        """Exclude a member from requests until its cache is warm (`warming`), or admit it again. Return True if that is
+        a change.
+
+        The member still gets requests while other ready members do not serve all of its models: an outage is worse than
+        a cache miss.
+        """
         member = self.members.get(id_)
         if member is None or (id_ in self.warming) is warming:
             return False
         (self.warming.add if warming else self.warming.discard)(id_)
-        member.warming_up = False  # unless found otherwise
+        member.warming_up = False  # unless `_find_warming_up` sets it again
         self._changed(member)
         return True
 
     def observe_models(self, member: Member, models: Iterable[ServedModel]) -> bool:
-        """What a member serves now; returns whether that is news, which it is not in nearly every round of probes."""
+        """Record the models that a member serves now. Return True if they changed, which is rare among rounds of
+        probes."""
         named = {model.name: model for model in models}
         if named == member.models:
             member.models.update(named)  # fields that are not compared may differ
@@ -131,32 +139,38 @@ class Fleet:
         return True
 
     def member(self, id_: str) -> Member | None:
-        """A replica's state, for others to read; None where there is no such replica."""
+        """Return a replica's state, read-only; None for an unknown id."""
         return self.members.get(id_)
 
     def ready(self) -> list[Member]:
-        """Members that may be sent requests. Not to be changed."""
+        """Return the members that may be sent requests. The list must not be changed."""
         return self.roster.ready()
 
     def serving(self, model: str) -> list[Member]:
-        """Usable members that serve a model. Not to be changed."""
+        """Return the usable members that serve a model. The list must not be changed."""
         return self.roster.serving(model)
 
     def serving_alone(self, urls: Collection[str]) -> set[str]:
-        """Of servers by their base URLs those with a ready member that serves a model which no ready member of another
-        server serves, or that are ready while no other is."""
+        """Return the servers, among these base URLs, that cannot be spared.
+
+        Such a server has a ready member with a model that no ready member outside `urls` serves. If no member outside
+        `urls` is ready, every server with a ready member counts.
+        """
         inside = [member for member in self.ready() if member.replica.url in urls]
         outside = [member for member in self.ready() if member.replica.url not in urls]
         served = {name for member in outside for name in member.models}
         return {each.replica.url for each in inside if not outside or not served.issuperset(each.models)}
 
     def usable(self) -> list[Member]:
-        """Ready members, and those that are used for want of one. Not to be changed."""
+        """Return ready members, and those used because no ready member serves a model. The list must not be changed."""
         return self.roster.usable()
 
     def whole(self, members: list[Member]) -> list[Member]:
-        """Those of these members that take whole requests; all of them where none does. Not to be changed. The roster's
-        lists are the same objects for as long as nothing changes, so the answer to the last one is kept."""
+        """Return the members of these that take whole requests, or all of them if none does. The list must not be
+        changed.
+
+        The roster returns the same list objects until its members change, so the result for the last list is cached.
+        """
         if not self.prefillers:
             return members
         if self._whole_of[0] is not members:
@@ -172,12 +186,12 @@ class Fleet:
         self.panics = self.roster.panics
 
     def _find_warming_up(self) -> None:
-        """Find the members that get no requests: of the members to be warmed, those all of whose models other ready
-        members serve."""
+        """Find members to exclude from requests: those to be warmed, if other ready members serve all of their
+        models."""
         roster, number = self.roster, self.roster.number
         looked_at = [self.members[id_] for id_ in self.warming | self.warming_up.keys() if id_ in self.members]
         looked_at.sort(key=lambda member: number(member.id))
-        own: dict[str, int] = {}  # ready members that serve a model and are themselves to be warmed
+        own: dict[str, int] = {}  # number of ready members by model that are themselves to be warmed
         for member in looked_at:
             if member.ready and member.id in self.warming:
                 for name in member.models:
@@ -192,29 +206,29 @@ class Fleet:
                 self.warming_up[member.id] = member
 
     def is_warming_up(self, id_: str) -> bool:
-        """Whether a fit member gets no requests until its cache is filled."""
+        """True if a fit member gets no requests until its cache is warm."""
         return id_ in self.warming_up
 
     def is_to_warm_up(self, id_: str) -> bool:
-        """Whether a member had better get no requests until its cache is filled, fit or not."""
+        """True if a member should get no requests until its cache is warm, whether it is fit or not."""
         return id_ in self.warming
 
     def prefill_model(self, id_: str = "") -> PrefillModel:
-        """What is known of a replica's prefill speed; of no replica, or one that has left, what most have in common."""
+        """Return a replica's prefill model; for an unknown id, the one common to most replicas."""
         member = self.members.get(id_)
         return member.prefill_model if member is not None else self.means.common.prefill.model
 
     def same_server(self, id_: str) -> list[str]:
-        """Replicas behind the same URL: the ranks of one server."""
+        """Return the replicas with the same URL: the ranks of one server."""
         url = Replica(id_).url
         return [member.id for member in self.members.values() if member.replica.url == url]
 
     def model_names(self) -> set[str]:
-        """Every model that any usable replica serves."""
+        """Return every model that any usable replica serves."""
         return self.roster.models()
 
     def base_models(self) -> list[tuple[str, str]]:
-        """(replica, base model) of each model that is no adapter."""
+        """Return (replica, base model) of each model that is not an adapter."""
         return [
             (member.id, model.root or model.name)
             for member in self.members.values()
@@ -223,7 +237,7 @@ class Fleet:
         ]
 
     def _assign_speeds(self, member: Member) -> None:
-        """Have a member share what is learned of the base models that it serves."""
+        """Let a member share the speeds learned for the base models that it serves."""
         kind = tuple(sorted({model.root or name for name, model in member.models.items() if model.parent is None}))
         speeds = self.means.of(kind, (each.speeds for each in self.members.values()))
         if speeds is not member.speeds:
@@ -233,7 +247,7 @@ class Fleet:
             self.unlearned.members[member.id] = member
 
     def observe_under_way(self, now_s: float) -> None:
-        """Count what the answers under way have brought so far; to be called every second or so."""
+        """Count the tokens of answers in progress; must be called about once a second."""
         for speeds in self.means.speeds.values():
             speeds.answer_tokens.under_way_tokens = 0.0
         for member in self.members.values():
@@ -241,26 +255,27 @@ class Fleet:
                 member.speeds.answer_tokens.under_way_tokens += member.under_way_tokens(now_s)
 
     def observe_share(self) -> None:
-        """Take the share of the fleet's work that is ours or told us, as the last probes saw it."""
+        """Update the fleet's share of known work (own requests, and those that other routers report) from the last
+        probes."""
         if ready := self.roster.ready():
             self.share = sum([member.known_share for member in ready]) / len(ready)
 
     @property
     def alone(self) -> bool:
-        """Whether no other router sends here without telling us: replicas do no more than is known."""
+        """True if no other router sends requests here unreported, so that all work of the replicas is known."""
         return self.share >= SHARE_ALL
 
     @property
     def elsewhere(self) -> float:
-        """Chance that another router placed a prompt that nobody is known to hold at its place on the ring; 0 where
-        there is no other router."""
+        """Probability that another router placed a prompt, with no known cached prefix, on the replica that the ring
+        selects; 0 without another router."""
         return 0.0 if self.alone else self.means.elsewhere
 
     def slowness(self, now_s: float) -> dict[str, float]:
-        """How many times slower than its peers a replica looks whose own speed is not known (unlearned.py)."""
+        """Return how many times slower than their peers replicas of unknown speed look (unlearned.py)."""
         return self.unlearned.slowness(self.roster.ready(), now_s) if self.unlearned.members else {}
 
     def forget_speed(self, member: Member) -> None:
-        """Forget what was learned of a member's speed. It kept all requests away: a trial must look worth it."""
+        """Forget the learned speed of a member. It kept all requests away, and a trial must look worthwhile."""
         member.forget_speed()
         self.unlearned.members[member.id] = member

@@ -1,35 +1,39 @@
-"""Is a replica fit to be sent requests? A tiny machine fed with observations; only its flips are news.
+"""State machine of a replica's fitness, driven by observations; only changes of its state are reported.
 
-A refused connection is proof and takes a replica out at once; a failed health check may be a hiccup, so a few in a
-row are needed. One good check brings it back: the engine's own /health is 503 until it can serve. Checks without any
-answer take a replica out like others, but where no replica is left, one of those may still serve (fleet.py).
+A refused connection is proof, and removes a replica at once. A failed health check may be a transient error, so a few
+in a row are needed. One good check restores the replica, because the engine's own /health is 503 until it can serve.
+Checks that time out remove a replica like failed ones. If no other replica is left, such a replica may still serve
+(fleet.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-FAILURES_MAX = 2  # failed checks in a row before a replica is taken out
+FAILURES_MAX = 2  # failed checks in a row that remove a replica
 
 
 @dataclass(slots=True)
 class Health:
-    """Starts unfit: a replica serves once it has answered."""
+    """Fitness of one replica. It starts unfit, and serves after its first good check."""
 
     fit: bool = False
     failures: int = 0
     why: str = "not asked yet"
-    served: bool = False  # whether it was ever fit
-    silent: bool = False  # whether the last check had no answer at all, which proves nothing
+    served: bool = False  # it was fit at least once
+    silent: bool = False  # the last check timed out without any answer, which proves nothing
 
     @property
     def asked(self) -> bool:
-        """Whether anything was observed yet."""
+        """True if at least one observation was recorded."""
         return self.served or self.failures > 0
 
     def observe(self, ok: bool, why: str = "", *, proof: bool = False, silent: bool = False) -> bool:
-        """Take one observation and what was heard; `proof` (connection refused) needs no second, `silent` says that
-        there was neither answer nor refusal. Returns whether `fit` flipped."""
+        """Record one observation and its reason. Return True if `fit` changed.
+
+        - `proof`: one failure is enough (connection refused).
+        - `silent`: the check had neither an answer nor a refusal.
+        """
         before = self.fit
         self.why, self.silent = why, silent and not ok and not proof
         if ok:

@@ -1,35 +1,36 @@
-"""What the open leases of one replica keep in its KV pool: what several have in common counts once, as in the engine.
+"""KV pool blocks in use by the open leases of one replica. A prefix that several leases share counts once, as in the
+engine.
 
-Prompts are chains of block keys, and a key names its whole prefix, so what is live is closed under prefixes: how much
-of a new prompt is live already is found by bisection. Every STRIDE-th key is marked, which makes opening and closing a
-lease cheap; what stands behind a prompt's last mark is taken for its own.
+Prompts are chains of block keys, and a key identifies its whole prefix. The set of live keys is therefore closed under
+prefixes, and bisection finds the live part of a new prompt. Every STRIDE-th key is marked, which makes opening and
+closing a lease cheap. The tokens after a prompt's last mark count as not shared.
 
-Where there is room for all prompts even if they shared nothing, nobody asks what they share. So marks are set when
-that is asked, and those of a lease that was closed before never are.
+If the pool has capacity for all prompts even without sharing, the shared part is not queried. So marks are set at the
+first query, and never for a lease that was closed before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-STRIDE = 4  # blocks of 512 bytes: some 500 tokens
+STRIDE = 4  # 4 blocks of 512 bytes are about 500 tokens
 UNMARKED_BLOCKS_MAX = 1 << 14  # 2 million tokens: their marks are set within a millisecond
 
 
 class Live:
-    """Marks of open leases, and tokens that no other shares."""
+    """Marks of open leases, and the tokens that no other lease shares."""
 
     __slots__ = ("_marks", "_unmarked", "_unmarked_blocks", "own_tokens", "unshared_blocks")
 
     def __init__(self) -> None:
-        self._marks: dict[int, int] = {}  # key -> open leases that run through it
-        self._unmarked: dict[int, Sequence[int]] = {}  # open leases whose marks are not set, and their keys
+        self._marks: dict[int, int] = {}  # key -> number of open leases with this key
+        self._unmarked: dict[int, Sequence[int]] = {}  # open leases without marks yet, and their keys
         self._unmarked_blocks = 0
-        self.unshared_blocks = 0  # live ones of the router's size, each as often as a lease has it
+        self.unshared_blocks = 0  # live blocks of the router's size, counted once for each lease
         self.own_tokens = 0
 
     def open(self, lease: int, keys: Sequence[int], own_tokens: int) -> None:
-        """A lease, by its number, on a prompt of which so many tokens stand behind its last mark."""
+        """Add a lease by its number. `own_tokens` are the prompt tokens after its last mark."""
         blocks = len(keys) // STRIDE * STRIDE
         self._unmarked[lease] = keys
         self.unshared_blocks += blocks
@@ -39,7 +40,7 @@ class Live:
             self._mark()
 
     def close(self, lease: int, keys: Sequence[int], own_tokens: int) -> None:
-        """The end of a lease that was opened with the same."""
+        """Remove a lease; the arguments are those of `open`."""
         blocks = len(keys) // STRIDE * STRIDE
         self.unshared_blocks -= blocks
         self.own_tokens -= own_tokens
@@ -56,12 +57,12 @@ class Live:
 
     @property
     def blocks(self) -> int:
-        """Live ones of the router's size that may be shared, each once."""
+        """Number of live blocks of the router's size that may be shared, each counted once."""
         self._mark()
         return len(self._marks) * STRIDE
 
     def shared(self, keys: Sequence[int]) -> int:
-        """How many leading blocks of a prompt are live."""
+        """Return the number of leading blocks of a prompt that are live."""
         self._mark()
         marks, low, high = self._marks, 0, len(keys) // STRIDE
         if not high or keys[STRIDE - 1] not in marks:
@@ -75,7 +76,7 @@ class Live:
         return low * STRIDE
 
     def sharers(self, keys: Sequence[int], blocks: int) -> int:
-        """How many leases have so many leading blocks of a prompt live, as `shared` tells that number."""
+        """Return the number of leases that share these leading blocks of a prompt; `blocks` is a result of `shared`."""
         return self._marks[keys[blocks - 1]] if blocks else 0
 
     def _mark(self) -> None:
@@ -87,5 +88,5 @@ class Live:
 
 
 def behind_marks(blocks: int) -> int:
-    """How many of so many blocks are marked; the rest of the prompt is behind these."""
+    """Return the number of blocks up to the last mark; the tokens after these are not shared."""
     return blocks // STRIDE * STRIDE

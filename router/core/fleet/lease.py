@@ -1,4 +1,4 @@
-"""A lease: the promise that a replica works on a request, from placement to the end of the answer."""
+"""Leases: records that a replica works on a request, from placement to the end of the answer."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from router.core.facts.placements import Receipt
 from router.core.learned.steps import ClockReading, Stretch
 from router.core.prompts.token_keys import TokenPrompt
 
-PREFILL = "prefill"  # the role of a lease whose answer nobody reads
-DECODE = "decode"  # the role of a lease whose prompt another replica prefills
+PREFILL = "prefill"  # role of a lease of the prefill stage; its answer is discarded
+DECODE = "decode"  # role of a lease of the decode stage; another replica prefills its prompt
 
 
 class PrefillBatch(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
-    """First tokens that came together: engines prefill what waits side by side, and only the whole batch takes time."""
+    """First tokens that arrived together. An engine prefills waiting prompts concurrently, so only the time of the
+    whole batch can be measured."""
 
     before_s: float  # time of the last first token before this batch
-    since_s: float  # time at which the batch before was done and one of these prompts was placed
+    since_s: float  # time at which the previous batch was complete and one of these prompts was placed
     until_s: float
-    tokens: int  # computed tokens of all their prompts
+    tokens: int  # computed tokens of all its prompts
     others_tokens: int = 0  # computed tokens of prompts of other routers in the same batch
 
 
 class ToLoad(Struct, gc=False, eq=False):
-    """What a lease's replica brings to its GPU before it computes the rest of the prompt."""
+    """Cached blocks that a lease's replica loads to its GPU before it computes the rest of the prompt."""
 
     tokens: dict[str, int]  # by tier
-    modelled_ms: float  # with the loads before it
-    alone: bool  # no long prefill was there when it was placed, and its load need not wait for room
-    took_ms: float | None = None  # time that it took; None where that is not known
+    modelled_ms: float  # including the loads before it
+    alone: bool  # no long prefill was running at its placement, and its load need not wait for KV capacity
+    took_ms: float | None = None  # measured time; None if unknown
 
 
 class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
-    """A promise that a replica is working on a request, from placement to the end of the answer.
+    """Record that a replica works on a request, from placement to the end of the answer.
 
-    `role` is what the replica does for it: a request that one replica prefills and another one decodes has two leases.
+    `role` is the replica's part of the work: a request with disaggregated prefill has two leases, one for each stage.
     """
 
     id: int
@@ -46,35 +47,35 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
     streams: bool
     prompt_tokens: int
     cached_tokens: int
-    credited_tokens: int  # cached tokens that were credited from a past answer at this placement
+    credited_tokens: int  # cached tokens credited from a past answer at this placement
     prefill_ms: float
-    own_tokens: int  # prompt tokens behind what may be shared in the KV pool (kv_room.py)
+    own_tokens: int  # prompt tokens after the part that may be shared in the KV pool (kv_room.py)
     keys: list[int]
     end_key: int | None
-    text_bytes: int  # bytes whose ratio to tokens is worth learning; 0 when not
-    answer_tokens_max: int = 0  # believed of the answer, whatever the engine says
-    tokens: TokenPrompt | None = None  # the prompt's own ids, where they are known
+    text_bytes: int  # bytes to learn the ratio of tokens from; 0 if they are unsuitable
+    answer_tokens_max: int = 0  # estimated limit of the answer, independent of the engine's limit
+    tokens: TokenPrompt | None = None  # the prompt's own token ids, if known
     stored: StoredPrefix | None = None  # stored prefix of the prompt, by events alone
     guessed: bool = False  # placed on a guess (Choice.guessed)
-    stall_ms: float = 0.0  # part of `prefill_ms` by which it interrupts each stream that decodes there
+    stall_ms: float = 0.0  # part of `prefill_ms` by which it stalls each stream that decodes there
     role: str = "both"
     first_token_s: float | None = None
     batch: PrefillBatch | None = None  # prefill batch of its first token
     batch_tokens: int = 0  # tokens of this prompt in that batch
-    queued: bool = True  # whether others waited at the replica when it was placed
-    own_ms: float | None = None  # service time of the prompt's own prefill; None where that is not known
-    mark: ClockReading | None = None  # the replica's clock when its answer began to decode
-    stretch: Stretch | None = None  # how its answer decoded, once that is over
-    opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning
-    expected_ms: float = 0.0  # time to its first token by the terms of its price
-    conversation: int = 0  # name of its conversation (placement/conversations.py); 0: none is known
-    own_at: int = 0  # leading blocks of its prompt that others had asked for before that conversation began
-    final: bool = False  # nothing of that conversation will be asked for again
-    others_tokens: int = 0  # tokens that other routers had computed there, as heard when it was placed
-    faded: int = 0  # how often the counts behind the replica's share had faded when it was placed
-    to_load: ToLoad | None = None  # part of its cached tokens that is behind the GPU; None where none is
-    # Since when it waits behind another router's prompt with the same beginning, or of a decode leg since when its
-    # prompt is prefilled; 0: never.
+    queued: bool = True  # other requests waited at the replica at its placement
+    own_ms: float | None = None  # service time of the prompt's own prefill; None if unknown
+    mark: ClockReading | None = None  # the replica's clock when the answer began to decode
+    stretch: Stretch | None = None  # decode measurement of its answer, once it has ended
+    opaque_bytes: int = 0  # bytes that stand for images and the like, to learn the ratio of tokens from
+    expected_ms: float = 0.0  # time to its first token, from the components of its price
+    conversation: int = 0  # name of its conversation (placement/conversations.py); 0: unknown
+    own_at: int = 0  # leading blocks of its prompt that were requested before that conversation began
+    final: bool = False  # no further request of that conversation is expected
+    others_tokens: int = 0  # tokens that other routers had computed there, as received before placement
+    faded: int = 0  # number of times the counts behind the replica's share had faded at placement
+    to_load: ToLoad | None = None  # cached tokens in tiers outside the GPU; None without any
+    # The time from which it waits for another router's prompt with the same prefix; for a lease of the decode stage,
+    # the time at which its prompt is prefilled. 0: neither.
     turn_s: float = 0.0
 
     @property
@@ -84,7 +85,7 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
 
     @property
     def loading_ms(self) -> float:
-        """Modelled time until what is not on the GPU is there, from tiers or another replica; 0 where all is."""
+        """Modelled time until all cached blocks are on the GPU, from tiers or another replica; 0 if all are there."""
         load, pull = self.to_load, self.receipt.pull
         return (load.modelled_ms if load is not None else 0.0) + (pull.fetch_ms if pull is not None else 0.0)
 
@@ -95,8 +96,8 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
 
     @property
     def service_ms(self) -> float | None:
-        """Milliseconds of its batch's prefill that are the prompt's share, by tokens; None before the first token, and
-        where nothing is known of prompts' sizes."""
+        """Milliseconds of its batch's prefill that belong to this prompt, by tokens; None before the first token, and
+        if the sizes of prompts are unknown."""
         batch = self.batch
         if batch is None or not batch.tokens:
             return None
@@ -104,16 +105,17 @@ class Lease(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/reque
         return (batch.until_s - batch.since_s) * 1e3 * self.batch_tokens / tokens
 
     def recount(self, computed_tokens: int) -> None:
-        """The engine says how much of its prompt was computed: that is its part of the batch, not what was believed."""
+        """Correct its part of the batch, which was an estimate, to the number of tokens that the engine reports as
+        computed."""
         if self.batch is not None:
             self.batch.tokens += computed_tokens - self.batch_tokens
             self.batch_tokens = computed_tokens
 
 
 class Timed(Struct, gc=False):
-    """A first token, against what the fleet's model said."""
+    """A first token, with the time that the fleet's model predicted."""
 
     at_s: float
     took_ms: float
     queued: bool
-    expected_ms: float  # expected by the fleet's model
+    expected_ms: float  # time that the fleet's model predicted

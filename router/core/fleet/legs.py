@@ -1,14 +1,17 @@
-"""Prefill apart from decode: which replicas may take the two legs of a request, and the prefill legs under way.
+"""Disaggregated prefill: replicas that may take the prefill and decode stages of a request, and open prefill stages.
 
-Two replicas pair that shake hands alike, serve the same models from blocks of the same size, are of one revision of a
-rollout, and are no ranks of one server. Whoever looks for handshakes proves them (`prove`). The first transfer between
-two engines takes seconds and may fail, so a new pair gets no traffic before somebody has warmed it (`to_warm`,
-`warmed`); one that failed rests, twice as long each time.
+Two replicas form a pair if they have the same KV connector, serve the same models with blocks of the same size, belong
+to one revision of a rollout, and are not ranks of one server. KV connectors are detected by another component, which
+records them with `prove`. The first transfer between two engines takes seconds and may fail, so a new pair gets no
+traffic before a warm-up transfer has succeeded (`to_warm`, `warmed`). A pair that failed gets a cooldown, twice as long
+each time.
 
-A transfer takes floor + a x tokens, learned for each pair like a load from a tier (core/learned/loads.py): the time
-from the end of the prefill to the decoding replica's first token, where nothing else was in its way there. The tokens
-are those that the decoding replica did not hold. Slow transfers keep requests away, and with them the news that these
-are fast again: times of which nothing was heard for TIMES_S are forgotten.
+A transfer takes floor + a x tokens, learned for each pair like a load from a tier (core/learned/loads.py). Its time is
+measured from the end of the prefill to the first token of the decoding replica, if no other work delayed it there. Its
+tokens are those that the decoding replica had not cached.
+
+Slow transfers keep requests away, and without requests a later improvement is not observed. So the times of a pair
+without a transfer for TIMES_S are forgotten.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ from router.core.fleet.member import Member
 from router.core.learned.loads import OUTLIER, LoadFit, LoadFits, LoadModel
 
 _Kind = tuple[Handshake, str, int, int]
-"""(handshake, revision, which models, block size in tokens): those of one kind pair."""
+"""(KV connector, revision, id of the served models' speeds, block size in tokens). Replicas of one kind form pairs."""
 
-PAIRS_MAX = 4_096  # pairs that there may be, and whose times are remembered
-PAIR_REST_S, PAIR_REST_MAX_S = 5.0, 300.0  # rest of a pair that failed: the first, and the longest
-TIMES_S = 120.0  # how long times of transfers count for without another one
-_STATES = (PairState.RESTING, PairState.NEW, PairState.WARM)  # in the order of pairs on pages
-WARMING_MAX_S = 60.0  # a warming of which nothing was heard for so long has failed
+PAIRS_MAX = 4_096  # limit of pairs, and of pairs with remembered times
+PAIR_REST_S, PAIR_REST_MAX_S = 5.0, 300.0  # cooldown of a failed pair: the first, and the longest
+TIMES_S = 120.0  # lifetime of measured transfer times without a new one
+_STATES = (PairState.RESTING, PairState.NEW, PairState.WARM)  # in the order of pairs on status pages
+WARMING_MAX_S = 60.0  # a warm-up without a result for this time has failed
 
 
 class _Hand:
-    """How one replica shakes hands, and where it is asked for blocks."""
+    """KV connector of one replica, and the address at which its blocks are requested."""
 
     __slots__ = ("address", "handshake")
 
@@ -44,47 +47,50 @@ class _Hand:
 
 
 class _Pair:
-    """What is known of the way between two replicas."""
+    """State of the connection between two replicas."""
 
     __slots__ = ("broken", "prefills_failed", "rest_s", "rest_until_s", "sent", "warm", "warming_since_s")
 
     def __init__(self) -> None:
         self.warm = False
-        self.warming_since_s = -inf  # time at which its warming began; -inf: nobody warms it
+        self.warming_since_s = -inf  # time at which its warm-up began; -inf: no warm-up runs
         self.rest_s, self.rest_until_s = 0.0, -inf
-        self.sent = self.prefills_failed = self.broken = 0  # requests (facts.legs.PairSeen)
+        self.sent = self.prefills_failed = self.broken = 0  # numbers of requests (facts.legs.PairSeen)
 
     def rank(self, now_s: float) -> int:
-        """Position of its state in _STATES."""
+        """Return the position of its state in _STATES."""
         return 2 if self.warm else 0 if self.rest_until_s > now_s else 1
 
 
 class Legs:
-    """Replicas that pair, and the prefill legs under way. Where no handshake is proved nothing here is called."""
+    """Replicas that form pairs, and the open prefill stages. Unused if no KV connector was detected."""
 
     def __init__(self) -> None:
         self.hands: dict[str, _Hand] = {}
-        self._silent: dict[str, _Hand] = {}  # hands of replicas that shook them, and do not for now
-        self.open: dict[int, Lease] = {}  # id of a decode leg's lease -> the lease of its prefill leg
-        # Id of a prefill leg's lease -> replica of its decode leg, where both begin at once: a prefilling engine waits
-        # for the decoding one to take the blocks.
+        self._silent: dict[str, _Hand] = {}  # replicas with a known KV connector that is not detected at present
+        self.open: dict[int, Lease] = {}  # id of a decode stage's lease -> lease of its prefill stage
+        # Id of a prefill stage's lease -> replica of its decode stage, if both begin at once: the prefilling engine
+        # waits until the decoding engine takes the blocks.
         self.decoders: dict[int, str] = {}
         self._pairs: dict[tuple[str, str], _Pair] = {}  # (prefill, decode)
-        # What decides which pairs there are, as it was when they were found: (id, handshake, replica as told, which
-        # models, block size in tokens).
+        # Inputs of the last computation of the pairs: (id, KV connector, replica as discovered, id of the served
+        # models' speeds, block size in tokens).
         self._made_of: list[tuple[str, Handshake, Replica, int, int]] = []
-        self._partners: dict[str, list[str]] = {}  # decode -> all that there is a pair with
-        self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> how long transfers take
-        # (prefill, decode) -> time of the last transfer that was learned from, the longest ago first.
+        self._partners: dict[str, list[str]] = {}  # decode -> prefill replicas of all its pairs
+        self._fits: dict[tuple[str, str], LoadFit] = {}  # (prefill, decode) -> transfer times
+        # (prefill, decode) -> time of the last measured transfer, the oldest first.
         self._heard_s: dict[tuple[str, str], float] = {}
-        # id() of what all replicas of the same models have shown -> (that, time at which a transfer last showed it).
+        # id() of the fits of all replicas with the same models -> (these fits, time of the last transfer in them).
         self._common: dict[int, tuple[LoadFits, float]] = {}
 
-    # -- what is told of replicas --------------------------------------------------------------------------------
+    # -- state of replicas ---------------------------------------------------------------------------------------
 
     def prove(self, replica: str, handshake: Handshake | None, address: str) -> None:
-        """The replica shakes hands like this, and is asked for blocks at this address; None: it does not, as far as
-        known. Its pairs take no traffic then, and are as they were once it does so as before."""
+        """Record a replica's KV connector, and the address at which its blocks are requested.
+
+        None: no connector is detected. The pairs of the replica then take no traffic, and return to their former state
+        once the same connector is detected again.
+        """
         hand = self.hands.get(replica)
         if handshake is None:
             if hand is not None:
@@ -97,21 +103,21 @@ class Legs:
         self.hands[replica] = hand
 
     def forget(self, replica: str) -> None:
-        """A replica left, or another engine is there."""
+        """Drop a replica that left or was replaced by another engine."""
         self.hands.pop(replica, None)
         self._silent.pop(replica, None)
         self._forget_pairs(replica)
         self.forget_times(replica)
 
     def restarted(self, replica: str) -> None:
-        """Forget pairs and times of a replica whose engine is another process: its pairs must be warmed again, and the
-        times of the process that ended, perhaps in trouble, say nothing of the new one."""
+        """Forget pairs and times of a replica whose engine is a new process without connections to its peers. Its pairs
+        must be warmed again. The times of the old process, perhaps in trouble, predict nothing for the new one."""
         self._forget_pairs(replica)
         self.forget_times(replica)
 
     def forget_times(self, replica: str) -> None:
-        """Forget the transfer times of a replica that serves another model or restarted. The prior that all pairs have
-        in common is forgotten with the last pair that has times of its own."""
+        """Forget the transfer times of a replica that serves another model or restarted, because they predict nothing.
+        The prior that all pairs share is forgotten with the last pair that has times of its own."""
         for pair in [pair for pair in self._fits if replica in pair]:
             del self._fits[pair], self._heard_s[pair]
         if not self._fits:
@@ -127,25 +133,26 @@ class Legs:
     # -- pairs ---------------------------------------------------------------------------------------------------
 
     def may_prefill(self, member: Member) -> bool:
-        """Whether a replica takes prefill legs."""
+        """True if a replica takes prefill stages."""
         return member.id in self.hands and member.replica.role is not Role.DECODE
 
     def may_decode(self, member: Member) -> bool:
-        """Whether a replica takes decode legs."""
+        """True if a replica takes decode stages."""
         return member.id in self.hands and member.replica.role is not Role.PREFILL
 
     def takes_whole(self, member: Member) -> bool:
-        """Whether a replica takes requests in one leg. Servers of SGLang's that prefill or decode answer those with 400
-        (0.5.23, srt/managers/scheduler.py: "Disaggregated request received without bootstrap room id")."""
+        """True if a replica takes requests with both stages. SGLang servers in prefill or decode mode answer such
+        requests with 400 (0.5.23, srt/managers/scheduler.py: "Disaggregated request received without bootstrap room
+        id")."""
         hand = self.hands.get(member.id) or self._silent.get(member.id)
         return hand is None or hand.handshake is not Handshake.SGLANG
 
     def whole(self, members: list[Member]) -> list[Member]:
-        """The members that take requests in one leg; all of them where none does."""
+        """Return the members that take whole requests, or all of them if none does."""
         return [member for member in members if self.takes_whole(member)] or members
 
     def alike(self, prefill: Member, decode: Member) -> bool:
-        """Whether the second replica can decode what the first one prefills."""
+        """True if the second replica can decode a prompt that the first one prefills."""
         first, second = self.hands.get(prefill.id), self.hands.get(decode.id)
         if first is None or second is None or first.handshake is not second.handshake:
             return False
@@ -153,16 +160,16 @@ class Legs:
             return False
         if (prefill.load.block_tokens or 0) != (decode.load.block_tokens or 0):
             return False
-        return prefill.replica.url != decode.replica.url  # itself, and the ranks of its server
+        return prefill.replica.url != decode.replica.url  # excludes itself, and the ranks of its server
 
     def is_warm(self, prefill: Member, decode: Member) -> bool:
-        """Whether the pair takes traffic."""
+        """True if the pair takes traffic."""
         pair = self._pairs.get((prefill.id, decode.id))
         return pair is not None and pair.warm and self.alike(prefill, decode)
 
     def to_warm(self, members: Mapping[str, Member], now_s: float) -> list[tuple[str, str]]:
-        """Pairs (prefill, decode) to be warmed now, each replica in one of them at most; `warmed` is to be called for
-        each."""
+        """Return the pairs (prefill, decode) to warm now, with each replica in at most one of them. `warmed` must be
+        called for each pair."""
         made_of = [
             (m.id, hand.handshake, m.replica, id(m.speeds), m.load.block_tokens or 0)
             for id_, hand in self.hands.items()
@@ -194,56 +201,58 @@ class Legs:
         return found
 
     def warmed(self, prefill: str, decode: str, now_s: float, *, ok: bool) -> None:
-        """A pair was warmed, well or not."""
+        """Record the result of a pair's warm-up."""
         pair = self._pairs.get((prefill, decode))
         if pair is None:
             return
-        if ok:  # `rest_s` stays until a request's blocks have come: a warming is small, and may pass where they do not
+        # `rest_s` stays until blocks of a request have arrived: a warm-up transfer is small, and may succeed although a
+        # request's fails
+        if ok:
             pair.warm, pair.warming_since_s = True, -inf
         else:
             self._failed(pair, now_s)
 
     def broke(self, members: Mapping[str, Member], prefill: str, decode: str, now_s: float) -> None:
-        """The blocks of a request did not come over a pair that takes traffic: it rests, and is warmed anew. Where
-        requests are only taken in two legs, the last pair of a model goes on."""
+        """Record that the blocks of a request did not arrive over a warm pair. The pair gets a cooldown, and is warmed
+        again. If the decoding replica does not take whole requests, the last pair of a model stays warm."""
         pair = self._pairs.get((prefill, decode))
         if pair is None:
             return
         pair.broken += 1
         if not pair.warm:
-            return  # the pair rests or is being warmed already: many requests report one failed transfer
+            return  # the pair is in cooldown or being warmed already: many requests report one failed transfer
         there = members.get(decode)
         if there is None or self.takes_whole(there) or self._has_another(members, prefill, there):
             self._failed(pair, now_s)
 
     def sent(self, prefill: str, decode: str) -> None:
-        """A request was placed on a pair."""
+        """Count a request that was placed on a pair."""
         pair = self._pairs.get((prefill, decode))
         if pair is not None:
             pair.sent += 1
 
     def prefill_failed(self, prefill: str, decode: str) -> None:
-        """A request's prefill leg failed."""
+        """Count a request with a failed prefill stage."""
         pair = self._pairs.get((prefill, decode))
         if pair is not None:
             pair.prefills_failed += 1
 
     def came(self, prefill: str, decode: str) -> None:
-        """The blocks of a request came over a pair."""
+        """Record that the blocks of a request arrived over a pair."""
         pair = self._pairs.get((prefill, decode))
         if pair is not None:
             pair.rest_s = 0.0
 
     def hand_of(self, replica: str) -> tuple[_Hand, bool] | None:
-        """How a replica shakes hands, and whether it does so now; None where it never did."""
+        """Return a replica's KV connector, and True if it is detected at present; None if it never was."""
         if (hand := self.hands.get(replica)) is not None:
             return hand, True
         silent = self._silent.get(replica)
         return None if silent is None else (silent, False)
 
     def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
-        """By replica that is in one, how many pairs take traffic (`warm`), are to be warmed (`new`), and rest after a
-        failure (`resting`). One pass, as there may be thousands of pairs."""
+        """Count the pairs of each replica by state: `warm` takes traffic, `new` must be warmed, `resting` is in
+        cooldown after a failure. This is a single pass, as there may be thousands of pairs."""
         counts: dict[str, list[int]] = {}
         for (first, second), pair in self._pairs.items():
             rank = pair.rank(now_s)
@@ -258,8 +267,8 @@ class Legs:
         return {replica: dict(zip(states, each, strict=True)) for replica, each in counts.items()}
 
     def seen(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
-        """Pairs, and how many there are: of more than `pairs_max` those that rest, then those to be warmed, then those
-        that most requests went to."""
+        """Return pairs, and their total number. Of more than `pairs_max` pairs, those in cooldown come first, then
+        those to be warmed, then those with the most requests."""
         ranked = [(pair.rank(now_s), -pair.sent, name) for name, pair in self._pairs.items()]
         found = list[PairSeen]()
         for rank, _, name in nsmallest(pairs_max, ranked):
@@ -269,11 +278,11 @@ class Legs:
         return found, len(ranked)
 
     def partners(self, decode: str) -> list[str]:
-        """Ids of replicas with which this one that decodes is a pair, warm or not."""
+        """Return the ids of prefill replicas that form a pair with this decode replica, warm or not."""
         return self._partners.get(decode, [])
 
     def _has_another(self, members: Mapping[str, Member], prefill: str, decode: Member) -> bool:
-        """Whether another pair takes what this one does."""
+        """True if another pair can take the requests of this one."""
         for first, second in self._pairs:
             one, other = members.get(first), members.get(second)
             if one is None or other is None or (first, second) == (prefill, decode.id):
@@ -288,7 +297,7 @@ class Legs:
         pair.rest_until_s = now_s + pair.rest_s
 
     def _paired(self, members: Mapping[str, Member]) -> dict[tuple[str, str], _Pair]:
-        """All pairs that there can be; of more than PAIRS_MAX the same number for each decoding replica."""
+        """Return all possible pairs; of more than PAIRS_MAX, the same number for each decoding replica."""
         first, second = dict[_Kind, list[Member]](), list[tuple[_Kind, Member]]()
         for id_, hand in self.hands.items():
             if (member := members.get(id_)) is None:
@@ -320,12 +329,12 @@ class Legs:
     # -- transfers -----------------------------------------------------------------------------------------------
 
     def model(self, prefill: str, decode: str, fits: LoadFits) -> LoadModel:
-        """What a transfer between these two takes."""
+        """Return the model of transfer times between these two replicas."""
         return fits.model(LEG, self._fits.get((prefill, decode)) or _NOTHING)
 
     def learn(self, prefill: str, decode: str, fits: LoadFits, tokens: int, took_ms: float, now_s: float) -> None:
-        """A transfer of so many tokens took so long. One of more than OUTLIER times as long as was expected counts as
-        that: the next ones tell whether it was a pause."""
+        """Learn the duration of a transfer. A duration of more than OUTLIER times the expected one counts as OUTLIER
+        times: the next transfers show if it was only a pause."""
         pair, most_ms = (prefill, decode), OUTLIER * self.model(prefill, decode, fits).ms(tokens)
         fit = self._fits.get(pair)
         if fit is None:

@@ -1,10 +1,12 @@
-"""Loads under way at one replica: from each tier a link, on which one load follows another.
+"""Loads in progress at one replica: one link for each tier, on which loads follow one another.
 
-vLLM chains its transfers of one direction, whatever else its GPU does meanwhile (0.32, kv_offload/cpu/gpu_worker.py),
-so a load ends when those before it have ended and it has moved its own bytes. We see no load end. We see first tokens:
-before one, by the model of prefill, lies the prefill of what was not loaded, and before that the load's end. From one
-such end to the next on the same link, or from the placement where that is later, is what a load took. While a long
-prompt is computed there, a load's end is seen when that is done, so nothing is learned then.
+vLLM serializes its transfers of one direction, independent of other work on its GPU (0.32,
+kv_offload/cpu/gpu_worker.py). So a load ends once the loads before it have ended and its own bytes are moved.
+
+The router sees no end of a load, only first tokens. The end of a load is the time of the first token minus the modelled
+prefill of the tokens that were not loaded. The duration of a load is the time from one such end to the next on the same
+link, or from the placement if that is later. While a long prompt is computed there, the end of a load only shows after
+that prefill, so such loads teach nothing.
 """
 
 from __future__ import annotations
@@ -12,18 +14,18 @@ from __future__ import annotations
 from router.core.fleet.lease import Lease, ToLoad
 from router.core.learned.loads import LoadFit, LoadFits
 
-LOADS_MAX = 4_096  # loads under way that are counted on one link
-ALONE = 0.9  # part of a lease's loaded tokens that one tier must have for its time to say anything of that tier
+LOADS_MAX = 4_096  # limit of loads counted on one link
+ALONE = 0.9  # minimum part of a lease's loaded tokens from one tier, for the time to count for that tier
 
 
 class TierLink:
-    """One tier's link of one replica. Times in milliseconds, except moments."""
+    """Link of one tier of one replica. Durations are in milliseconds, points in time in seconds."""
 
     __slots__ = ("_head_since_s", "_under_way", "_waiting_ms", "ended_s", "fit")
 
     def __init__(self) -> None:
         self.fit = LoadFit()
-        self.ended_s = 0.0  # time at which the last load ended, as far as that was seen
+        self.ended_s = 0.0  # estimated time at which the last observed load ended
         self._under_way: dict[int, float] = {}  # lease -> modelled time, in the order of placement
         self._waiting_ms = 0.0
         self._head_since_s = 0.0
@@ -32,7 +34,7 @@ class TierLink:
         return len(self._under_way)
 
     def pending_ms(self, now_s: float) -> float:
-        """Modelled time until all that is under way is loaded."""
+        """Return the modelled time until all loads in progress are complete."""
         if not self._under_way:
             return 0.0
         head_ms = next(iter(self._under_way.values()))
@@ -40,7 +42,7 @@ class TierLink:
         return max(0.0, left_ms)
 
     def join(self, lease: int, load_ms: float, now_s: float) -> None:
-        """A load is asked for."""
+        """Add a requested load."""
         if len(self._under_way) >= LOADS_MAX:
             return
         if not self._under_way:
@@ -49,7 +51,7 @@ class TierLink:
         self._waiting_ms += load_ms
 
     def leave(self, lease: int, now_s: float) -> None:
-        """The load is over, or its request is. One that has left already changes nothing."""
+        """Remove a load that ended, or that belongs to an ended request. No effect if it was removed before."""
         if lease not in self._under_way:
             return
         head = next(iter(self._under_way))
@@ -57,11 +59,11 @@ class TierLink:
         if lease == head:
             self._head_since_s = now_s
         if not self._under_way:
-            self._waiting_ms = 0.0  # sheds rounding errors
+            self._waiting_ms = 0.0  # clears rounding errors
 
 
 class TierLinks:
-    """The links of one replica, by tier."""
+    """Links of one replica, by tier."""
 
     __slots__ = ("_links",)
 
@@ -72,34 +74,35 @@ class TierLinks:
         return bool(self._links)
 
     def items(self) -> list[tuple[str, TierLink]]:
-        """Tier and link, for figures."""
+        """Return tiers and links, for metrics."""
         return list(self._links.items())
 
     def of(self, tier: str) -> TierLink:
-        """The tier's link."""
+        """Return the tier's link."""
         link = self._links.get(tier)
         if link is None:
             link = self._links[tier] = TierLink()
         return link
 
     def pending_ms(self, tier: str, now_s: float) -> float:
-        """Modelled time until all that is under way from the tier is loaded."""
+        """Return the modelled time until all loads in progress from the tier are complete."""
         link = self._links.get(tier)
         return link.pending_ms(now_s) if link is not None else 0.0
 
     def begin(self, lease: Lease, fits: LoadFits, now_s: float) -> None:
-        """A lease was placed that is to load."""
+        """Add the loads of a placed lease to the links of their tiers."""
         for tier, tokens in lease.to_load.tokens.items() if lease.to_load is not None else ():
             link = self.of(tier)
             link.join(lease.id, fits.model(tier, link.fit).ms(tokens), now_s)
 
     def leave(self, lease: Lease, now_s: float) -> None:
-        """A lease loads no more."""
+        """Remove the loads of a lease."""
         for tier in lease.to_load.tokens if lease.to_load is not None else ():
             self.of(tier).leave(lease.id, now_s)
 
     def loaded(self, lease: Lease, load: ToLoad, now_s: float, *, alone: bool) -> None:
-        """The first token of a lease was seen, so its load is over: note how long that took, if it was `alone`."""
+        """Record that a lease's loads are complete, as its first token shows. Their duration is noted if the lease was
+        `alone`."""
         ended_s = now_s - lease.prefill_ms / 1e3
         for tier in load.tokens:
             link = self.of(tier)
@@ -110,13 +113,14 @@ class TierLinks:
             link.leave(lease.id, now_s)
 
     def forget_speed(self) -> None:
-        """Another model may be served there now."""
+        """Forget the learned durations, because another model may be served there now."""
         for link in self._links.values():
             link.fit = LoadFit()
 
 
 def learn_load(links: TierLinks, fits: LoadFits, lease: Lease, cached_tokens: int) -> None:
-    """Learn from a lease that ended well and had, in all, so many tokens of its prompt cached."""
+    """Learn load times from a lease that ended well. `cached_tokens` is the total of its prompt tokens that were
+    cached."""
     load = lease.to_load
     if load is None or load.took_ms is None:
         return
@@ -125,5 +129,5 @@ def learn_load(links: TierLinks, fits: LoadFits, lease: Lease, cached_tokens: in
     to_load = sum(tiers.values())
     tokens = min(to_load, cached_tokens - (lease.cached_tokens - to_load))
     if tokens < ALONE * to_load or tiers[most] < ALONE * to_load:
-        return  # not all of it was there, or several links had a part
+        return  # some tokens were no longer there, or several links had a part
     fits.observe(most, links.of(most).fit, tokens, load.took_ms)

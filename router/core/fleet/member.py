@@ -1,6 +1,7 @@
-"""One replica as the router sees it, its cache apart: open leases, load, speed, signs of life.
+"""State of one replica as the router knows it, without its cache: open leases, load, speed, signs of life.
 
-Prefill that waits there is in prefill_queue.py, who decodes there in core/learned/steps.py (DecodeClock).
+Its queue of waiting prefills is in prefill_queue.py, and its decoding streams are in core/learned/steps.py
+(DecodeClock).
 """
 
 from __future__ import annotations
@@ -26,32 +27,34 @@ from router.core.learned.speed_factor import SpeedFactor
 from router.core.learned.speeds import Speeds
 from router.core.learned.steps import ANSWER_TOKENS_MIN, DecodeClock, StepModel, Stretch
 
-FOREIGN_PROBES = 3  # probes over which requests of others that wait there are averaged
-SHARE_FADE = 0.98  # part of the counts behind our share of a replica's prompts that is left after a probe with news
-# Above 90 % we are the only sender: the rest is requests that the engine has counted and we have not, or the reverse.
+FOREIGN_PROBES = 3  # number of probes over which waiting requests of other senders are averaged
+SHARE_FADE = 0.98  # factor on the counts behind our share of a replica's prompts, for each probe with progress
+# Above 90 % we count as the only sender: the difference is requests that only one of engine and router has counted so
+# far.
 SHARE_ALL = 0.9
-SHARE_TOKENS_MIN = 50_000  # prompt tokens counted by the engine before the share says anything
-PROMPT_TOKENS_MAX = 1 << 24  # most tokens of one prompt that an engine is believed
+SHARE_TOKENS_MIN = 50_000  # prompt tokens that the engine must count before the share is used
+PROMPT_TOKENS_MAX = 1 << 24  # limit on the reported length of one prompt
 ON_TIME_FACTOR, ON_TIME_MS = 3.0, 1_500.0  # a first token is on time within 3 x its modelled time + 1,500 ms
-LATE_S = 3.0  # after a late first token, first tokens that came with it prove nothing for so long
-HIDDEN_FACTOR = 3.0  # work whose end is not seen may take so many times its modelled time
-UNCOUNTED_MAX = 256  # open leases that an engine may not have counted yet, or no more
-# First tokens of one batch are less than half a step apart, those of two batches a step or more. Those that other
-# routers saw are placed by an estimate of a message's delay.
-BATCH_STEPS, BATCH_LEAST_MS, BATCH_MOST_MS = 0.5, 0.2, 20.0  # a part of a step, within limits
+LATE_S = 3.0  # for this time after a late first token, first tokens that arrived together prove nothing
+HIDDEN_FACTOR = 3.0  # work with an invisible end may take this multiple of its modelled time
+UNCOUNTED_MAX = 256  # allowance for open leases that an engine counts with a delay
+# First tokens of one batch are less than half a step apart, those of two batches at least one step. First tokens at
+# other routers have a tolerance for the estimated delay of messages.
+BATCH_STEPS, BATCH_LEAST_MS, BATCH_MOST_MS = 0.5, 0.2, 20.0  # a fraction of a step, within limits
 BATCH_OTHERS_LEAST_MS = 5.0
-GATHERED_MS = 10.0  # an answer that came within so long was gathered on its way: its time says nothing of steps
-BATCHES_MAX = 16  # latest batches of a replica: others' first tokens are heard a moment later
-TIMED_MAX = 8  # first tokens of a replica that are compared with its peers'
-ANSWER_TOKENS_MAX = 32_768  # longest answer believed where the client set no limit
+# an answer that arrived within this time was buffered on its way: its time teaches nothing about steps
+GATHERED_MS = 10.0
+BATCHES_MAX = 16  # latest batches of a replica: other routers' first tokens are received a moment later
+TIMED_MAX = 8  # first tokens of a replica that are compared with those of its peers
+ANSWER_TOKENS_MAX = 32_768  # longest answer assumed if the client set no limit
 
 
 @dataclass(slots=True)
 class Member:
-    """One replica's state. Written only in this room (core/fleet)."""
+    """State of one replica. Written only in this package (core/fleet)."""
 
     replica: Replica
-    life: int = 0  # number of its cache, counted over all replicas: what one cache held, the next one does not
+    life: int = 0  # cache epoch, numbered over all replicas: cached blocks of one epoch do not exist in the next
     id: str = field(init=False)
     health: Health = field(default_factory=Health)
     breaker: Breaker = field(default_factory=Breaker)
@@ -61,51 +64,56 @@ class Member:
     page_source: PageSource = field(default_factory=PageSource)
     prefill_factor: SpeedFactor[PrefillModel] = field(default_factory=SpeedFactor)
     step_factor: SpeedFactor[StepModel] = field(default_factory=SpeedFactor)
-    speeds: Speeds = field(default_factory=Speeds)  # speeds of all replicas that serve the same models
+    speeds: Speeds = field(default_factory=Speeds)  # speeds shared by all replicas that serve the same models
     clock: DecodeClock = field(default_factory=DecodeClock)
     queue: PrefillQueue = field(init=False)
     leases: dict[int, Lease] = field(default_factory=dict)  # open leases
-    others: Others = field(default_factory=Others)  # what other routers say that they have open there
+    others: Others = field(default_factory=Others)  # open work that other routers report for this replica
     links: TierLinks = field(default_factory=TierLinks)  # loads from its tiers
-    roomless: set[int] = field(default_factory=set)  # leases without a first token that wait for KV room, as believed
-    decoding: int = 0  # open leases whose prefill is over, as far as that was seen
+    # leases without a first token that, by estimate, wait for KV headroom
+    roomless: set[int] = field(default_factory=set)
+    decoding: int = 0  # open leases with a completed prefill, by observation
     placed_sum_s: float = 0.0  # sum of the open leases' times of placement
-    context_tokens: int = 0  # prompts of open leases, each in full: attention reads every stream's own
-    live: Live = field(default_factory=Live)  # room that prompts of open leases take in the KV pool
-    sent_prompt_tokens: float = 0.0  # prompt tokens that we sent, faded
-    told_prompt_tokens: float = 0.0  # prompt tokens that other routers say they sent, faded alike
-    seen_prompt_tokens: float = 0.0  # prompt tokens that the engine counted, faded alike
-    faded: int = 0  # how often these counts have faded
-    foreign_waiting: float = 0.0  # mean number of requests waiting there that are not ours, over the last probes
-    # Most open leases that other routers are believed to have there: whoever writes to the store that they share may
-    # say anything, and the engine counts its requests. None: it does not tell.
+    context_tokens: int = 0  # prompts of open leases, each in full: attention reads each stream's own context
+    live: Live = field(default_factory=Live)  # KV pool blocks in use by prompts of open leases
+    sent_prompt_tokens: float = 0.0  # prompt tokens that we sent, with decay
+    told_prompt_tokens: float = 0.0  # prompt tokens that other routers report as sent, with the same decay
+    seen_prompt_tokens: float = 0.0  # prompt tokens that the engine counted, with the same decay
+    faded: int = 0  # number of decays of these counts
+    foreign_waiting: float = 0.0  # mean number of waiting requests of other senders, over the last probes
+    # Upper limit of other routers' open leases here, from the engine's own request counts. A writer of the shared store
+    # could publish any number. None: the engine does not report its counts.
     others_max: int | None = None
-    in_flight_probed: int = 0  # open leases when `load` was heard of
-    coming: set[int] = field(default_factory=set)  # ids of decode legs whose engine waits for their blocks
-    coming_peak: int = 0  # most of them at once since the last probe
-    coming_probed: int = 0  # decode legs that waited in the engine for their blocks when `load` was heard of
+    in_flight_probed: int = 0  # open leases when `load` was received
+    # ids of decode-stage leases that the engine holds until their blocks arrive
+    coming: set[int] = field(default_factory=set)
+    coming_peak: int = 0  # their maximum at one time since the last probe
+    coming_probed: int = 0  # decode-stage leases that waited in the engine for their blocks when `load` was received
     _foreign: deque[int] = field(default_factory=lambda: deque([0], maxlen=FOREIGN_PROBES))
     first_token_s: float = 0.0  # time of the last first token
     long_s: float = -inf  # time of the last first token of a long prefill
     _batch: PrefillBatch | None = None  # batch of the last first token
-    _batches: deque[PrefillBatch] = field(default_factory=lambda: deque(maxlen=BATCHES_MAX))  # while there are others
-    _others_tokens: int = 0  # tokens that other routers had computed, as heard at the last first token
-    # What requests say of the replica, for breaker.py, stuck.py, slow.py and fitness.py.
+    # kept while there are other routers
+    _batches: deque[PrefillBatch] = field(default_factory=lambda: deque(maxlen=BATCHES_MAX))
+    _others_tokens: int = 0  # tokens computed for other routers, as received by the last first token
+    # Observations from requests, for breaker.py, stuck.py, slow.py and fitness.py.
     alive_s: float = 0.0  # last sign of life
-    on_time_s: float = -inf  # last first token that was on time, or answer that did not stream
+    on_time_s: float = -inf  # last first token that was on time, or end of an answer that did not stream
     late_s: float = -inf  # last first token that was late
     unseen_end_s: float = 0.0  # end of the last answer that did not stream
-    counts: bool = False  # whether the engine's counters move when it works
-    unseen_answers: int = 0  # requests sent there whose answers do not come by here: nothing was learned from them
-    left_late: int = 0  # clients that left without a token that was late, since the last sign of life
-    left_ms: float = 0.0  # modelled prefill of requests whose clients left before it ended: it may have been worked on
+    counts: bool = False  # the engine's counters move while it works
+    # requests placed there with an answer that does not pass this router: nothing was learned from them
+    unseen_answers: int = 0
+    left_late: int = 0  # clients that left after their first token was late, since the last sign of life
+    # modelled prefill of requests that their clients abandoned before its end; the engine may have worked on it
+    left_ms: float = 0.0
     timed: deque[Timed] = field(default_factory=lambda: deque(maxlen=TIMED_MAX))
-    longest_tokens: int = 0  # most uncached tokens of a prompt from which its speed was learned
+    longest_tokens: int = 0  # largest number of uncached tokens of a prompt from which its speed was learned
     rest_until_s: float = 0.0
-    full: bool = False  # resting because its queue was full, with no time given
-    full_trial: int = -1  # number of the last lease that was placed there during such a rest
-    came_back: bool = False  # health checks are fine again, and nothing was placed since
-    warming_up: bool = False  # no requests are sent until the cache is filled (Fleet.warm_up)
+    full: bool = False  # in cooldown because its queue was full, without a given time
+    full_trial: int = -1  # number of the last lease placed there during such a cooldown
+    came_back: bool = False  # health checks succeed again, and no request was placed since
+    warming_up: bool = False  # no requests are sent until the cache is warm (Fleet.warm_up)
     back_s: float = -inf  # time at which the slow start began
 
     def __post_init__(self) -> None:
@@ -114,48 +122,49 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Whether it may be sent requests, as far as its health checks, discovery and its warming say."""
+        """True if it may be sent requests, by its health checks, discovery and its warm-up."""
         return self.health.fit and self.replica.ready and not self.warming_up
 
     @property
     def prefill_model(self) -> PrefillModel:
-        """The model of prefill of all such replicas, at the member's own speed."""
+        """Prefill model of all replicas with the same models, scaled to the member's own speed."""
         return self.prefill_factor.of(self.speeds.prefill.model)
 
     @property
     def step_model(self) -> StepModel:
-        """The model of a decoding step of all such replicas, at the member's own speed."""
+        """Decode step model of all replicas with the same models, scaled to the member's own speed."""
         return self.step_factor.of(self.speeds.steps.model)
 
     @property
     def batch_ms(self) -> float:
-        """Longest time between two first tokens of one batch, by the learned step with the streams of now."""
+        """Longest time between two first tokens of one batch, from the learned step time with the current streams."""
         step_ms = self.step_model.ms(self.clock.streams, self.clock.context_tokens)
         return min(max(BATCH_STEPS * step_ms, BATCH_LEAST_MS), BATCH_MOST_MS)
 
     def context_tokens_max(self, model: str) -> float:
-        """The longest context that it says the model has; infinite where it does not say."""
+        """Return the longest context that the member reports for the model; infinite if it reports none."""
         served = self.models.get(model)
         return inf if served is None or served.max_model_len_tokens is None else served.max_model_len_tokens
 
     def take_speeds(self, speeds: Speeds) -> None:
-        """Share the speeds of other models from now on: what was learned of its own speed is of no use any more."""
+        """Share the speeds of other models from now on. The learned own speed is no longer valid, and is reset."""
         self.speeds, self.longest_tokens = speeds, 0
         self.prefill_factor.reset()
         self.step_factor.reset()
         self.links.forget_speed()
 
     def pending_ms(self, now_s: float) -> float:
-        """Modelled time until everything that we sent there is prefilled."""
+        """Return the modelled time until all our requests there are prefilled."""
         return self.queue.pending_ms(now_s)
 
     def wait_ms(self, now_s: float) -> float:
-        """Modelled time until everything there is prefilled that we sent, and that other routers say they sent."""
+        """Return the modelled time until all requests there are prefilled: ours, and those that other routers
+        report."""
         own_ms, others, queue = self.queue.pending_ms(now_s), self.others, self.queue
         if not others.waiting_ms:
             return own_ms
         placed_s, head_ms = others.head()
-        prefill_ms = float(head_ms)  # native code keeps whole numbers apart
+        prefill_ms = float(head_ms)  # native code distinguishes integers from floats
         head = queue.head
         if head is not None and head.queued_s <= placed_s:
             placed_s, prefill_ms = head.queued_s, head.prefill_ms
@@ -165,14 +174,19 @@ class Member:
 
     @property
     def open_leases(self) -> int:
-        """Open leases, those of other routers included, as far as they say and the engine bears it out."""
+        """Open leases, including those that other routers report, up to the limit that the engine's counts confirm."""
         others, most = self.others.open, self.others_max
         return len(self.leases) + (others if most is None or others < most else most)
 
     def take_others(self, peer: str, sums: PeerSums, clock_s: float, now_s: float, *, known: bool = True) -> None:
-        """Take what another router says that it has open here: that is not foreign any more. `clock_s` is what our
-        clock shows more than its clock. Of a router that was not `known` before, what it has counted says nothing,
-        unless it was heard earlier: what it sent while nobody heard it was no foreigner's."""
+        """Take the open work that another router reports for this replica, so that it no longer counts as foreign.
+
+        - `clock_s`: offset of our clock from that router's clock.
+        - `known`: the router was known before, so that its first counts are added in full. The first counts of an
+          unknown router are ignored, because they also cover earlier times.
+
+        If the router was lost and is received again, the tokens that it sent in between are added as well.
+        """
         others, stall_ms = self.others, 0
         before = others.take(peer, sums, clock_s)
         if before is None and (sent_tokens := others.sent_meanwhile(peer, sums.sent_tokens)) is not None:
@@ -184,7 +198,7 @@ class Member:
         self.clock.beside(others.decoding, others.decoding_tokens, stall_ms / self.prefill_model.pace_ms, now_s)
 
     def others_first_token(self, at_s: float, tokens: int) -> None:
-        """Another router had a first token from here then, of a prompt of which so many tokens were computed."""
+        """Record a first token that another router received from here, and the computed tokens of its prompt."""
         self.others.first_token(at_s, tokens)
         for batch in self._batches:
             if batch.until_s > at_s - max(self.batch_ms, BATCH_OTHERS_LEAST_MS) / 1e3:
@@ -193,15 +207,16 @@ class Member:
             self.alive(at_s)
 
     def _share(self, batch: PrefillBatch) -> None:
-        """Have others' prompts take their parts of a batch's time, as far as they are known by now."""
+        """Assign other routers' prompts their part of a batch's time, from the first tokens received so far."""
         before_s, batch.others_tokens = self.others.batch(
             batch.until_s, max(self.batch_ms, BATCH_OTHERS_LEAST_MS) / 1e3
         )
         batch.since_s = max(batch.since_s, before_s)
 
     def computed_for(self, lease: Lease, tokens: int, now_s: float) -> bool:
-        """Another router's prompt came here at the same moment, and has so many of a waiting lease's leading tokens:
-        they are computed once, for that. Returns whether less waits here than was believed."""
+        """Record that another router placed a prompt here at the same moment, with `tokens` leading tokens in common
+        with a waiting lease. They are computed once, for that prompt. Return True if less prefill waits here than
+        estimated before."""
         cached_tokens = min(tokens, lease.prompt_tokens - 1)
         if cached_tokens <= lease.cached_tokens:
             return False
@@ -214,15 +229,15 @@ class Member:
         return True
 
     def forget_other(self, peer: str, now_s: float) -> None:
-        """Another router is there no more."""
+        """Drop another router that is no longer there."""
         self.prefill_factor.forget(peer)
         self.step_factor.forget(peer)
         if self.others.forget(peer):
             self.clock.beside(self.others.decoding, self.others.decoding_tokens, 0.0, now_s)
 
     def open(self, lease: Lease, now_s: float, kv_wait_ms: float = 0.0) -> None:
-        """Take a lease on; `kv_wait_ms` is the time until the KV pool has room for it, and for those that wait for room
-        before it."""
+        """Add a placed lease. `kv_wait_ms` is the time until the KV pool has capacity for it and for the leases that
+        wait before it."""
         if lease.role != DECODE:
             self.queue.join(lease, now_s)
         elif (leg := lease.receipt.leg) is not None and leg.handshake is not Handshake.NIXL:
@@ -233,19 +248,24 @@ class Member:
         self.live.open(lease.id, lease.keys, lease.own_tokens)
         self.placed_sum_s += lease.placed_s
         self.context_tokens += lease.prompt_tokens
-        self.sent_prompt_tokens += lease.prompt_tokens  # now, before the engine can count it: never too few
+        # now, before the engine can count it, so that the sum is never too low
+        self.sent_prompt_tokens += lease.prompt_tokens
         lease.faded, lease.others_tokens = self.faded, self.others.computed_tokens
         if lease.to_load is not None:
             self.links.begin(lease, self.speeds.loads, now_s)
 
     def undisturbed(self, lease: Lease) -> bool:
-        """Whether no long prefill went on since a lease was placed whose first token is about to be noted, nor is its
-        own long: what it took beyond its prefill is then the time of what it brought."""
+        """True if no long prefill disturbed the measurement of a lease's load.
+
+        It must be called just before the first token of the lease is recorded. No long prefill may have run since its
+        placement, nor may its own prefill be long. Its time beyond the prefill is then the time of its load or
+        transfer.
+        """
         is_long = lease.uncached_tokens >= LEARN_TOKENS_MIN
         return not self.queue.computing and self.long_s < lease.placed_s and not is_long
 
     def prefilled(self, lease: Lease, now_s: float) -> None:
-        """The first token was seen; what it took is the replica's service time."""
+        """Record the first token of a lease, and learn the replica's service time from it."""
         queue = self.queue
         queue.decay(now_s)
         lease.first_token_s = now_s
@@ -259,7 +279,7 @@ class Member:
         is_long = lease.uncached_tokens >= LEARN_TOKENS_MIN
         if lease is queue.head:
             self._time(lease, max(since_s, self.unseen_end_s), now_s)
-        if lease.id in self.roomless:  # most of the time was no prefill, and says nothing of its speed
+        if lease.id in self.roomless:  # most of the time was waiting, and teaches nothing about prefill speed
             self.roomless.discard(lease.id)
             lease.batch = lease.own_ms = None
         self._others_tokens = self.others.computed_tokens
@@ -272,26 +292,31 @@ class Member:
             self.long_s = now_s
 
     def passed_on(self, lease: Lease, now_s: float) -> None:
-        """The prefill of a lease is over, as another replica's first token shows: when that was is not known."""
+        """Record that the prefill of a lease is complete, as another replica's first token shows. The exact time is
+        unknown."""
         lease.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         self.queue.leave(lease, now_s)
 
     def awaits(self, lease: Lease) -> None:
-        """The engine has a decode leg from now on, and waits for its blocks. NIXL's is asked once they are computed."""
+        """Record that the engine now holds a decode-stage lease and waits for its blocks. With NIXL, the engine gets
+        the request only after they are computed."""
         self.coming.add(lease.id)
         self.coming_peak = max(self.coming_peak, len(self.coming))
 
     def decodes(self, lease: Lease, now_s: float) -> None:
-        """The prompt of a decode leg is prefilled elsewhere: it decodes here from now on. A second time changes
-        nothing."""
+        """Record that another replica has prefilled the prompt of a decode-stage lease, so that it decodes here from
+        now on. No effect when repeated."""
         self.coming.discard(lease.id)
         if lease.mark is None:
             self._decodes(lease, now_s)
 
     def computes(self, lease: Lease, cached_tokens: int, now_s: float) -> None:
-        """Nothing comes of the prefill elsewhere: this member computes the prompt of a decode leg itself, and holds so
-        many of its tokens. It waits for that from now on, as any prompt does. One that decodes already does not."""
+        """Let this member compute the prompt of a decode-stage lease itself, because the prefill stage failed.
+
+        `cached_tokens` of the prompt are cached here. The lease joins the prefill queue like any prompt. No effect if
+        it decodes already.
+        """
         if lease.mark is not None or lease.first_token_s is not None:
             return
         model = self.prefill_model
@@ -302,8 +327,8 @@ class Member:
         self.queue.join(lease, now_s)
 
     def arrived(self, lease: Lease, now_s: float) -> None:
-        """The first token of a decode leg was seen: no prefill of this member's is over, unless it computed the prompt
-        itself. How long that took is not learned from: an attempt elsewhere came before it."""
+        """Record the first token of a decode-stage lease. It ends a prefill of this member only if the member computed
+        the prompt itself. Its time is not learned from, because an attempt at another replica preceded it."""
         lease.first_token_s = self.alive_s = now_s
         self.left_late, self.left_ms = 0, 0.0
         self.roomless.discard(lease.id)
@@ -315,7 +340,7 @@ class Member:
         self.decodes(lease, now_s)
 
     def _join(self, lease: Lease, since_s: float, now_s: float) -> PrefillBatch:
-        """The batch of the last first token, if this first token came with it; a new batch otherwise."""
+        """Return the batch of the last first token if this one arrived with it, or a new batch."""
         batch, before_s = self._batch, self.first_token_s
         if batch is None or lease.placed_s >= before_s or (now_s - before_s) * 1e3 > self.batch_ms:
             return PrefillBatch(before_s, since_s, now_s, lease.uncached_tokens)
@@ -327,17 +352,19 @@ class Member:
         return batch
 
     def _time(self, lease: Lease, since_s: float, now_s: float) -> None:
-        """The head of the queue has its first token: how long that took, and whether it was on time."""
+        """Measure the prefill of the queue's head at its first token, and judge if it was on time."""
         took_ms = (now_s - since_s) * 1e3
         if others := self.others.computed_tokens - max(lease.others_tokens, self._others_tokens):
-            took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)  # of the time they had their part
+            # the rest of the time went to the other routers' prompts
+            took_ms *= lease.uncached_tokens / (lease.uncached_tokens + others)
         expected_ms = lease.prefill_ms + lease.loading_ms
-        if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work whose end is not seen
+        if took_ms > ON_TIME_FACTOR * expected_ms:  # late, unless it waited for work with an invisible end
             hidden_ms = sum(each.prefill_ms for each in self.leases.values() if not each.streams)
             if hidden_ms and not self.prefill_factor.observations:
-                return  # nobody knows how long the hidden work takes
+                return  # the duration of the invisible work is unknown
             took_ms -= HIDDEN_FACTOR * hidden_ms
-        if not lease.loading_ms and (not lease.queued or took_ms > self.batch_ms):  # a load says nothing of prefill
+        # a load teaches nothing about prefill
+        if not lease.loading_ms and (not lease.queued or took_ms > self.batch_ms):
             lease.own_ms = max(0.0, took_ms)
         if took_ms > ON_TIME_FACTOR * expected_ms + ON_TIME_MS:
             self.late_s = now_s
@@ -345,7 +372,7 @@ class Member:
             self.on_time_s = now_s
 
     def answered(self, lease: Lease, now_s: float) -> None:
-        """An answer ended well."""
+        """Record the successful end of an answer."""
         self.alive_s, self.left_late, self.left_ms = now_s, 0, 0.0
         if not lease.streams:
             self.unseen_end_s = now_s
@@ -353,24 +380,24 @@ class Member:
                 self.on_time_s = now_s
 
     def sent(self, lease: Lease, prompt_tokens: int) -> None:
-        """Count an answered prompt at the length that its engine says, not at the length believed at placement."""
+        """Correct the length of an answered prompt from the estimate at placement to the engine's count."""
         more = min(prompt_tokens, PROMPT_TOKENS_MAX) - lease.prompt_tokens
         if more:
             sent = self.sent_prompt_tokens + more * SHARE_FADE ** (self.faded - lease.faded)
             self.sent_prompt_tokens = max(0.0, sent)
 
     def forget_speed(self) -> None:
-        """Forget what was learned of its speed, which kept all requests away: a trial must look worth it."""
+        """Forget its learned speed, which kept all requests away. A trial must look worthwhile."""
         self.timed.clear()
         self.prefill_factor.reset()
         self.step_factor.reset()
 
     def alive(self, now_s: float) -> None:
-        """Take any other sign of life."""
+        """Record any other sign of life."""
         self.alive_s, self.left_late, self.left_ms = now_s, 0, 0.0
 
     def close(self, lease: Lease, now_s: float, answer_tokens: float = 0.0) -> bool:
-        """Give a lease back; False when it was already back. `answer_tokens` is the mean length of answers there."""
+        """Close a lease; return False if it was closed before. `answer_tokens` is the mean length of answers there."""
         self.queue.decay(now_s)
         if self.leases.pop(lease.id, None) is None:
             return False
@@ -389,20 +416,20 @@ class Member:
         return True
 
     def left(self, lease: Lease, *, late: bool) -> None:
-        """The client of a lease left; `late` says that its first token should have come by then."""
+        """Record that the client of a lease left. `late`: its first token was overdue at that time."""
         if late:
             self.left_late += 1
         elif lease.first_token_s is None:
             self.left_ms += lease.prefill_ms
 
     def learn(self, lease: Lease, outcome: Outcome, now_s: float) -> tuple[int, int]:
-        """Learn from a lease that ended well: speed of prefill and of decoding, size of requests, length of leases.
-        Returns how many tokens of its prompt were computed, and how many were cached."""
+        """Learn from a lease that ended well: prefill and decode speed, size of requests, duration of leases. Return
+        the numbers of computed and of cached tokens of its prompt."""
         usage = outcome.usage
         uncached, cached = lease.uncached_tokens, lease.cached_tokens
         if usage is not None and usage.cached_tokens is not None:
             uncached, cached = usage.prompt_tokens - usage.cached_tokens, usage.cached_tokens
-            lease.recount(max(0, uncached))  # an engine may say anything
+            lease.recount(max(0, uncached))  # the engine's numbers are not trusted
         speeds = self.speeds
         if lease.loading_ms:
             learn_load(self.links, speeds.loads, lease, cached)
@@ -414,12 +441,12 @@ class Member:
             speeds.prefill.observe(uncached, cached, service_ms)
             if uncached >= LEARN_TOKENS_MIN:
                 self.prefill_factor.observe(service_ms, speeds.prefill.model.ms(uncached, cached), now_s)
-        if lease.role == PREFILL:  # means are of clients' requests
+        if lease.role == PREFILL:  # the means below are over clients' requests
             speeds.computed(uncached)
             return uncached, cached
         leg = lease.receipt.leg
         prefill_ms = lease.prefill_ms if leg is None else leg.uncached_ms
-        if outcome.unseen:  # lengths and rates are those of answers that were seen
+        if outcome.unseen:  # lengths and rates are those of observed answers
             speeds.passed((now_s - lease.placed_s) * 1e3)
             speeds.asked(lease.prompt_tokens, prefill_ms)
             return uncached, cached
@@ -440,14 +467,16 @@ class Member:
             self.step_factor.observe(step_ms, common.model.ms(streams, context), now_s)
 
     def under_way_tokens(self, now_s: float) -> float:
-        """Tokens that the answers under way have brought so far, by the model of a decoding step."""
+        """Return the tokens of answers in progress so far, by the decode step model."""
         clock = self.clock
         streams, context_tokens = clock.streams + clock.other_streams, clock.context_tokens + clock.other_tokens
         return clock.running_s(now_s) * 1e3 / self.step_model.ms(streams, context_tokens)
 
     def observe_load(self, load: Load, now_s: float | None = None) -> None:
-        """Take a probe's view: who else uses the replica, and how much of it is ours. Counters that move are a sign of
-        life, which /health is not: it may be green before a dead engine."""
+        """Take the load of a probe, which shows the use by other senders and our share.
+
+        Counters that move are a sign of life. A good /health is not: it may be served in front of a dead engine.
+        """
         before, self.load = self.load, load
         if load.running is None or load.waiting is None:
             self.others_max = None
@@ -455,14 +484,14 @@ class Member:
             waiting = load.waiting + (load.deferred or 0)
             self.others_max = max(0, load.running) + max(0, waiting) + UNCOUNTED_MAX
         self.in_flight_probed = self.open_leases
-        # Requests whose blocks are on their way are deferred ones, where the engine counts these apart.
+        # If the engine counts deferred requests separately, requests that wait for their blocks are among those.
         self.coming_probed = len(self.coming) if load.deferred is None else 0
         if now_s is not None and _moved(before, load):
             self.counts = True
             self.alive(now_s)
-        # Our own count moves while the engine's is under way, so only an excess over the most we had waiting is
-        # somebody else's. The mean of several probes counts: between two of them nothing is heard of others. Engines
-        # count as waiting, too, whose blocks are on their way (vLLM: WAITING_FOR_REMOTE_KVS).
+        # Our own count may be ahead of the engine's, so only an excess over our maximum of waiting requests belongs to
+        # other senders. The mean of several probes is used, because other senders are not observed between two probes.
+        # Engines also count requests with blocks in transfer as waiting (vLLM: WAITING_FOR_REMOTE_KVS).
         coming = self.coming_peak if load.deferred is None else 0
         known = self.queue.restart_peak() + self.others.restart_peak() + coming
         self.coming_peak = len(self.coming)
@@ -474,27 +503,28 @@ class Member:
             self.sent_prompt_tokens *= SHARE_FADE
             self.told_prompt_tokens *= SHARE_FADE
             self.seen_prompt_tokens = self.seen_prompt_tokens * SHARE_FADE + new - old
-        if now_s is not None:  # slowness is forgotten little by little while nobody asks the replica
+        if now_s is not None:  # a measured slowness fades while the replica gets no requests
             self.prefill_factor.fade(now_s)
             self.step_factor.fade(now_s)
 
     def forget_counters(self) -> None:
-        """What the engine's counters showed was of several processes: neither our share nor a sign of life."""
+        """Discard the engine's counters, which turned out to be those of several processes. They show neither our share
+        nor a sign of life."""
         self.counts = False
         self.seen_prompt_tokens = 0.0
 
     def state(self, now_s: float) -> State:
-        """What it is sent, as far as requests have a say in it."""
+        """Return the admission state, by cooldown and breaker."""
         return State.RESTING if now_s < self.rest_until_s else self.breaker.state(now_s)
 
     @property
     def share(self) -> float:
-        """Part of the replica's prompt tokens that come through us: others fill its cache too."""
+        """Part of the replica's prompt tokens that this router sends. Other senders fill its cache too."""
         return self._part(self.sent_prompt_tokens)
 
     @property
     def known_share(self) -> float:
-        """Part of the replica's prompt tokens that come through us, and through routers that tell us what they do."""
+        """Part of the replica's prompt tokens sent by this router, and by other routers that report their work."""
         return self._part(self.sent_prompt_tokens + self.told_prompt_tokens)
 
     def _part(self, prompt_tokens: float) -> float:
@@ -504,7 +534,7 @@ class Member:
         return share if share < SHARE_ALL else 1.0
 
     def _decodes(self, lease: Lease, now_s: float) -> None:
-        """A lease left the queue of prefills."""
+        """Begin the decode of a lease that left the prefill queue."""
         self.decoding += 1
         if lease.id in self.leases:
             model = self.prefill_model

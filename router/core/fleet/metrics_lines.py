@@ -1,8 +1,8 @@
-"""The lines of an engine's `/metrics` that are read, taken from the page as it comes.
+"""Filter for the relevant lines of an engine's `/metrics` page, applied while the page arrives.
 
-A page has some hundred lines for each that is of interest, and 4 MB where an engine has 64 ranks. So lines are chosen
-piece by piece, of which each takes well below a millisecond, and only the chosen ones are kept. A page that has more of
-them than any engine is refused: numbers of thousands of engines cost as much to add up as they did to send.
+A page has about a hundred lines for each relevant one, and 4 MB for an engine with 64 ranks. So the page is filtered in
+slices, each in well below a millisecond, and only the relevant lines are kept. A page with more relevant lines than any
+engine has is refused, because adding up the numbers of thousands of engines costs as much as sending them.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import re
 
 from router.core.fleet.engine_metrics import NAMES, engines
 
-SLICE_BYTES = 16 << 10  # looked at in one go
-LINE_BYTES_MAX = 16 << 10  # a longer line is left out; vLLM's longest, its configuration, has some 2 KB
-KEPT_BYTES_MAX = 512 << 10  # of all lines that are kept: 40 lines for each of 128 ranks
+SLICE_BYTES = 16 << 10  # processed in one step
+LINE_BYTES_MAX = 16 << 10  # longer lines are dropped; vLLM's longest, its configuration, has about 2 KB
+KEPT_BYTES_MAX = 512 << 10  # for all kept lines: 40 lines for each of 128 ranks
 
 _WANTED = re.compile(b"^(?:%b)[{ ][^\\n]*" % b"|".join(re.escape(name.encode()) for name in NAMES), re.MULTILINE)
 _ENGINE, _RANK = re.compile(r'[{,]engine="(\d{1,6})"'), re.compile(r'[{,]dp_rank="(\d{1,6})"')
-COMMON_BYTES_MAX = 8 << 10  # of each name below, which each rank is given; each rank of SGLang says its page size
-OF_ALL_RANKS = ("sglang:page_size", "process_start_time_seconds ")  # what a page says of the server, and holds for all
+COMMON_BYTES_MAX = 8 << 10  # limit for each name below, copied to each rank; each rank of SGLang states its page size
+OF_ALL_RANKS = ("sglang:page_size", "process_start_time_seconds ")  # metrics of the server that hold for all ranks
 
 
 class PageTooLong(Exception):
-    """A page has more lines of interest than any engine's."""
+    """A page has more relevant lines than any engine's page."""
 
 
 class MetricsLines:
-    """The lines of one page."""
+    """Relevant lines of one page."""
 
     def __init__(self) -> None:
-        self._partial = b""  # the line that has not ended
-        self._skips = False  # the line that has not ended is too long
+        self._partial = b""  # the incomplete last line
+        self._skips = False  # the incomplete last line is too long
         self._kept: list[bytes] = []
         self._kept_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Take at most SLICE_BYTES of the page. Raises PageTooLong."""
+        """Process at most SLICE_BYTES of the page. Raises PageTooLong."""
         end = data.rfind(b"\n") + 1
         if not end:
             self._hold(data)
@@ -48,13 +48,13 @@ class MetricsLines:
         self._hold(data[end:])
 
     def close(self) -> str:
-        """All lines that were kept, as one page."""
+        """Return all kept lines as one page."""
         self._keep(self._partial)
         self._partial = b""
         return b"".join(line + b"\n" for line in self._kept).decode(errors="replace")
 
     def _hold(self, data: bytes) -> None:
-        """Keep the beginning of a line."""
+        """Buffer the beginning of a line."""
         if self._skips:
             return
         self._partial += data
@@ -72,8 +72,8 @@ class MetricsLines:
 
 
 def pages_of_ranks(page: str, count: int) -> list[str]:
-    """The page as each of so many ranks would have it alone: its own lines, by vLLM's label `engine` or SGLang's
-    `dp_rank`, and those that hold for all of them. One look at the page for all ranks."""
+    """Split the page into one page for each of `count` ranks, in one pass. Each has the rank's own lines, by vLLM's
+    label `engine` or SGLang's `dp_rank`, and the lines that hold for all ranks."""
     known = engines(page)
     label = _ENGINE if known else _RANK
     own, common = dict[str, list[str]](), list[str]()

@@ -1,8 +1,8 @@
-"""What engines show of themselves, and what follows for all that is known of a replica.
+"""Observations of engines, and their effects on all state of a replica.
 
-Discovery says which replicas there are, probes say how they are and what they serve, their metrics say how much they
-hold, and their events what. Whoever joins, leaves or loses its cache does so in the registry, in our own estimate of
-its cache and in what its events said, all at once: here.
+Discovery provides the set of replicas, and probes their health and models. Metrics give the size of their caches, and
+events the cached blocks. If a replica joins, leaves or loses its cache, this module updates the registry, the estimate
+of its cache and the state of its events together.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from router.core.fleet.models import Models
 from router.core.fleet.page_source import PageChange, without_counters
 from router.core.prompts.blocks import BLOCK_BYTES
 
-BYTES_PER_TOKEN = 4.0  # assumed of a replica whose models are not known yet
+BYTES_PER_TOKEN = 4.0  # assumed for a replica with unknown models
 
 
 class Observations:
-    """Writes what is observed to where placing looks it up."""
+    """Writes observations to the state that placement reads."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Observations:
         several: Callable[[str], None] = lambda _: None,
         expected: ExpectedModels | None = None,
     ) -> None:
-        """Parameters are those of Router; `blocks_max_default` is the size of a cache of which nothing is said."""
+        """Parameters are those of Router. `blocks_max_default` is the assumed size of a cache of unknown size."""
         self._index = index
         self._blocks_max_default = blocks_max_default
         self._tell_graded = graded
@@ -65,9 +65,11 @@ class Observations:
         self.models = Models(self.fleet, self.knowledge, expected or ExpectedModels())
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
-        """Take discovery's complete set; returns ids that joined and ids that left. What is known of a replica that
-        left is dropped, though its open leases may still be finished. An engine that was replaced at its address has
-        left, and another has joined: its id is in both lists."""
+        """Take discovery's complete set; return the ids that joined and the ids that left.
+
+        The state of a replica that left is dropped, though its open leases may still finish. An engine that was
+        replaced at its address has left, and another has joined: its id is in both lists.
+        """
         before = dict(self.fleet.members)
         joined, left = self.fleet.replace(replicas)
         self.models.changed()
@@ -83,7 +85,7 @@ class Observations:
         return joined, left
 
     def observe_models(self, id_: str, models: Iterable[ServedModel]) -> None:
-        """What a replica serves now."""
+        """Record the models that a replica serves now."""
         member = self.fleet.members.get(id_)
         if member and self.fleet.observe_models(member, models):
             self.models.changed()
@@ -93,8 +95,8 @@ class Observations:
             self.models.judge(member)
 
     def lacks_model(self, id_: str, model: str) -> bool:
-        """A replica does not serve a model of its list, and no rank of its server does; returns whether that is news.
-        The next list that has it is believed again."""
+        """Remove a model from a replica's list that its server does not serve on any rank. Return True if that is a
+        change. The model counts again as soon as a later list contains it."""
         news = False
         for rank in self.fleet.same_server(id_):
             served = self.fleet.members[rank].models
@@ -104,12 +106,13 @@ class Observations:
         return news
 
     def observe_load(self, id_: str, load: Load, now_s: float | None = None) -> None:
-        """A probe's view. It sizes our estimate of the replica's cache: the engine's capacity, times our share of its
-        work and that of routers that tell us theirs. With `now_s`, counters that moved are a sign of life."""
+        """Take the load of a probe. It determines the size of our estimate of the replica's cache: the engine's
+        capacity, times the share of this router and of routers that report their work. With `now_s`, counters that
+        moved are a sign of life."""
         member = self.fleet.members.get(id_)
         if member is None:
             return
-        if load is not member.load:  # a probe that brought nothing leaves the load as it is
+        if load is not member.load:  # a probe without a result leaves the load unchanged
             load = self._compared(member, load, 0.0 if now_s is None else now_s)
         load = with_event_block(load, *self.knowledge.event_blocks(id_))
         member.observe_load(load, now_s)
@@ -120,15 +123,16 @@ class Observations:
             self._index.resize(id_, max(1, int(blocks_max)))
 
     def forget(self, id_: str) -> None:
-        """The replica's cache is gone, because it restarted; its event stream is to prove what it is."""
+        """Clear the state of a replica's cache, which is empty after a restart. Its event stream must be verified
+        again."""
         member = self.fleet.members.get(id_)
         if member is not None:
             member.page_source.restarted()
             self._lost(id_)
 
     def check(self, now_s: float) -> None:
-        """Compare what events say with what engines count, and see how much of the fleet's work is ours; to be called
-        every second or so."""
+        """Compare events with the engines' counters, and update the fleet's share of known work; must be called about
+        once a second."""
         self.fleet.observe_share()
         self.fleet.observe_under_way(now_s)
         self.models.expected.age(now_s)
@@ -136,13 +140,13 @@ class Observations:
             self.knowledge.checked(member.id, member.load, now_s)
 
     def alive(self, id_: str, now_s: float) -> None:
-        """A piece of an answer came from a replica: a sign of life."""
+        """Record a part of an answer from a replica as a sign of life."""
         member = self.fleet.members.get(id_)
         if member is not None:
             member.alive(now_s)
 
     def _compared(self, member: Member, load: Load, now_s: float) -> Load:
-        """Compare a page with the one before it, and return what of it counts."""
+        """Compare a page with the previous one, and return the load without unusable counters."""
         change, sleep = member.page_source.compare(load, now_s), load.sleep
         if change is PageChange.RESTART:
             self._lost(member.id)
@@ -159,7 +163,7 @@ class Observations:
         self.fleet.legs.restarted(id_)
 
     def _emptied(self, id_: str, now_s: float) -> None:
-        """The cache of a process that goes on is empty: its event stream reports that with its next step only."""
+        """Clear the cache of a process that keeps running. Its event stream reports that only with its next step."""
         self._cleared(id_)
         self.knowledge.emptied(id_, now_s)
 

@@ -1,9 +1,8 @@
-"""What other routers have open at one replica, as they say themselves (core/sharing).
+"""Open work of other routers at one replica, as they report it (core/sharing).
 
-Each says absolute sums, so what it says takes the place of what it said before. Work that waits is one queue, whoever
-sent it: its head is the prompt that was placed first, and goes on with the clock (Member.wait_ms).
-
-Counts that only grow, such as prompt tokens sent, are taken as differences between two messages of one router.
+Each router reports absolute sums, so a report replaces the previous one. Waiting prefills of all routers form one
+queue: its head is the prompt that was placed first, and progresses with the clock (Member.wait_ms). Monotonic counters,
+such as prompt tokens sent, are used as differences between two reports of one router.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from bisect import bisect_left, insort
 
 from router.core.facts.peers import NOTHING, PeerSums
 
-LEFT_MAX = 64  # routers that are not heard any more of which it is known what they had sent
-FIRST_TOKENS_MAX = 64  # moments remembered of one replica at which others had a first token
+LEFT_MAX = 64  # limit of lost routers with a remembered count of sent tokens
+FIRST_TOKENS_MAX = 64  # limit of remembered first tokens of other routers at one replica
 
 
 class Others:
-    """Sums over all other routers. Without any all are 0."""
+    """Sums over all other routers; all are 0 without any."""
 
     __slots__ = (
         "_first_tokens",
@@ -38,19 +37,20 @@ class Others:
 
     def __init__(self) -> None:
         self._said: dict[str, PeerSums] = {}
-        self._left: dict[str, int] = {}  # router that is not heard any more -> prompt tokens it had sent by then
-        self._heads: dict[str, tuple[float, int]] = {}  # router -> (when its head was placed, modelled prefill of it)
-        self._first_tokens: list[tuple[float, int]] = []  # (moment, tokens computed for it), ascending
+        self._left: dict[str, int] = {}  # lost router -> prompt tokens that it had sent by then
+        # router -> (placement time of its head, modelled prefill of the head)
+        self._heads: dict[str, tuple[float, int]] = {}
+        self._first_tokens: list[tuple[float, int]] = []  # (time, computed tokens of its prompt), ascending
         self._placed_s: dict[str, float] = {}  # router -> sum of its open leases' times of placement
-        self.placed_sum_s = 0.0  # sum of these
+        self.placed_sum_s = 0.0  # sum over these routers
         self.waiting_ms = 0
         self.open = self.waiting = self.decoding = self.context_tokens = self.decoding_tokens = 0
-        self.computed_tokens = 0  # prompt tokens that they had computed since we know them
-        self.peak = 0  # most that waited at once since `restart_peak`
+        self.computed_tokens = 0  # their computed prompt tokens, since they became known
+        self.peak = 0  # maximum of waiting requests since `restart_peak`
 
     def take(self, peer: str, sums: PeerSums, clock_s: float) -> PeerSums | None:
-        """Take what a router has open; `clock_s` is what our clock shows more than its clock. Returns what it said
-        before, if anything."""
+        """Take a router's report. `clock_s` is the offset of our clock from its clock. Return its previous report, if
+        any."""
         before = self._said.get(peer)
         self._said[peer] = sums
         if sums.waiting_ms:
@@ -74,11 +74,11 @@ class Others:
         return before
 
     def of(self, peer: str) -> PeerSums:
-        """What one router said last."""
+        """Return the last report of one router."""
         return self._said.get(peer, NOTHING)
 
     def forget(self, peer: str) -> bool:
-        """A router is there no more; returns whether it had been here."""
+        """Drop a router that is no longer there. Return True if it had open work here."""
         if peer not in self._said:
             return False
         self._left[peer] = self._said[peer].sent_tokens
@@ -89,35 +89,37 @@ class Others:
         return True
 
     def sent_meanwhile(self, peer: str, sent_tokens: int) -> int | None:
-        """Prompt tokens that a router has sent since it was forgotten, of `sent_tokens` in all; None where it was not
-        heard before, or is another process that counts from 0."""
+        """Return the prompt tokens that a router sent since it was forgotten; `sent_tokens` is its total. None if it is
+        new, or another process that counts from 0."""
         left = self._left.pop(peer, None)
         return sent_tokens - left if left is not None and left <= sent_tokens else None
 
     def head(self) -> tuple[float, int]:
-        """(when it was placed, modelled prefill) of what was placed first of all that waits; something must."""
+        """Return (time of placement, modelled prefill) of the request placed first among those waiting. There must be
+        one."""
         return min(self._heads.values())
 
     def first_token(self, at_s: float, tokens: int) -> None:
-        """One of them had a first token then, of a prompt of which so many tokens were computed."""
+        """Record a first token of another router, and the computed tokens of its prompt."""
         insort(self._first_tokens, (at_s, tokens))
         del self._first_tokens[:-FIRST_TOKENS_MAX]
         self.computed_tokens += tokens
 
     @property
     def first_token_s(self) -> float:
-        """When any of them last had a first token."""
+        """Time of the last first token of any other router."""
         return self._first_tokens[-1][0] if self._first_tokens else 0.0
 
     def batch(self, until_s: float, within_s: float) -> tuple[float, int]:
-        """(when any of them last had a first token before the batch whose first tokens came at `until_s`, tokens of
-        theirs that were computed in it): first tokens `within_s` of each other are of one batch."""
+        """Return the other routers' part of the batch with its first tokens at `until_s`; first tokens at most
+        `within_s` apart are of one batch. The result is (time of their last first token before the batch, their
+        computed tokens in it)."""
         known = self._first_tokens
         begin = bisect_left(known, (until_s - within_s, 0))
         end = bisect_left(known, (until_s + within_s, 0))
         return known[begin - 1][0] if begin else 0.0, sum([tokens for _, tokens in known[begin:end]])
 
     def restart_peak(self) -> int:
-        """The most of their requests that waited at once since the last call, or wait now."""
+        """Return the maximum of their waiting requests since the last call, and restart it at the current number."""
         peak, self.peak = max(self.peak, self.waiting), self.waiting
         return peak

@@ -1,12 +1,12 @@
-"""The process behind a replica's metrics page: the same one as before, another one after a restart, or several.
+"""Detection of the process behind a replica's metrics page: the same as before, a restarted one, or several.
 
-A new start time, or a counter that went back, shows that another process answers. As a rule the engine has restarted
-and its cache is empty. Behind some URLs several processes answer in turn (a Service, an engine with several API
-servers that do not share their metrics): then each page looks like a restart, and nothing follows from it.
+A new start time, or a counter that decreased, shows another process. Usually the engine has restarted, and its cache is
+empty. Behind some URLs several processes answer alternately (a Service, an engine with several API servers that do not
+share their metrics). Each page then looks like a restart, and must not be taken for one.
 
-Several it is if a start time is older than one seen before, or after the third change within a minute. Thereafter
-changes are counted and ignored, and so are the counters, until there has been no change for CALM_S. A replica that
-refused connections in between is a restart in any case.
+Several processes are assumed if a start time is older than an earlier one, or after the third change within a minute.
+From then on changes are counted and ignored, and so are the counters, until no change occurred for CALM_S. A replica
+that refused connections in between counts as restarted in any case.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from enum import Enum
 
 from router.core.facts.replicas import Load
 
-CHANGES_MAX = 3  # the last of so many changes within CHANGES_S shows several processes
+CHANGES_MAX = 3  # this number of changes within CHANGES_S shows several processes
 CHANGES_S = 60.0
-CALM_S = 600.0  # seconds without a change after which the page is of one process again
+CALM_S = 600.0  # seconds without a change after which the page counts as that of one process again
 
 
 class PageChange(Enum):
-    """A page compared with the one before it."""
+    """Result of comparing a page with the previous one."""
 
     NONE = 0
     RESTART = 1
-    SEVERAL = 2  # first found to be of one of several processes
+    SEVERAL = 2  # first detection of several processes
     IGNORED = 3
 
 
@@ -37,14 +37,14 @@ class PageSource:
 
     several: bool = False
     restarts: int = 0  # changes that counted as a restart
-    ignored: int = 0  # changes that did not
+    ignored: int = 0  # changes that did not count
     _started_s: float | None = None  # latest start time seen
     _last: Load = field(default_factory=Load)
     _changes_s: deque[float] = field(default_factory=lambda: deque(maxlen=CHANGES_MAX))
     _changed_s: float = 0.0
 
     def compare(self, load: Load, now_s: float) -> PageChange:
-        """Take a page."""
+        """Compare a page with the previous one."""
         last, self._last, before_s = self._last, load, self._started_s
         if load.started_s is not None and (before_s is None or load.started_s > before_s):
             self._started_s = load.started_s
@@ -68,13 +68,14 @@ class PageSource:
         return PageChange.IGNORED
 
     def restarted(self) -> None:
-        """The engine restarted, as a refused connection proved: a page of another process is to be expected."""
+        """Record a restart that a refused connection proved. The next page is expected from another process."""
         self._last, self._started_s = Load(), None
         self._changes_s.clear()
 
 
 def without_counters(load: Load) -> Load:
-    """The load of one of several processes: its counters say nothing beside those of another page."""
+    """Return the load of one of several processes without its counters, which are not comparable with those of another
+    page."""
     return replace(
         load,
         prompt_tokens_total=None,

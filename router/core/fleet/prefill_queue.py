@@ -1,8 +1,8 @@
-"""Pending prefill of one replica, as a queue: first in, first out, as engines schedule it.
+"""Pending prefills of one replica, as a FIFO queue, the order in which engines schedule them.
 
-Each open lease waits there with the modelled time of its prefill until its first token, or its end. The head of the
-queue decays with the clock; a head that is overdue counts as done any moment, but what waits behind it still waits. A
-lease whose first token cannot be seen (its answer does not stream) leaves the queue when its modelled time is over.
+Each open lease waits there, with the modelled time of its prefill, until its first token or its end. The head of the
+queue progresses with the clock. An overdue head counts as nearly done, while the leases after it still wait. A lease
+without a visible first token (its answer does not stream) leaves the queue after its modelled time.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from router.core.learned.prefill import LEARN_TOKENS_MIN
 
 
 class PrefillQueue:
-    """Open leases whose prefill is not over, as far as that can be seen."""
+    """Open leases with an unfinished prefill, by observation."""
 
     __slots__ = ("_head_since_s", "_left", "_waiting", "_waiting_ms", "computing", "head", "peak")
 
     def __init__(self, left: Callable[[Lease, float], None]) -> None:
-        """`left(lease, now_s)` hears of each lease that leaves the queue."""
+        """`left(lease, now_s)` is called for each lease that leaves the queue."""
         self._left = left
-        self._waiting: dict[int, Lease] = {}  # the head included
+        self._waiting: dict[int, Lease] = {}  # including the head
         self._waiting_ms = 0.0  # modelled prefill of all of them
         self._head_since_s = 0.0  # time at which the prefill of the head began
         self.head: Lease | None = None
-        self.computing = 0  # leases whose prefill is long enough to learn a speed from: they keep others waiting
-        self.peak = 0  # most leases at once since `restart_peak`
+        self.computing = 0  # leases with a prefill long enough to learn a speed from; they delay the others
+        self.peak = 0  # maximum number of leases since `restart_peak`
 
     def pending_ms(self, now_s: float) -> float:
-        """Modelled time until everything in the queue is prefilled."""
+        """Return the modelled time until all leases in the queue are prefilled."""
         head = self.head
         if head is None:
             return 0.0
@@ -44,19 +44,19 @@ class PrefillQueue:
         return left_ms if left_ms > 0 else 0.0
 
     def waiting_ms(self) -> float:
-        """Modelled prefill of all that is in the queue, what is done of the head's included."""
+        """Return the modelled prefill of all leases in the queue, including the completed part of the head's."""
         return self._waiting_ms
 
     def waiting(self) -> int:
-        """Leases in the queue, the head included."""
+        """Return the number of leases in the queue, including the head."""
         return len(self._waiting)
 
     def holds(self, lease: Lease) -> bool:
-        """Whether the lease waits here."""
+        """True if the lease waits here."""
         return lease.id in self._waiting
 
     def join(self, lease: Lease, now_s: float) -> None:
-        """A lease was placed; `lease.queued` says afterwards whether it waits behind another one."""
+        """Add a placed lease, and set `lease.queued` if it waits behind another one."""
         if self.head is not None:
             self.decay(now_s)
         if self.head is None:
@@ -69,7 +69,7 @@ class PrefillQueue:
             self.peak = len(self._waiting)
 
     def leave(self, lease: Lease, now_s: float) -> None:
-        """The lease's first token was seen, or it ended. One that has left already changes nothing."""
+        """Remove a lease at its first token or its end. No effect if it was removed before."""
         if self._waiting.pop(lease.id, None) is None:
             return
         self._left(lease, now_s)
@@ -79,10 +79,11 @@ class PrefillQueue:
         if lease is self.head:
             self.head, self._head_since_s = next(iter(self._waiting.values()), None), now_s
             if self.head is None:
-                self._waiting_ms = 0.0  # sheds rounding errors
+                self._waiting_ms = 0.0  # clears rounding errors
 
     def recount(self, lease: Lease, prefill_ms: float) -> bool:
-        """Less of a prompt has to be computed than was believed when it was placed; returns whether it still waits."""
+        """Reduce the modelled prefill of a lease, because less must be computed than estimated at placement. Return
+        True if it still waits."""
         if lease.id not in self._waiting:
             return False
         self._waiting_ms += prefill_ms - lease.prefill_ms
@@ -90,11 +91,11 @@ class PrefillQueue:
         return True
 
     def longest(self, least_ms: float, leases_max: int) -> list[Lease]:
-        """Those of the first so many leases whose modelled prefill takes at least so long."""
+        """Return the leases, among the first `leases_max`, with a modelled prefill of at least `least_ms`."""
         return [lease for lease in islice(self._waiting.values(), leases_max) if lease.prefill_ms >= least_ms]
 
     def decay(self, now_s: float) -> None:
-        """Let leave whose prefill cannot be seen to end, and is over by its modelled time."""
+        """Remove leases with an invisible end of prefill once their modelled time is over."""
         head = self.head
         while head is not None and not head.streams and (now_s - self._head_since_s) * 1e3 >= head.prefill_ms:
             since_s = self._head_since_s
@@ -103,6 +104,6 @@ class PrefillQueue:
             head = self.head
 
     def restart_peak(self) -> int:
-        """The most leases that waited at once since the last call, or wait now."""
+        """Return the maximum of waiting leases since the last call, and restart it at the current number."""
         peak, self.peak = max(self.peak, len(self._waiting)), len(self._waiting)
         return peak

@@ -1,14 +1,14 @@
-"""Pulls: blocks that one replica brings from the CPU memory of another, where the router orders that.
+"""P2P KV transfers (pulls): blocks that the router lets one replica fetch from the CPU memory of another.
 
-vLLM's p2p tier (docs/features/kv_offloading_usage.md, "Orchestration-Layer Protocol") looks the missing blocks of a
-request up at the source that the request names, has those that its CPU memory holds sent by RDMA, and computes the
-rest. A replica is a source once its address was proved, by whoever proves it (`prove`); what its GPU alone holds cannot
-be pulled. Replicas that take are such peers as well.
+vLLM's p2p tier (docs/features/kv_offloading_usage.md, "Orchestration-Layer Protocol") looks up the missing blocks of a
+request at the source that the request names. It receives the blocks in the source's CPU memory by RDMA, and computes
+the rest. A replica is a source once its address is verified (`prove`); blocks that are only on its GPU cannot be
+fetched. Replicas that fetch must be such peers as well.
 
-A pull takes floor + a x tokens, learned for each pair like a load from a tier (core/learned/loads.py): before a first
-token, by the model of prefill, lies the prefill of what was neither held nor pulled, and before that the pull's end.
-Pulls from one source follow each other on its link, and so do pulls to one replica: from one such end to the next, or
-from the placement where that is later, is what a pull took.
+A transfer takes floor + a x tokens, learned for each pair like a load from a tier (core/learned/loads.py). The end of a
+transfer is the time of the first token minus the modelled prefill of the tokens that were neither cached nor fetched.
+Transfers from one source follow each other on its link, and so do transfers to one replica. The duration of a transfer
+is the time from one such end to the next, or from the placement if that is later.
 """
 
 from __future__ import annotations
@@ -21,81 +21,83 @@ from router.core.fleet.lease import Lease
 from router.core.fleet.loads import TierLink
 from router.core.learned.loads import LoadFit, LoadFits, LoadModel
 
-PAIRS_MAX = 4_096  # pairs whose times are remembered
-ALONE = 0.9  # part of a pull that must have come for its time to say anything
+PAIRS_MAX = 4_096  # limit of pairs with remembered times
+ALONE = 0.9  # minimum part of a transfer that must have arrived for its time to count
 
 
 class PullPeer:
-    """One replica that gives and takes."""
+    """One replica that can be source and destination of transfers."""
 
     __slots__ = ("address", "incoming", "outgoing", "rest_until_s")
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.rest_until_s = -inf  # nothing is pulled from here before
+        self.rest_until_s = -inf  # end of its cooldown as a source
         self.outgoing, self.incoming = TierLink(), TierLink()
 
 
 class Pulls:
-    """All replicas that give and take, and the pulls under way. Where there are none nothing here is called."""
+    """All replicas with P2P KV transfer, and the transfers in progress. Unused if there are none."""
 
     def __init__(self) -> None:
         self.peers: dict[str, PullPeer] = {}
         self._fits: dict[tuple[str, str], LoadFit] = {}  # (source, replica)
-        self._resting: dict[str, float] = {}  # replicas that are no peers now, and rest until then
+        self._resting: dict[str, float] = {}  # replicas that are not peers now -> end of their cooldown
 
     def prove(self, replica: str, address: str) -> None:
-        """The engine of a replica takes orders of its peers at this address; "": nowhere, as far as known."""
+        """Record the address at which a replica's engine accepts its peers' requests; "": none is known."""
         peer = self.peers.get(replica)
         if not address:
             if peer is not None and peer.rest_until_s > -inf:
-                self._resting[replica] = peer.rest_until_s  # a look that fails is no end of its rest
+                self._resting[replica] = peer.rest_until_s  # a failed check does not end its cooldown
             self.peers.pop(replica, None)
         elif peer is None or peer.address != address:
             peer = self.peers[replica] = PullPeer(address)
             peer.rest_until_s = self._resting.pop(replica, -inf)
 
     def forget(self, replica: str) -> None:
-        """A replica left, or another engine is there."""
+        """Drop a replica that left or was replaced by another engine."""
         self.peers.pop(replica, None)
         self._resting.pop(replica, None)
         self.forget_times(replica)
 
     def forget_times(self, replica: str) -> None:
-        """A replica serves another model: what pulls to and from it took says nothing of those to come."""
+        """Forget the transfer times of a replica that serves another model, because they predict nothing for the new
+        one."""
         for pair in [pair for pair in self._fits if replica in pair]:
             del self._fits[pair]
 
     def rest(self, replica: str, until_s: float) -> None:
-        """Have nothing pulled from a replica until then."""
+        """Stop transfers from a replica until this time."""
         if (peer := self.peers.get(replica)) is not None:
             peer.rest_until_s = max(peer.rest_until_s, until_s)
 
     def sources(self, now_s: float) -> list[str]:
-        """Replicas that may be pulled from now."""
+        """Return the replicas that may be a source now."""
         return [replica for replica, peer in self.peers.items() if peer.rest_until_s <= now_s]
 
     def model(self, source: str, replica: str, fits: LoadFits) -> LoadModel:
-        """What a pull between these two takes once the way is free."""
+        """Return the model of transfer times between these two replicas, without waiting for their links."""
         return fits.model(PEER, self._fits.get((source, replica)) or _NOTHING)
 
     def pending_ms(self, source: str, replica: str, now_s: float) -> float:
-        """Modelled time until the way between these two is free."""
+        """Return the modelled time until the links between these two replicas are free."""
         return max(self.peers[source].outgoing.pending_ms(now_s), self.peers[replica].incoming.pending_ms(now_s))
 
     def begin(self, lease: Lease, pull: Pull, fits: LoadFits, now_s: float) -> None:
-        """A lease was placed that pulls."""
+        """Add the transfer of a placed lease to the links of both replicas."""
         fetch_ms = self.model(pull.source, lease.replica, fits).ms(pull.tokens)
         for link in self._way(lease, pull):
             link.join(lease.id, fetch_ms, now_s)
 
     def leave(self, lease: Lease, pull: Pull, now_s: float) -> None:
-        """A lease pulls no more."""
+        """Remove the transfer of a lease."""
         for link in self._way(lease, pull):
             link.leave(lease.id, now_s)
 
     def arrived(self, lease: Lease, pull: Pull, now_s: float, *, alone: bool) -> None:
-        """The first token of a lease was seen, so its pull is over: note how long that took, if it was `alone`."""
+        """Record that a lease's transfer is complete, as its first token shows. Its duration is noted if it was
+        `alone`."""
         way, ended_s = self._way(lease, pull), now_s - lease.prefill_ms / 1e3
         if lease.to_load is not None:
             ended_s -= lease.to_load.modelled_ms / 1e3
@@ -106,7 +108,8 @@ class Pulls:
             link.leave(lease.id, now_s)
 
     def learn(self, lease: Lease, pull: Pull, fits: LoadFits, cached_tokens: int) -> None:
-        """Learn from a lease that ended well and had, in all, so many tokens of its prompt cached."""
+        """Learn transfer times from a lease that ended well. `cached_tokens` is the total of its prompt tokens that
+        were cached."""
         came = cached_tokens - (lease.cached_tokens - pull.tokens)
         if pull.took_ms is None or came < ALONE * pull.tokens:
             return

@@ -1,9 +1,9 @@
-"""Who is there to be asked: which members are ready, which serve a model, and which are used for want of those.
+"""Lists of members by use: ready members, members that serve a model, and silent members used if no other serves it.
 
-Every request asks, and what it is told changes with each health check that flips: a thousand times within seconds when
-the router's own network fails. So a flip is as many steps as the member has models, and a list is made when it is asked
-for, once for all flips since the last time. Lists are in the order in which their members joined, and one that was
-given out is never changed.
+Every request reads these lists, and each change of a health check alters them: a thousand times within seconds if the
+router's own network fails. So a change costs as many steps as the member has models, and a list is built at its next
+use, once for all changes since the last. Lists are in the order in which their members joined. A list that was returned
+is never changed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class Listed:
         self._list: list[Member] | None = []
 
     def add(self, number: int, member: Member) -> None:
-        """Take one in."""
+        """Add a member."""
         self.by_number[number] = member
         self._list = None
 
     def drop(self, number: int) -> None:
-        """Take one out, if it is there."""
+        """Remove a member, if present."""
         if self.by_number.pop(number, None) is not None:
             self._list = None
 
     def all(self) -> list[Member]:
-        """All of them, in the order in which they joined. Not to be changed."""
+        """Return all of them, in the order in which they joined. The list must not be changed."""
         listed = self._list
         if listed is None:
             listed = self._list = [self.by_number[number] for number in sorted(self.by_number)]
@@ -39,7 +39,7 @@ class Listed:
 
 
 class _Served:
-    """Who serves a model."""
+    """Members that serve one model."""
 
     def __init__(self) -> None:
         self.ready = Listed()
@@ -47,19 +47,19 @@ class _Served:
 
 
 class _Filed:
-    """What a member is counted as now."""
+    """State under which a member is listed."""
 
     def __init__(self, number: int, member: Member) -> None:
         self.number = number
         self.member = member
         self.state = _OUT
-        self.models: object = None  # the dict whose keys `names` are
+        self.models: object = None  # the dict of which `names` are the keys
         self.names: frozenset[str] = frozenset()
-        self.unserved = 0  # how many of its models no ready member serves; counted while it is silent
+        self.unserved = 0  # number of its models that no ready member serves; counted while it is silent
 
 
 class Roster:
-    """Members by what they can be used for. To be told of each change by `file`."""
+    """Members by their possible use. Each change must be reported by `file`."""
 
     def __init__(self) -> None:
         self._filed: dict[str, _Filed] = {}
@@ -69,14 +69,15 @@ class Roster:
         self._served: dict[str, _Served] = {}
         self._kinds: dict[frozenset[str], Listed] = {}
 
-    # -- what is asked -------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     def ready(self) -> list[Member]:
-        """Members that may be sent requests. Not to be changed."""
+        """Return the members that may be sent requests. The list must not be changed."""
         return self._ready.all()
 
     def usable(self) -> list[Member]:
-        """Ready members, and behind them the silent ones that serve a model for want of one. Not to be changed."""
+        """Return the ready members, and after them the silent ones with a model that no ready member serves. The list
+        must not be changed."""
         if not self._doubted.by_number:
             return self._ready.all()
         if self._usable is None:
@@ -84,49 +85,51 @@ class Roster:
         return self._usable
 
     def serving(self, model: str) -> list[Member]:
-        """Ready members that serve a model; where there is none the silent ones. Not to be changed."""
+        """Return the ready members that serve a model, or the silent ones if no ready one does. The list must not be
+        changed."""
         served = self._served.get(model)
         if served is None:
             return []
         return served.ready.all() if served.ready.by_number else served.silent.all()
 
     def ready_count(self, model: str) -> int:
-        """How many ready members serve a model."""
+        """Return the number of ready members that serve a model."""
         served = self._served.get(model)
         return len(served.ready.by_number) if served is not None else 0
 
     def models(self) -> set[str]:
-        """Names of all models that somebody serves."""
+        """Return the names of all models with at least one member."""
         return set(self._served)
 
     @property
     def panics(self) -> bool:
-        """Whether a model is served only by members that are not ready."""
+        """True if a model is served only by members that are not ready."""
         return bool(self._doubted.by_number)
 
     def kinds(self) -> list[tuple[frozenset[str], list[Member]]]:
-        """Usable members by the set of models that they serve: as a rule these are few sets, whatever the fleet."""
+        """Return the usable members by the set of models that they serve. Usually these are few sets, even in a large
+        fleet."""
         return [(names, listed.all()) for names, listed in self._kinds.items()]
 
     def kind(self, member: Member) -> frozenset[str]:
-        """The models that a member serves."""
+        """Return the models that a member serves."""
         filed = self._filed.get(member.id)
         return filed.names if filed is not None else frozenset(member.models)
 
     def number(self, id_: str) -> int:
-        """A member's number, in the order of joining."""
+        """Return a member's number, in the order of joining."""
         return self._filed[id_].number
 
-    # -- what is told --------------------------------------------------------------------------------------------
+    # -- updates -------------------------------------------------------------------------------------------------
 
     def leave(self, member: Member) -> None:
-        """Take out a member that left."""
+        """Remove a member that left."""
         filed = self._filed.pop(member.id, None)
         if filed is not None:
             self._take_out(filed)
 
     def file(self, member: Member) -> None:
-        """File a member anew: its health, its models, what discovery says, or whether it warms up may have changed."""
+        """Update the lists of a member after a change of its health, its models, its discovery state or its warm-up."""
         filed = self._filed.get(member.id)
         if filed is None:
             self._joined += 1
@@ -156,7 +159,7 @@ class Roster:
             if filed.unserved:
                 self._doubt(filed)
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------
 
     def _served_of(self, name: str) -> _Served:
         served = self._served.get(name)
@@ -185,7 +188,7 @@ class Roster:
                 del self._served[name]
 
     def _begins(self, served: _Served) -> None:
-        """Note the first ready member that serves a model: its silent members are not needed for that any more."""
+        """Handle the first ready member that serves a model. Its silent members are no longer needed for that model."""
         for member in served.silent.by_number.values():
             filed = self._filed[member.id]
             filed.unserved -= 1
@@ -194,7 +197,7 @@ class Roster:
                 self._out_of_use(filed)
 
     def _ends(self, served: _Served) -> None:
-        """Note that no ready member serves a model any more: its silent members do."""
+        """Handle the loss of the last ready member that serves a model. Its silent members serve it from now on."""
         for member in served.silent.by_number.values():
             filed = self._filed[member.id]
             filed.unserved += 1

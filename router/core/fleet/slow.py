@@ -1,18 +1,18 @@
-"""Is a replica slow? Its answers come, but its first tokens take far longer than its peers'.
+"""Detection of latency outliers: replicas that answer, but with first tokens far later than those of their peers.
 
-A first token is compared with what the fleet's model says of a prefill of that size; the model is only a yardstick
-here, by which prompts of different sizes become comparable. What counts is the time since the first token before it,
-where it waited behind others. A replica is slow when each of its last eight first tokens took SLOW times as long as
-its peers' did in the same span of time, by that yardstick, and each by more than SLOW_MS.
+A first token is compared with the fleet's model of a prefill of that size. The model is only a scale here, which makes
+prompts of different sizes comparable. If a request waited behind others, its time counts from the first token before
+it. A replica is an outlier if each of its last eight first tokens took SLOW times as long as those of its peers in the
+same time span, on that scale, and exceeded them by more than SLOW_MS.
 
-Of peers only requests count that found nobody waiting: engines prefill short prompts together, and of a batch all
-tokens but the first seem to take no time. Peers without such tokens in that span say nothing; without any, nobody is
-slow. So engines that are all slow alike stay, and so does one that is two or three times slower than others: the
-policy sends less to it.
+Of peers, only requests that found an empty queue count. Engines prefill short prompts together, and all first tokens of
+a batch except the first seem to take no time. Peers without such tokens in the span do not count, and without any peer
+no replica is an outlier. So engines that are all equally slow stay in use. An engine that is two or three times slower
+than others stays too: the policy sends less to it.
 
-Each answer asks, so peers are only looked at where all of the eight took longer than SLOW_MS and longer than the model
-says, which is rare where nobody is slow: the model is learned from all. And LEVELS_MAX of them are enough to say what
-is usual, not always the same ones: the median of so many is close to that of a thousand.
+The check runs for each answer. So peers are examined only if all eight first tokens took longer than SLOW_MS and longer
+than the model predicts. That is rare without an outlier, because the model is learned from all replicas. LEVELS_MAX
+peers, different ones each time, are enough: the median of that number is close to that of a thousand.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from router.core.fleet.lease import Lease, Timed
 from router.core.fleet.member import TIMED_MAX, Member
 from router.core.learned.prefill import FLEET_FLOOR_MS, LEARN_TOKENS_MIN
 
-SLOW, SLOW_MS = 5.0, 50.0  # slow: so many times slower than its peers, and by more than so many milliseconds
+SLOW, SLOW_MS = 5.0, 50.0  # outlier: at least SLOW times slower than its peers, by more than SLOW_MS milliseconds
 STILL_SLOW = 3.0  # times slower than its peers, for the first token of a trial
 PEER_TOKENS_MIN = 2  # first tokens of a peer in the same span
-LEVELS_MAX = 32  # peers that have a say
+LEVELS_MAX = 32  # peers that are compared
 
 
 def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: int) -> bool:
-    """Take what the engine says was computed for an answer that streamed. Returns whether the member is slow now."""
+    """Record the first token of an answer that streamed, with the engine's counts of its prompt. Return True if the
+    member is an outlier now."""
     took_ms = lease.own_ms
     if took_ms is None or lease.first_token_s is None:
         return False
@@ -52,7 +53,7 @@ def observe(fleet: Fleet, member: Member, lease: Lease, uncached: int, cached: i
 
 
 def trial_was_slow(fleet: Fleet, member: Member) -> bool:
-    """Whether the last first token of a member that was slow shows that it still is."""
+    """True if the last first token of a member that was an outlier shows that it still is."""
     level = _level(fleet, member, float("-inf"))
     return level is not None and bool(member.timed) and _slower(member.timed[-1], STILL_SLOW, level)
 
@@ -63,7 +64,7 @@ def _slower(timed: Timed, times: float, level: float) -> bool:
 
 
 def _level(fleet: Fleet, member: Member, since_s: float) -> float | None:
-    """What the member's peers took since then, by the yardstick: their median."""
+    """Return the median of the peers' times since then, relative to the model; None without peers."""
     levels = list[float]()
     for peer in _peers(fleet, member):
         if not peer.timed or peer.timed[-1].at_s < since_s:
@@ -77,7 +78,7 @@ def _level(fleet: Fleet, member: Member, since_s: float) -> float | None:
 
 
 def _peers(fleet: Fleet, member: Member) -> Iterator[Member]:
-    """Usable members that have a model in common with it, others first each time."""
+    """Yield usable members that have a model in common with it, starting at another one each time."""
     names = fleet.roster.kind(member)
     for others, members in fleet.roster.kinds():
         if others.isdisjoint(names):

@@ -1,37 +1,40 @@
-"""Is a replica stuck? It accepts requests, its /health may be green, and nothing comes of them.
+"""Detection of stalled replicas: they accept requests, their /health may be good, but they produce no output.
 
-A lease is late when its first token is, and the time it may take is reckoned generously, since to take a replica for
-dead that prefills 200,000 tokens would waste exactly the dearest work:
+A lease is late if its first token is overdue. The allowed time is generous: to treat a replica as dead that prefills
+200,000 tokens would waste the most expensive work.
 
     due    = max(due of the lease before it, placed, last sign of life of the replica) + allowance
-    allowance = the largest of  factor x modelled prefill of what is believed uncached, by the slower of the replica's
-                                own and the fleet's model,
-                                FULL x modelled prefill of all of it (what was believed cached may be gone)
+    allowance = the largest of  factor x modelled prefill of the tokens estimated as uncached, by the slower of the
+                                replica's own and the fleet's model,
+                                FULL x modelled prefill of the full prompt (estimated cached blocks may be gone)
 
-Where both legs of a request begin at once, its prefill leg waits for the decoding replica to take the blocks: it is not
-late while that one shows no life though answers are under way there. SGLang's decoding replicas bring their prefill
-replicas to an end, so that there a decode leg is late when both should have been done, unless it is the prefill replica
-that shows no life.
+If both stages of a request begin at once, its prefill stage waits until the decoding replica takes the blocks. It is
+not late while the decoding replica has answers in progress but shows no sign of life. SGLang's decode stage depends on
+the prefill replica. There a decode stage is late if both stages should be complete, unless it is the prefill replica
+that shows no sign of life.
 
-A request whose client left in time may have been worked on all the same: its modelled prefill comes on top.
+The engine may still have worked on a request that its client abandoned in time. The modelled prefill of such requests
+is added.
 
-Signs of life are first tokens, pieces of streams, answers that ended well and engine counters that move; /health is
-none. So a queue that is worked off is never late, however long. The factor is FACTOR where the replica's own speed is
-known for prompts of that length, FACTOR_LENT where it is guessed from others or from shorter prompts. Before the
-fleet has learned any speed each token may take SLOWEST_MS (the model's first guess may be wrong by thirty times), or
-what whole answers to prompts of that length took.
+Signs of life are first tokens, parts of streams, answers that ended well and engine counters that move; /health is not
+one. So a queue that makes progress is never late, independent of its length. The factor is FACTOR if the replica's own
+speed is known for prompts of that length. It is FACTOR_LENT if the speed is estimated from other replicas or from
+shorter prompts. Before the fleet has learned any speed, each token may take SLOWEST_MS (the model's initial estimate
+may be wrong by a factor of thirty), or the prefill may take as long as full answers to prompts of that length.
 
-Of an answer that does not stream nothing is seen before its end. Where the engine's counters move when it works, its
-prefill moves them; else it is late after twice the longest that tokens of late answers took, and four times the
-longest answer where its length is not limited, and a few of them must be late at once.
+An answer that does not stream shows no output before its end. If the engine's counters move while it works, they show
+its prefill. Otherwise it is late after twice the time that its maximum of tokens takes at the slowest observed rate,
+but not before the duration of the longest answer so far. If its length is not limited, it is late after four times the
+longest answer. A few such answers must be late at once.
 
-A replica is stuck when a lease is late by `stuck_after_s`, or when STUCK_LEASES are late by half of that, with those
-whose clients have left meanwhile. But all engines may be slow alike, and then to send their work elsewhere would only
-double it: so one of its peers must have been on time since. Without that evidence a replica is stuck only when it is
-late by any measure (HOPELESS), or after STUCK_LEASES clients left: then it gets no more, but keeps what it has.
+A replica is stalled if a lease is late by `stuck_after_s`. It is also stalled if STUCK_LEASES are late by half of that,
+counting those abandoned by their clients in the meantime. All engines may be equally slow, however, and a retry on
+another replica would then only double their work. So one of its peers must have been on time since. Without that
+evidence a replica is stalled only if it is late by any measure (HOPELESS), or after STUCK_LEASES clients left. In the
+latter case it gets no new requests, but keeps its open ones.
 
-All members are looked at a few times a second (`look`), and just when nothing comes of any of them, each has to be
-compared with all others. So what is asked of others is found out once a look (`Peers`), and a look is taken in slices.
+All members are examined a few times a second (`look`). If all of them are silent, each would have to be compared with
+all others. So the state of the peers is computed once for each pass (`Peers`), and a pass is processed in slices.
 """
 
 from __future__ import annotations
@@ -48,43 +51,43 @@ from router.core.fleet.member import ANSWER_TOKENS_MAX, Member
 from router.core.learned.prefill import LEARN_TOKENS_MIN
 
 FACTOR, FACTOR_LENT, FULL = 3.0, 10.0, 1.5
-FAR = 2.0  # beyond so many times its longest prompt so far, a replica's speed is a guess: attention
+FAR = 2.0  # beyond this multiple of its longest prompt so far, a replica's speed is an estimate, because of attention
 LEARNED = 3  # observations that make a speed known
 SLOWEST_MS = 5.0  # per token: 200 tokens/s
 STUCK_LEASES = 5
-UNSEEN_LEASES = 3  # late answers that do not stream, judged by what other answers took
-UNSEEN_ANSWERS = 8  # answers after which it is known how long answers take
+UNSEEN_LEASES = 3  # late answers that do not stream, judged by the duration of other answers
+UNSEEN_ANSWERS = 8  # answers after which the duration of answers is known
 COUNTERS_S = 5.0  # a probe may be late
-HOPELESS = 10.0  # times `stuck_after_s`
-# Work of one slice of a look, in open leases: so many are 0.2 ms, and a replica is as much work as a few.
+HOPELESS = 10.0  # multiple of `stuck_after_s`
+# Size of one slice of a pass, in open leases: this number takes 0.2 ms, and a replica costs as much as a few leases.
 LOOK_LEASES, LOOK_LEASES_MIN = 128, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement that a replica is stuck."""
+    """Finding that a replica is stalled."""
 
     why: str
-    placed_s: float  # time of placement of the latest lease that shows it
-    elsewhere: bool  # whether silent requests there are to be tried elsewhere
+    placed_s: float  # time of placement of the latest late lease
+    elsewhere: bool  # its silent requests must be retried on other replicas
 
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """A lease that should have shown something."""
+    """A lease with an overdue first token."""
 
     lease: Lease
-    since_s: float  # time from which on nothing came of the lease
+    since_s: float  # time since which the lease shows no output
     by_s: float
-    seen: bool  # whether its first token would have been seen
-    slowest_s: float  # seconds by which it is late by any measure
+    seen: bool  # its first token would be visible
+    slowest_s: float  # prefill time up to this lease at SLOWEST_MS for each token
 
 
 class Peers:
-    """What one look asks of others than the member judged: usable members that have a model in common with it.
+    """Peers of the judged members in one pass: usable members that have a model in common.
 
-    By the set of models that members serve, of which there are few: of each set the member that was on time last, and
-    when another one was.
+    Members are grouped by the set of models that they serve; there are few such sets. For each set the member that was
+    on time last is kept, and the last time at which another one was.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -92,7 +95,7 @@ class Peers:
         self._kinds: list[tuple[float, float, Member, frozenset[str]]] | None = None  # latest first
 
     def any(self, member: Member) -> bool:
-        """Whether there are any, to which its requests could go."""
+        """True if a peer exists that could take the member's requests."""
         for name in self._fleet.roster.kind(member):
             serving = self._fleet.serving(name)
             if len(serving) > 1 or (serving and serving[0] is not member):
@@ -100,13 +103,13 @@ class Peers:
         return False
 
     def on_time(self, member: Member, since_s: float) -> bool:
-        """Whether one of them was on time at that moment or since."""
+        """True if a peer was on time at or after this moment."""
         if self._kinds is None:
             self._kinds = sorted([_latest(*kind) for kind in self._fleet.roster.kinds()], key=lambda kind: -kind[0])
         names = self._fleet.roster.kind(member)
         for latest_s, second_s, latest, others in self._kinds:
             if latest_s < since_s:
-                return False  # nobody was
+                return False  # no peer was
             if (second_s if latest is member else latest_s) >= since_s and not others.isdisjoint(names):
                 return True
         return False
@@ -123,21 +126,22 @@ def _latest(names: frozenset[str], members: list[Member]) -> tuple[float, float,
 
 
 def look(fleet: Fleet, fitness: Fitness, now_s: float, stuck_after_s: float) -> Iterator[list[str]]:
-    """Judge all members, and open the breakers of those that are stuck. Yields replicas whose silent requests are to be
-    tried elsewhere, a slice of some LOOK_LEASES open leases at a time, so that other work can be done between them."""
+    """Judge all members, and open the breakers of stalled ones. Yield the replicas with silent requests to retry on
+    others, in slices of about LOOK_LEASES open leases, so that other work can run in between."""
     peers, elsewhere, looked_at = Peers(fleet), list[str](), 0
-    for member in list(fleet.members.values()):  # a member whose health checks failed may still owe answers
+    for member in list(fleet.members.values()):  # a member with failed health checks may still have open answers
         if not quiet(member, now_s, stuck_after_s):
             continue
         if looked_at >= LOOK_LEASES:
             yield elsewhere
             elsewhere, looked_at = [], 0
             if fleet.members.get(member.id) is not member:
-                continue  # the member has left meanwhile
+                continue  # the member has left in the meantime
         looked_at += LOOK_LEASES_MIN + len(member.leases)
         verdict = judge(fleet, member, now_s, stuck_after_s, peers)
         if verdict is not None:
-            if verdict.placed_s >= member.breaker.until_s:  # otherwise the leases are from before its rest: no trial
+            # otherwise the leases are older than its cooldown and not trials
+            if verdict.placed_s >= member.breaker.until_s:
                 fitness.trip(member, Cause.STUCK, verdict.why, now_s)
             member.left_late = 0
             if verdict.elsewhere:
@@ -146,14 +150,15 @@ def look(fleet: Fleet, fitness: Fitness, now_s: float, stuck_after_s: float) -> 
 
 
 def quiet(member: Member, now_s: float, stuck_after_s: float) -> bool:
-    """Whether there is anything to judge: the member owes something, and showed no life a moment ago."""
+    """True if the member must be judged: it has open work and showed no sign of life recently."""
     return now_s - member.alive_s > stuck_after_s / 2 and bool(member.leases or member.left_late)
 
 
 def judge(fleet: Fleet, member: Member, now_s: float, stuck_after_s: float, peers: Peers) -> Verdict | None:
-    """Whether the member is stuck. Cheap for whoever has nothing open, or showed life a moment ago."""
+    """Return the finding if the member is stalled, else None. Cheap for a member without open work or with a recent
+    sign of life."""
     if not quiet(member, now_s, stuck_after_s) or not peers.any(member):
-        return None  # there is no elsewhere without peers
+        return None  # without peers, no other replica can take the requests
     late = list(_late(member, now_s, stuck_after_s / 2))
     if fleet.legs.decoders:
         late = [each for each in late if not is_held(fleet, each.lease, now_s, stuck_after_s)]
@@ -175,7 +180,7 @@ def judge(fleet: Fleet, member: Member, now_s: float, stuck_after_s: float, peer
 
 
 def is_late(member: Member, lease: Lease, now_s: float, stuck_after_s: float) -> bool:
-    """Whether this lease, without a token yet, counts as late."""
+    """True if this lease has no token yet and counts as late."""
     if lease.first_token_s is not None or member.left_late >= STUCK_LEASES:
         return False
     if now_s - max(lease.placed_s, member.alive_s) <= stuck_after_s / 2:
@@ -184,8 +189,11 @@ def is_late(member: Member, lease: Lease, now_s: float, stuck_after_s: float) ->
 
 
 def is_held(fleet: Fleet, lease: Lease, now_s: float, stuck_after_s: float) -> bool:
-    """Whether this is a prefill leg whose decoding replica has answers under way and shows no life, or a decode leg
-    whose prefill replica shows none while no answers are under way here: what holds the leg up may be that."""
+    """True if the other stage of a request may be the cause of this lease's delay.
+
+    - For a prefill stage: its decoding replica has answers in progress and shows no sign of life.
+    - For a decode stage: its prefill replica shows no sign of life, and no answers are in progress here.
+    """
     leg = lease.receipt.leg
     if leg is not None:
         member, first = fleet.members.get(lease.replica), fleet.members.get(leg.replica)
@@ -197,14 +205,14 @@ def is_held(fleet: Fleet, lease: Lease, now_s: float, stuck_after_s: float) -> b
 
 
 def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
-    """Leases that are late by more than the margin, oldest first."""
+    """Yield the leases that are late by more than the margin, oldest first."""
     due_s, slowest_s = member.alive_s + member.left_ms / 1e3, 0.0
-    if member.known_share < 1:  # others use it: one of theirs may be prefilled now
+    if member.known_share < 1:  # other senders use it: one of their prompts may be in prefill now
         due_s += _allowance_ms(member, int(member.speeds.longest_tokens), 0) / 1e3
-    due_s += FACTOR * member.others.waiting_ms / 1e3  # of others that tell it is known how much
-    hidden_s = 0.0  # seconds that answers take which do not stream: the engine may be full of them
+    due_s += FACTOR * member.others.waiting_ms / 1e3  # the waiting prefill of other routers that report it is known
+    hidden_s = 0.0  # duration in seconds of answers that do not stream: they may occupy the engine fully
     for lease in member.leases.values():
-        if lease.first_token_s is not None or lease.receipt.pull is not None:  # a pull has a limit of its own
+        if lease.first_token_s is not None or lease.receipt.pull is not None:  # a P2P KV transfer has its own limit
             continue
         own_s, leg = _allowance_ms(member, lease.prompt_tokens, lease.cached_tokens) / 1e3, lease.receipt.leg
         began_s = lease.placed_s
@@ -215,11 +223,11 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
             elif leg.handshake is Handshake.SGLANG:
                 own_s += FACTOR * (leg.pending_ms + leg.uncached_ms) / 1e3
             else:
-                continue  # its prompt is prefilled elsewhere, and waits for that
+                continue  # its prompt waits for the prefill at another replica
         by_then_s = max(due_s, began_s) + own_s
-        if lease.loading_ms:  # its load waits for the loads before it, whatever is computed meanwhile
+        if lease.loading_ms:  # its load waits for the loads before it, independent of concurrent computation
             by_then_s = max(by_then_s, lease.placed_s + own_s + FACTOR * lease.loading_ms / 1e3)
-        if leg is None or leg.alone:  # blocks on their way keep no prompt waiting that is computed here
+        if leg is None or leg.alone:  # blocks in transfer do not delay a prompt that is computed here
             due_s = by_then_s
         slowest_s += lease.prompt_tokens * SLOWEST_MS / 1e3
         since_s = max(began_s, member.alive_s)
@@ -231,16 +239,16 @@ def _late(member: Member, now_s: float, margin_s: float) -> Iterator[_Late]:
             hidden_s = max(hidden_s, answer_s)
             by_s = now_s - by_then_s - answer_s
         else:
-            hidden_s = float("inf")  # nothing is known of how long it takes
+            hidden_s = float("inf")  # its duration is unknown
             continue
         if by_s > margin_s:
             yield _Late(lease, since_s, by_s, seen, slowest_s)
         elif leg is None and now_s - by_then_s <= margin_s:
-            return  # whoever came later is due later
+            return  # later leases are due later
 
 
 def _allowance_ms(member: Member, prompt_tokens: int, cached_tokens: int) -> float:
-    """Time in which a prefill is not late."""
+    """Return the time within which a prefill is not late."""
     uncached, speeds = prompt_tokens - cached_tokens, member.speeds
     if speeds.prefill.observations < LEARNED:
         if speeds.shorts >= LEARNED and prompt_tokens < LEARN_TOKENS_MIN:
@@ -257,7 +265,7 @@ def _allowance_ms(member: Member, prompt_tokens: int, cached_tokens: int) -> flo
 
 
 def _answer_ms(member: Member, lease: Lease) -> float:
-    """Time beyond prefill in which an answer that does not stream is not late."""
+    """Return the time beyond prefill within which an answer that does not stream is not late."""
     speeds = member.speeds
     if lease.answer_tokens_max >= ANSWER_TOKENS_MAX:
         return 4 * speeds.answer_ms_max

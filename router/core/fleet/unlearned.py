@@ -1,8 +1,8 @@
-"""Replicas whose own speed is not known, and how slow they look all the same.
+"""Slowness of replicas with an unknown speed of their own.
 
-A speed is learned from first tokens, which are never seen where nothing streams. Such a replica is judged by the age of
-what it has not answered, against the mean age over ready replicas, or against how long leases take. Leases of other
-routers count, as far as they are told: of few leases a mean says little.
+A speed is learned from first tokens, which are never seen if no answer streams. Such a replica is judged by the mean
+age of its open leases, compared with the mean age over ready replicas, or with the mean duration of leases. Leases of
+other routers count if they are reported, because the mean of a few leases is unreliable.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from router.core.learned.means import FleetMeans
 
 
 class Unlearned:
-    """Members whose own speed was not known when last looked at: some may have learned it since."""
+    """Members with an unknown speed at the last check; some may have learned theirs since."""
 
     def __init__(self, means: FleetMeans) -> None:
         self._means = means
         self.members: dict[str, Member] = {}
 
     def slowness(self, ready: Iterable[Member], now_s: float) -> dict[str, float]:
-        """How many times slower than its peers a replica looks. Only ready replicas that look slower are named."""
+        """Return the factor by which a replica looks slower than its peers. Only ready replicas that look slower are
+        included."""
         ages_ms: dict[str, float] = {}
         for member in list(self.members.values()):
             if member.prefill_factor.is_known:
@@ -40,5 +41,5 @@ class Unlearned:
 
 
 def _placed_sum_s(member: Member) -> float:
-    """Sum of the times at which all leases that are open there were placed, whoever placed them."""
+    """Return the sum of the placement times of all open leases there, of this and other routers."""
     return member.placed_sum_s + member.others.placed_sum_s

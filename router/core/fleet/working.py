@@ -1,8 +1,8 @@
-"""Replicas that are at work, so that a stream which is silent there need not have broken.
+"""Replicas with work in progress, for which a silent stream is no sign of a broken one.
 
-Engines hide what they make: thinking that nobody asked to see, or the arguments of a tool call until they are whole. A
-stream is silent then for minutes, and its replica is not: its counters move, or other answers come from it. Where an
-engine counts nothing, all that is known is that it answers its health checks.
+Engines hide some of their output: thinking that the client did not request, or the arguments of a tool call until they
+are complete. A stream is then silent for minutes, but its replica is not: its counters move, or other answers come from
+it. For an engine without counters, the only known fact is that it answers its health checks.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from router.core.fleet.fleet import Fleet
 
 
 def at_work(fleet: Fleet, since_s: float) -> tuple[list[str], list[str]]:
-    """Ids of replicas with requests of ours: those that have shown life since this time, and the others of those whose
-    engines count nothing and are well."""
+    """Return the ids of replicas with requests of ours, in two lists.
+
+    - The first: replicas that have shown a sign of life since this time.
+    - The second: other replicas with engines that publish no counters, if their health checks succeed.
+    """
     moving, uncounted = list[str](), list[str]()
     for member in fleet.members.values():
         if not member.leases:
