@@ -1,1 +1,2 @@
-"""The nouns that all rooms speak in: replicas, requests, placements, misses. Nobody changes one."""
+"""Types that all packages share: replicas, requests, placements, misses. Instances stay unchanged after creation,
+except for a few fields that hold later results."""

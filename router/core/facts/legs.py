@@ -1,7 +1,7 @@
-"""Prefill apart from decode: what replicas do, and the prefill leg of a request, as facts that nobody changes.
+"""Types of disaggregated prefill: roles of replicas, and the prefill stage of a request.
 
-A request in two legs is prefilled by one engine, which sends the prompt's KV blocks to another one, and decoded there.
-How the two engines find each other is their handshake.
+In disaggregated prefill one engine prefills the prompt and sends its KV blocks to another engine, which decodes. The
+two engines connect through a KV connector (`Handshake`).
 """
 
 from __future__ import annotations
@@ -12,53 +12,54 @@ from msgspec import Struct
 
 
 class Role(StrEnum):
-    """Which legs a replica takes, as its label `warmroute.io/role` or `llm-d.ai/role` says."""
+    """Stages that a replica takes, from its label `warmroute.io/role` or `llm-d.ai/role`."""
 
-    BOTH = "both"  # whole requests, and either leg
-    PREFILL = "prefill"  # prefill legs; whole requests only where nobody else is there
-    DECODE = "decode"  # decode legs, and whole requests
+    BOTH = "both"  # whole requests, and either stage
+    PREFILL = "prefill"  # prefill stages; whole requests only if no other replica is available
+    DECODE = "decode"  # decode stages, and whole requests
 
 
 class Handshake(StrEnum):
-    """How a decoding engine comes by the blocks of a prefilling one."""
+    """KV connector: the method by which a decoding engine obtains the blocks of a prefilling one."""
 
-    NIXL = "nixl"  # vLLM's NixlConnector: the prefill leg's answer names the blocks, so that it is awaited first
-    MOONCAKE = "mooncake"  # vLLM's MooncakeConnector: both legs at once, under one transfer id
-    OFFLOADING = "offloading"  # vLLM's OffloadingConnector with a p2p tier: both legs at once, under one request id
-    SGLANG = "sglang"  # SGLang's bootstrap server: both legs at once, in one room
+    NIXL = "nixl"  # vLLM's NixlConnector: the answer of the prefill stage names the blocks, so it must come first
+    MOONCAKE = "mooncake"  # vLLM's MooncakeConnector: both stages at once, under one transfer id
+    OFFLOADING = "offloading"  # vLLM's OffloadingConnector with a p2p tier: both stages at once, under one request id
+    SGLANG = "sglang"  # SGLang's bootstrap server: both stages at once, under one `bootstrap_room`
 
 
 class PairState(StrEnum):
-    """Whether two replicas take requests in two legs."""
+    """State of two replicas as a pair for disaggregated prefill."""
 
-    WARM = "warm"  # requests go there
-    NEW = "new"  # no request goes there before the two have handed a prompt over
-    RESTING = "resting"  # no request goes there for now, since the two failed to hand a prompt over
+    WARM = "warm"  # takes requests
+    NEW = "new"  # takes no requests before a first transfer has succeeded
+    RESTING = "resting"  # takes no requests for now, because a transfer failed
 
 
 class PairSeen(Struct, gc=False):
-    """Two replicas that pair, for pages. Numbers are counts since they do."""
+    """A pair of replicas, for status pages. Numbers are counts since they form a pair."""
 
     prefill: str
     decode: str
     state: PairState
-    rests_s: float  # seconds until they are tried again; 0 where they do not rest
-    sent: int  # requests in two legs
-    prefills_failed: int  # requests whose prefill leg failed
-    broken: int  # requests whose blocks did not come, by all that is known
+    rests_s: float  # seconds until the pair is tried again; 0 if it is not in cooldown
+    sent: int  # requests placed on the pair
+    prefills_failed: int  # requests with a failed prefill stage
+    broken: int  # requests with blocks that did not arrive, by all evidence
 
 
 class PrefillLeg(Struct, gc=False):
-    """The replica that prefills a request which another one decodes. Times are milliseconds."""
+    """The prefill stage of a request that another replica decodes. Times are milliseconds."""
 
     replica: str
     handshake: Handshake
-    # `host:port` at which the decoding engine asks there; for NIXL, whose answer says where, addresses of its pod.
+    # `host:port` at which the decoding engine requests the blocks. With NIXL the answer states it, and this is a list
+    # of the pod's addresses.
     address: str
-    cached_tokens: int  # part of the prompt that this replica is believed to hold
+    cached_tokens: int  # part of the prompt estimated as cached at this replica
     pending_ms: float  # time until its prefill begins there
-    uncached_ms: float  # prefill time of what it does not hold
+    uncached_ms: float  # prefill time of the uncached part
     transfer_ms: float  # time until the blocks are at the decoding replica, once they are computed
     lease: int = 0  # id of the lease that is open there
-    found_tokens: int | None = None  # part of the prompt that it found cached, once its leg has ended and it has told
-    alone: bool = False  # nothing came of it: the decoding replica has computed the prompt, too
+    found_tokens: int | None = None  # cached part of the prompt as the engine reported it after the stage ended
+    alone: bool = False  # the prefill stage failed, and the decoding replica computed the prompt itself

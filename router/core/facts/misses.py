@@ -1,7 +1,7 @@
-"""The nouns of the cache observatory: why tokens of a prompt had to be computed, and where two prompts differ.
+"""Types of the cache observatory: reasons for computed prompt tokens, and differences between two prompts.
 
-Every prompt token is a hit or has exactly one reason. Reasons are stretches of the prompt, from its beginning to its
-end, so they add up by construction: hit + misses = prompt tokens.
+Every prompt token is a hit or has exactly one reason. Reasons are ranges of the prompt, from its beginning to its end,
+so they add up by construction: hit + misses = prompt tokens.
 """
 
 from __future__ import annotations
@@ -12,37 +12,42 @@ from msgspec import Struct
 
 
 class Miss(StrEnum):
-    """Why tokens were not found in a replica's cache; those that somebody can do something about come first."""
+    """Reason for tokens that were not found in a replica's cache; reasons that operators or clients can fix come
+    first."""
 
-    DIVERGED = "diverged"  # an earlier prompt had these tokens too, behind something that differs now
-    EVICTED = "evicted"  # a replica held these tokens, and dropped them
-    SPILLED = "spilled"  # another replica holds these tokens, and computing them here was cheaper
-    REPLICA_LOST = "replica_lost"  # the replica that held these tokens is gone, or was restarted
-    IDENTITY = "identity"  # the same prompt is held for another model, adapter, salt or tenant
+    DIVERGED = "diverged"  # an earlier prompt had these tokens too, after text that differs now
+    EVICTED = "evicted"  # a replica had cached these tokens, and evicted them
+    SPILLED = "spilled"  # another replica has cached these tokens, and computing them here was cheaper
+    REPLICA_LOST = "replica_lost"  # the replica that had cached these tokens has left, or was restarted
+    IDENTITY = "identity"  # the same prompt is cached for another model, adapter, salt or tenant
     MISPREDICTED = "mispredicted"  # the router predicted a hit, and the engine reported a miss
     UNSUPPORTED = "unsupported"  # the router cannot read this prompt
     COLD = "cold"  # no earlier prompt begins like this one
-    NEW = "new"  # tokens behind a prefix that was seen before: unavoidable
+    NEW = "new"  # tokens after a prefix that was seen before: unavoidable
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
 
 
 class TokenPlace(StrEnum):
-    """Where a token of a prompt ends on its way from asked to hit, in the order of that way. Reasons say why a token
-    was computed, for whoever can mend it; places also say where it was held meanwhile, and how a hit was had."""
+    """Final place of a prompt token on its way from request to hit, in the order of that way.
+
+    A reason (Miss) names the cause of a computed token, for the person who can fix it. A place also distinguishes the
+    replica that had cached it in the meantime, and the source of a hit.
+    """
 
     UNSUPPORTED = "unsupported"  # tokens of a prompt that the router cannot read
-    NEVER_SEEN = "never_seen"  # no earlier prompt that began alike had these tokens
+    NEVER_SEEN = "never_seen"  # no earlier prompt with the same beginning had these tokens
     TAIL = "tail"  # a partial block, and the last token, which engines always compute
-    REWRITTEN = "rewritten"  # an earlier prompt had these tokens too, behind something that differs now
-    IDENTITY = "identity"  # tokens held for another model, adapter, salt or tenant
-    REPLICA_LOST = "replica_lost"  # the replica that held these tokens is gone, or was restarted
-    EVICTED_HERE = "evicted_here"  # the replica that was asked dropped these tokens
-    EVICTED_BY_OTHERS = "evicted_by_others"  # other replicas dropped these tokens
-    HELD_ELSEWHERE = "held_elsewhere"  # another replica holds these tokens, and was passed over
-    MISPREDICTED = "mispredicted"  # the replica was believed to hold these tokens, and its engine did not find them
-    TIER = "tier"  # tokens that were found in memory or files behind the GPU, and loaded
-    PULLED = "pulled"  # tokens that came from another replica's memory
-    REPLAY = "replay"  # tokens of a prompt that was asked for before, found on the GPU
+    REWRITTEN = "rewritten"  # an earlier prompt had these tokens too, after text that differs now
+    IDENTITY = "identity"  # tokens cached for another model, adapter, salt or tenant
+    REPLICA_LOST = "replica_lost"  # the replica that had cached these tokens has left, or was restarted
+    EVICTED_HERE = "evicted_here"  # the chosen replica evicted these tokens
+    EVICTED_BY_OTHERS = "evicted_by_others"  # other replicas evicted these tokens
+    HELD_ELSEWHERE = "held_elsewhere"  # another replica has cached these tokens, and was passed over
+    # the replica's cache was predicted to have these tokens, and its engine did not find them
+    MISPREDICTED = "mispredicted"
+    TIER = "tier"  # tokens found in memory or files outside the GPU, and loaded
+    PULLED = "pulled"  # tokens from another replica's memory
+    REPLAY = "replay"  # tokens of a prompt that was requested before, found on the GPU
     GENUINE = "genuine"  # tokens of a new prompt, found on the GPU
 
 
@@ -53,14 +58,14 @@ STAGES = {
     "reached": (TokenPlace.HELD_ELSEWHERE,),
     "hit": (TokenPlace.MISPREDICTED,),
 }
-"""Stages of the way from asked to hit, each with the places of the tokens that do not reach it. Places of no stage
-are those of hits."""
+"""Stages of the way from request to hit, each with the places of the tokens that do not reach it. Places without a
+stage are those of hits."""
 
 AVOIDABLE = (Miss.DIVERGED, Miss.EVICTED, Miss.SPILLED, Miss.REPLICA_LOST, Miss.IDENTITY, Miss.MISPREDICTED)
 
 
 class Change(StrEnum):
-    """What kind of difference makes a prompt diverge from an earlier one."""
+    """Kind of the difference between a prompt and an earlier one."""
 
     TIMESTAMP = "timestamp"  # a date or a time of day
     IDENTIFIER = "identifier"  # a UUID, a request id
@@ -70,27 +75,28 @@ class Change(StrEnum):
     TOOL_REMOVED = "tool_removed"
     KEY_ORDER = "key_order"  # the same JSON object, its keys in another order
     WHITESPACE = "whitespace"
-    EDITED_HISTORY = "edited_history"  # an earlier message is not what it was
-    TRUNCATED_HISTORY = "truncated_history"  # earlier messages are gone
+    EDITED_HISTORY = "edited_history"  # an earlier message has changed
+    TRUNCATED_HISTORY = "truncated_history"  # earlier messages are missing
     REORDERED_CONTEXT = "reordered_context"  # the same retrieved passages in another order
     OTHER = "other"
 
 
-class Difference(Struct, array_like=True, gc=False):  # an array where workers send it to their hub
-    """Where a prompt first differs from an earlier one of its conversation or template."""
+class Difference(Struct, array_like=True, gc=False):  # an array when workers send it to the control plane
+    """First difference between a prompt and an earlier one of its conversation or template."""
 
     change: Change
-    message: int  # index among the messages that the template sees, a system prompt included; -1: before them
+    message: int  # index among the template's messages, including a system prompt; -1: before them
     role: str  # the message's role; "other" if no engine knows it, "" before all messages
     path: str  # place in the request's body: `messages[3].content[1].text`, `tools[2].function.parameters`
     offset_bytes: int  # first byte that differs, in the prompt's canonical bytes
     at_bytes: int  # first byte that differs, within the UTF-8 text at `path`
-    lost_bytes: int  # bytes behind the difference that the earlier prompt had too: computed again because of it
-    shape: str = ""  # the text that differs, digits as 0, letters as a and A, up to SHAPE_CHARS_MAX
-    piece_hash: int = 0  # hash of the text that differs: tells two differences apart without their text
-    before: str = ""  # the earlier prompt's text there; empty unless excerpts are wanted
-    after: str = ""  # the new prompt's text there; empty unless excerpts are wanted
-    token_bytes: int = -1  # first byte of the date, identifier or number that changes, as `at_bytes`; -1: none does
+    lost_bytes: int  # bytes after the difference that the earlier prompt had too, and that must be computed again
+    shape: str = ""  # the differing text, digits as 0, letters as a and A, up to SHAPE_CHARS_MAX
+    piece_hash: int = 0  # hash of the differing text: distinguishes two differences without their text
+    before: str = ""  # the earlier prompt's text there; empty unless excerpts are enabled
+    after: str = ""  # the new prompt's text there; empty unless excerpts are enabled
+    # first byte of the date, identifier or number that changes, counted like `at_bytes`; -1: no such text
+    token_bytes: int = -1
 
 
 SHAPE_CHARS_MAX = 64
@@ -98,57 +104,59 @@ EXCERPT_CHARS_MAX = 160
 
 
 class Sighting(Struct, array_like=True):
-    """What the texts of earlier prompts say of this one, before it is placed. Bytes are canonical bytes."""
+    """Result of comparing a prompt with the texts of earlier prompts, before it is placed. Bytes are canonical
+    bytes."""
 
     known_bytes: int = 0  # leading bytes that an earlier prompt of the same identity had too
-    repeated_bytes: int = 0  # bytes behind `known_bytes` and a difference that an earlier prompt had too
+    repeated_bytes: int = 0  # bytes after `known_bytes` and a difference that an earlier prompt had too
     identity_bytes: int = 0  # leading bytes that a prompt of another identity had
-    template: int = 0  # 64-bit name of the shared prefix that the prompt begins with; 0: none is known
+    template: int = 0  # 64-bit name of the shared prefix that the prompt begins with; 0: unknown
     conversation: int = 0  # 64-bit name of the prompt's conversation
     turn: int = 0  # earlier prompts of that conversation
-    appended: bool = True  # the prompt changes nothing that its conversation had said
-    tools: bool = False  # the request brings tools
+    appended: bool = True  # the prompt changes no earlier part of its conversation
+    tools: bool = False  # the request has tools
     tool_calls: int = 0  # tool calls in the prompt's history
     step: str = ""  # an agent's step, as the request names it; "": none
-    difference: Difference | None = None  # set where the prompt is not `appended`, or its template changed
-    agent: str = ""  # kind of agent whose client asks; "" where it is not known
-    apart: bool = False  # the other identity has a salt, or a cache of its own: who asks may not hear of it
+    difference: Difference | None = None  # set if the prompt is not `appended`, or its template changed
+    agent: str = ""  # kind of agent that the client runs; "" if unknown
+    apart: bool = False  # the other identity has a salt or a cache of its own, and must not be disclosed to this client
 
 
 class Template(Struct):
-    """A prefix that several conversations share, as whoever saw their texts tells of it."""
+    """A prefix that several conversations share, as reported by the component with access to their texts."""
 
     id: int
     parent: int  # id of a shorter template that this one begins with; 0: none
     prompt_bytes: int  # canonical bytes that are shared
-    key: int  # chain key of the last full block: its holders hold the whole template; 0: shorter than a block
+    key: int  # chain key of the last full block: its holders have the whole template; 0: shorter than a block
     tools: int = 0  # number of its tools
-    messages: int = 0  # number of its whole messages
-    label: str = ""  # the template's beginning, cut short; empty unless excerpts are wanted
+    messages: int = 0  # number of its complete messages
+    label: str = ""  # the template's beginning, truncated; empty unless excerpts are enabled
     conversations: int = 0
-    path: str = ""  # path of requests that have the template
-    body: bytes = b""  # shortest request that has the whole template, for warming a replica; empty if too long to keep
+    path: str = ""  # path of requests with the template
+    body: bytes = b""  # shortest request with the whole template, to warm a replica; empty if too long to keep
 
 
 class Breakdown(Struct, array_like=True, gc=False):
-    """A prompt's tokens: those that were found, on the GPU or behind it, and why the others were not. `misses` are
-    those that are not nought.
+    """A prompt's tokens: those found, on the GPU or outside it, and the reasons for the others. `misses` has only
+    non-zero entries.
 
-    hit + sum(misses) = prompt_tokens, always.
+        hit + sum(misses) = prompt_tokens, always.
     """
 
     prompt_tokens: int
     hit: int
     misses: dict[Miss, int]
-    saved_ms: float = 0.0  # how much longer the first token would have taken where the spilled tokens are held
-    loaded: int = 0  # part of `hit` that was not on the GPU, and came from memory or files behind it
+    saved_ms: float = 0.0  # additional time to first token on the replica that has cached the spilled tokens
+    loaded: int = 0  # part of `hit` that was not on the GPU, and came from memory or files
     dropped_elsewhere: int = 0  # part of the evicted tokens that other replicas computed last
-    held: tuple[str, str] = ("", "")  # replica that holds more of the prompt, and why not there (placement/spill.py)
+    # replica that has more of the prompt, and the reason to pass it over (placement/spill.py)
+    held: tuple[str, str] = ("", "")
     pulled: int = 0  # part of `hit` that came from another replica's memory
 
     def header(self, *, isolated: bool = False) -> str:
-        """The value of `x-warmroute-miss`. An `isolated` tenant is not told that the prompt is held for another
-        identity: those tokens count as cold."""
+        """Return the value of `x-warmroute-miss`. It does not disclose to an `isolated` tenant that the prompt is
+        cached for another identity: those tokens count as cold."""
         misses = self.misses
         if isolated and Miss.IDENTITY in misses:
             unknown = (Miss.IDENTITY, Miss.NEW)
@@ -158,7 +166,7 @@ class Breakdown(Struct, array_like=True, gc=False):
         return (_forms.get(reasons) or _form(reasons)) % tuple(misses.values())
 
 
-_forms: dict[tuple[Miss, ...], str] = {}  # a dozen sets of reasons are nearly all that there are
+_forms: dict[tuple[Miss, ...], str] = {}  # a dozen sets of reasons are nearly all that occur
 
 
 def _form(reasons: tuple[Miss, ...]) -> str:

@@ -1,26 +1,27 @@
-"""Which events of a stream are progress: those with data that is more than a ping.
+"""Detection of progress in event streams: an event counts if it has data other than a ping.
 
-A server may keep a connection open by comments, blank lines, empty objects or pings though nothing is worked on: none
-of these shows that an engine makes tokens. No expression looks for lines of data, since it would look at each byte.
+A server may keep a connection open with comments, blank lines, empty objects or pings while it does not work on the
+request. None of these shows that an engine produces tokens. No single expression searches for data lines, because it
+would examine each byte.
 """
 
 from __future__ import annotations
 
 import re
 
-_TOKEN = b'data: {"id"'  # how nearly all events begin
+_TOKEN = b'data: {"id"'  # beginning of nearly all events
 _DATA = re.compile(rb"data: ?(?![ \r\n])")
-# A line of data that is no empty object, and not the ping of the Messages API.
+# A data line that is neither an empty object nor the ping of the Messages API.
 _PROGRESS = re.compile(rb'data: ?(?![ \r\n]|\{ ?\}|\{ ?"type": ?"ping" ?\})')
 
 
 def has_data(events: bytes) -> bool:
-    """Whether these events have data: comments and blank lines have none."""
+    """True if these events have data; comments and blank lines have none."""
     return events.startswith(_TOKEN) or _has_line(events, _DATA)
 
 
 def is_progress(events: bytes) -> bool:
-    """Whether these events, of which the first may follow the size line of a chunk, have data that is no ping."""
+    """True if these events have data that is not a ping. The first event may follow the size line of a chunk."""
     return events.startswith(_TOKEN) or _has_line(events, _PROGRESS)
 
 

@@ -1,4 +1,4 @@
-"""Replicas, the models that they serve, and their load, as facts that nobody changes."""
+"""Replicas, the models that they serve, and their load."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from urllib.parse import urlsplit
 from router.core.facts.legs import Role
 
 RANK_MARK = "#dp"  # begins a URL's fragment, which no base URL has
-REST_MAX_S = 300.0  # longest rest granted: a Retry-After by a clock that is wrong by years must not cost a replica
+REST_MAX_S = 300.0  # longest cooldown granted: a Retry-After by a clock that is wrong by years must not cost a replica
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
     """One engine as discovery reports it; its id is stable across routers.
 
-    `id` is the base URL without a trailing slash. Where one server runs several data-parallel ranks, each with a
-    cache of its own, every rank is a replica with the id `{base URL}#dp{rank}`.
+    `id` is the base URL without a trailing slash. If one server runs several data-parallel ranks, each with a cache of
+    its own, every rank is a replica with the id `{base URL}#dp{rank}`.
     """
 
     id: str
-    instance: str = ""  # the engine that is there now; another one at the same address has an empty cache
-    name: str = ""  # name for people: `namespace/pod`
+    instance: str = ""  # the current engine; another one at the same address has an empty cache
+    name: str = ""  # display name: `namespace/pod`
     node: str = ""  # the machine that it runs on
-    events: str = ""  # address of its KV events, if discovery knows: tcp://10.0.0.1:5557
-    replay: str = ""  # address at which events are replayed, if discovery knows; only with `events`
-    peer: str = ""  # where it takes orders of its peers (vLLM's p2p tier), if discovery knows: 10.0.0.1:5710
-    role: Role = Role.BOTH  # which legs of a request it takes
-    revision: str = ""  # of a rollout, whose replicas pair only among themselves; "": none is known
-    ready: bool = True  # False: discovery says to send nothing new there; its cache is still held
-    hosts: tuple[str, ...] = ()  # addresses of its pod, where discovery knows several
+    events: str = ""  # address of its KV events, if discovery provides it: tcp://10.0.0.1:5557
+    replay: str = ""  # address at which events are replayed, if discovery provides it; only with `events`
+    peer: str = ""  # address for its peers' requests (vLLM's p2p tier), if discovery provides it: 10.0.0.1:5710
+    role: Role = Role.BOTH  # stages of a request that it takes
+    revision: str = ""  # rollout revision; only replicas of the same one form pairs; "": unknown
+    ready: bool = True  # False: discovery excludes it from new requests; its cache still exists
+    hosts: tuple[str, ...] = ()  # addresses of its pod, if discovery provides several
 
     @property
     def url(self) -> str:
@@ -40,42 +40,42 @@ class Replica:
 
     @property
     def rank(self) -> int | None:
-        """The data-parallel rank, counted from 0 within this server; None where it has only one."""
+        """The data-parallel rank, counted from 0 within this server; None if the server has a single rank."""
         rank = self.id.partition(RANK_MARK)[2]
         return int(rank) if rank else None
 
     @property
     def pod(self) -> str:
-        """The pod's name; "" where discovery knows none."""
+        """The pod's name; "" if discovery provides none."""
         return self.name.rpartition("/")[2]
 
     @property
     def namespace(self) -> str:
-        """The pod's namespace; "" where discovery knows none."""
+        """The pod's namespace; "" if discovery provides none."""
         return self.name.rpartition("/")[0]
 
     def of_rank(self, rank: int) -> Replica:
-        """One rank of this server."""
+        """Return one rank of this server."""
         return replace(self, id=f"{self.url}{RANK_MARK}{rank}")
 
     def is_another(self, before: Replica) -> bool:
-        """Whether this is another engine at the same address; where one of the two is not known, nothing says so."""
+        """True if this is another engine at the same address. Without both instances, no difference is assumed."""
         return bool(self.instance and before.instance and self.instance != before.instance)
 
     def after(self, before: Replica) -> Replica:
-        """The same engine, as far as known, with the facts of today: an instance that was known still is."""
+        """Return the same engine with its current values; a known instance is kept if the new one is unknown."""
         return self if self.instance or not before.instance else replace(self, instance=before.instance)
 
 
 @lru_cache(4_096)
 def address_of(id_: str) -> str:
-    """`host:port` of the replica with this id; the port is its scheme's where the URL has none."""
+    """Return `host:port` of the replica with this id; a URL without a port has its scheme's default."""
     where = urlsplit(id_)
     return where.netloc if where.port else f"{where.netloc}:{443 if where.scheme == 'https' else 80}"
 
 
 def is_among(id_: str, addresses: frozenset[str]) -> bool:
-    """Whether the replica with this id is at one of these addresses: `host:port`, or `host` for all its ports."""
+    """True if the replica with this id is at one of these addresses: `host:port`, or `host` for all its ports."""
     address = address_of(id_)
     return address in addresses or address.rpartition(":")[0] in addresses
 
@@ -90,7 +90,7 @@ class ServedModel:
     max_model_len_tokens: int | None = None
     created: int = 0
     owned_by: str = ""
-    row: bytes = field(default=b"", compare=False)  # as the engine wrote it, JSON; b"" for one that is too long
+    row: bytes = field(default=b"", compare=False)  # the engine's own JSON; b"" for a row that is too long
 
 
 class CapacitySource(StrEnum):
@@ -112,10 +112,10 @@ class Sleep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An engine's `/metrics`, as numbers; None if it does not state one."""
+    """Numbers of an engine's `/metrics`; None if it does not publish one."""
 
     running: int | None = None
-    waiting: int | None = None  # requests that wait for room; for anything if `deferred` is None
+    waiting: int | None = None  # requests that wait for KV capacity; for any reason if `deferred` is None
     kv_usage: float | None = None  # 0..1, blocks in use by live requests
     kv_tokens_max: int | None = None  # capacity of the KV pool
     block_tokens: int | None = None  # the engine's own block (page) size
@@ -123,10 +123,12 @@ class Load:
     generation_tokens_total: float | None = None
     cache_query_tokens_total: float | None = None
     cache_hit_tokens_total: float | None = None
-    prefix_caching: bool | None = None  # False: nothing is ever held
+    prefix_caching: bool | None = None  # False: the engine caches no prefixes
     started_s: float | None = None  # Unix time at which its process began, by the engine's clock
-    computed_tokens_total: float | None = None  # counted as they are computed, where others count answers that ended
-    deferred: int | None = None  # requests that wait for something else than room: a grammar, an adapter, remote blocks
+    # updated while tokens are computed, unlike other counters, which may count only finished answers
+    computed_tokens_total: float | None = None
+    # requests that wait for other reasons than KV capacity: a grammar, an adapter, remote blocks
+    deferred: int | None = None
     kv_source: CapacitySource | None = None  # origin of `kv_tokens_max`
     kv_blocks: int | None = None  # blocks (pages) of the KV pool
     sleep: Sleep | None = None

@@ -1,9 +1,10 @@
-"""Requests as facts that nobody changes: prompts, where their messages end, what a body asks.
+"""Requests: prompts, ends of their messages, and the fields of a body that placement needs.
 
-Facts (this file, replicas.py, placements.py, misses.py) have no behaviour beyond their own arithmetic. Those of which
-each request makes some are msgspec Structs, made in less than half the time that a dataclass takes, which is a fraction
-of a frozen one's. Where no cycle can arise they say `gc=False`: the collector, which runs the more often the more is
-made, does not count them. Compiled they are C's (deploy/compiled_sources.py).
+Types of this package (this file, replicas.py, placements.py, misses.py) have no behaviour except simple arithmetic on
+their own fields. Types with several instances for each request are msgspec Structs. Creating one takes less than half
+the time of a dataclass, which itself takes a fraction of a frozen one's. Types that cannot form a cycle have
+`gc=False`: the garbage collector, which runs more often the more objects are created, does not count them. Compiled
+code uses C structs instead (deploy/compiled_sources.py).
 """
 
 from __future__ import annotations
@@ -17,81 +18,86 @@ from msgspec import Struct
 
 
 class Priority(IntEnum):
-    """Whose turn it is when the fleet is full; by name in `x-warmroute-priority`."""
+    """Order of requests when the fleet is full; by name in `x-warmroute-priority`."""
 
     HIGH = 0
     NORMAL = 1
     LOW = 2
 
 
-OPAQUE_BYTES = 1_024  # canonical bytes that stand for one part of a prompt which is no text, such as an image
+OPAQUE_BYTES = 1_024  # canonical bytes that stand for one part of a prompt other than text, such as an image
 
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """Where a message of a prompt ended: prompts that begin alike up to there share one. Sizes are canonical bytes
-    behind the prompt's head (tools and template arguments), of which two such prompts may have different ones.
+    """End of a message of a prompt. Prompts with the same beginning up to there share one.
+
+    Sizes are canonical bytes after the prompt's head (tools and template arguments), in which two such prompts may
+    differ.
     """
 
     size: int
-    first_user_end: int  # 0 where no message was the user's
+    first_user_end: int  # 0 if no message is the user's
     spans: tuple[tuple[int, int], ...]  # (start, end) of the latest assistant messages
     opaque_bytes: int
-    hint_bytes: int = 0  # offset behind the last breakpoint before the first user message's end; 0: none
-    # What `chain_of` knows of it, by root and head: none of it is a fact of the prompt's.
+    hint_bytes: int = 0  # offset after the last breakpoint before the first user message's end; 0: none
+    # Cache of `chain_of`, by root and head; not a property of the prompt.
     chains: dict[tuple[int, bytes], Any] = field(default_factory=dict, repr=False)
-    said: Said | None = field(default=None, repr=False)  # the messages, where templates are rendered with them
+    said: Said | None = field(default=None, repr=False)  # the messages, if templates are rendered with them
 
 
 class Said(Struct, eq=False):
-    """Decoded messages from a conversation's first on. Many beginnings of a conversation share a list, and none
-    changes what is in it."""
+    """Decoded messages from the first one of a conversation. Many beginnings of a conversation share a list, and none
+    changes its elements."""
 
     messages: list[Any]
     count: int = 0  # leading messages of the list that belong to the beginning
     held_bytes: int = 0  # memory that these messages take, an upper bound
 
     def copy(self) -> Said:
-        """The same messages in a list of their own, to which more can be added."""
+        """Return the same messages in a separate list, to which more can be added."""
         return Said(self.messages[: self.count], self.count, self.held_bytes)
 
     def add(self, message: object, held_bytes: int) -> None:
-        """Put a message behind the others, which takes so many bytes of memory."""
+        """Append a message, which takes `held_bytes` of memory."""
         self.messages.append(message)
         self.count += 1
         self.held_bytes += held_bytes
 
 
-# What stands before a prompt's messages: its canonical bytes; where the last breakpoint in them is; and `arguments` and
-# `fewer_tools` (see Prompt).
+# The part of a prompt before its messages: its canonical bytes; the offset of the last breakpoint in them; and
+# `arguments` and `fewer_tools` (see Prompt).
 Heading = tuple[bytes, int, tuple[int, int], tuple[int, bytes] | None]
 
 
 @dataclass(slots=True, eq=False)
 class Joint:
-    """How a prompt hangs together with prompts read before."""
+    """Connection of a prompt with prompts read before."""
 
     head: bytes  # canonical bytes before the first message
-    before: Beginning | None  # beginning behind which the prompt's `text` begins; None: `text` is all of it
-    ends: list[Beginning]  # ends of messages in `text` that later prompts may ask for
-    whole: Callable[[], Prompt | None]  # reads the whole prompt again, should the chain of `before` not be known
+    before: Beginning | None  # beginning after which the prompt's `text` begins; None: `text` is complete
+    ends: list[Beginning]  # ends of messages in `text` that later prompts may look up
+    whole: Callable[[], Prompt | None]  # reads the whole prompt again, if the chain of `before` is unknown
 
 
 class Prompt(Struct, eq=False):
-    """What the chat template will see, as canonical bytes.
+    """The chat template's input, as canonical bytes.
 
-    Turn n+1 of an append-only conversation starts with all bytes of turn n. `first_user_end` is the offset behind
-    the first user message; `assistant_spans` are (start, end) offsets of assistant messages, in order.
-    `opaque_bytes` counts bytes that stand for something else, OPAQUE_BYTES for each part (an image's digest): they say
-    nothing of bytes per token.
-    `arguments` is (start, end) of the template's arguments, which the ring does not look at. `fewer_tools`: so many
-    leading bytes are tools, and what stands there instead on engines that leave out tools that may not be called; None
-    where all may be.
-    `bytes_per_token` is set where it is known, not learned: a prompt given as token ids.
-    `hint_bytes` is the offset behind the last `cache_control` breakpoint before the end of the first user message: what
-    is marked there is the client's template; what is marked later, only its conversation. 0: none.
-    Where its beginning was read before (`joint`), `text` is only what stands behind that, and only the latest
-    assistant messages are told; offsets count from the prompt's first byte in any case.
+    Turn n+1 of an append-only conversation starts with all bytes of turn n. Offsets count from the prompt's first byte.
+
+    - `first_user_end`: offset after the first user message.
+    - `assistant_spans`: (start, end) offsets of assistant messages, in order.
+    - `opaque_bytes`: bytes that stand for other content, OPAQUE_BYTES for each part (an image's digest). They are
+      excluded from the ratio of bytes to tokens.
+    - `arguments`: (start, end) of the template's arguments, which the ring ignores.
+    - `fewer_tools`: number of leading bytes that are tools, and their replacement on engines that omit tools that may
+      not be called. None if all tools may be called.
+    - `bytes_per_token`: set only if known, not learned: a prompt given as token ids.
+    - `hint_bytes`: offset after the last `cache_control` breakpoint before the end of the first user message. A mark
+      before it belongs to the client's template, a later one only to its conversation. 0: none.
+
+    If the beginning of the prompt was read before (`joint`), `text` is only the rest after it, and `assistant_spans`
+    has only the latest assistant messages.
     """
 
     text: bytes
@@ -106,7 +112,7 @@ class Prompt(Struct, eq=False):
     joint: Joint | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Whether they are the same, however they hang together with others, and whatever is marked in them."""
+        """True if the prompts are the same, independent of `hint_bytes` and `joint`."""
         return isinstance(other, Prompt) and _same(self, other, self.__struct_fields__[:-2])
 
     __hash__ = None  # type: ignore[assignment]
@@ -117,57 +123,60 @@ class Prompt(Struct, eq=False):
         return self.skipped_bytes + len(self.text)
 
     def let_go(self) -> None:
-        """Drop the text, which nobody needs once it is hashed; sizes stay."""
+        """Drop the text, which is not needed after hashing; sizes stay."""
         self.skipped_bytes, self.text, self.joint = self.size, b"", None
 
 
 class AgentIds(Struct, gc=False):
-    """Whose request it is by the client's own names: text that clients choose, which is neither kept nor shown."""
+    """Conversation identity of a request by the client's own names. Clients choose this text freely, so it is neither
+    kept nor shown."""
 
     client: str  # name of the table's row that found them (core/prompts/agents.py); "" for names of any client
     conversation: bytes
-    parent: bytes = b""  # the conversation that started this one; empty for none
+    parent: bytes = b""  # the conversation that started this one; empty: none
     session: bytes = b""  # name that all conversations of one session share
-    final: bool = False  # the client says that the conversation is over
+    final: bool = False  # the client marks the conversation as finished
 
 
 class Kin(Struct, gc=False):
-    """The conversation of a request by what its client says, as 64-bit names that differ between tenants."""
+    """Conversation identity of a request, as 64-bit names that differ between tenants."""
 
     conversation: int
     parent: int = 0  # the conversation that started this one; 0: none
-    final: bool = False  # the conversation is over: nothing of it will be asked for again
+    final: bool = False  # the conversation has ended, and no further request of it is expected
 
 
 class Ask(Struct, eq=False):
-    """A parsed request: only what placement needs to know of it."""
+    """A parsed request, with only the fields that placement needs."""
 
     model: str | None
     prompt: Prompt | None = None
     stream: bool = False
-    salt: bytes = b""  # cache_salt and whatever else separates caches besides the model
+    salt: bytes = b""  # cache_salt and all other values that separate caches, except the model
     session: str | None = None  # prompt_cache_key; a session header comes from the proxy
     output_tokens_max: int | None = None
     stored: bool | None = None  # `store`; the Responses API keeps answers unless it is false
     response_id: str | None = None  # previous_response_id; only the replica that made the response can continue it
-    wants_usage: bool = False  # the stream will report usage: the client asked, or the dialect always does
+    wants_usage: bool = False  # the stream will report usage: the client requested it, or the dialect always does
     metadata: bytes = b""  # the body's own, JSON; dropped once `step` is read
     step: str = ""  # an agent's step, as the request names it; "": none
-    stream_options: dict[str, Any] | None = None  # the request's own; dropped once its body is what goes on
-    names: dict[bytes, bytes] | None = None  # fields that say whose it is (prompts/agents.py); dropped once it is known
-    adapter: str = ""  # LoRA adapter that the body names besides its model, as SGLang takes it (`lora_path`)
-    new_bytes: int = 0  # bytes of the body that no earlier body began with; 0: nothing of it was known
+    stream_options: dict[str, Any] | None = None  # the request's own; dropped once the body to forward is made
+    # fields with the conversation identity (prompts/agents.py); dropped once it is known
+    names: dict[bytes, bytes] | None = None
+    adapter: str = ""  # LoRA adapter that the body names in addition to its model, in SGLang's field `lora_path`
+    new_bytes: int = 0  # bytes of the body that no earlier body began with; 0: no part of it was known
     decoded: object = None  # the dialect's decoded body, for its `template_input`
 
     def __eq__(self, other: object) -> bool:
-        """Whether they ask for the same, however they were read."""
+        """True if the requests are the same, independent of `new_bytes` and `decoded`, which depend on earlier
+        bodies."""
         return isinstance(other, Ask) and _same(self, other, self.__struct_fields__[:-2])
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def hint_bytes(self) -> int:
-        """Where the client says that its template ends (`Prompt`); 0: nowhere."""
+        """Offset at which the client marks the end of its template (`Prompt`); 0: unmarked."""
         return self.prompt.hint_bytes if self.prompt is not None else 0
 
 
@@ -177,11 +186,11 @@ def _same(one: object, other: object, fields: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TemplateInput:
-    """What an engine makes a prompt's token ids of. Exactly one of `ids`, `text` and `messages` is set.
+    """Input from which an engine makes a prompt's token ids. Exactly one of `ids`, `text` and `messages` is set.
 
-    `messages` are OpenAI chat messages, whatever API the request came through, before the engine fits them to its
-    template: `content` is absent, None, a string or a list of text parts; the arguments of tool calls are JSON text,
-    or what it decodes to. `tools` are as the request has them, wrapped as OpenAI's chat API does.
+    `messages` are OpenAI chat messages for requests of any API, before the engine adapts them to its template.
+    `content` is absent, None, a string or a list of text parts. The arguments of tool calls are JSON text, or its
+    decoded value. `tools` are those of the request, wrapped as in OpenAI's chat API.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -195,5 +204,6 @@ class TemplateInput:
     text: str | None = None
     ids: bytes | None = None  # uint32 little-endian
     add_special_tokens: bool = False  # the tokenizer adds its own tokens, such as BOS
-    api: str = "chat"  # "chat", "messages" or "responses": engines fit their messages differently
-    thinking_off: bool = False  # Messages API: thinking is disabled; vLLM asks the template which effort that is
+    api: str = "chat"  # "chat", "messages" or "responses": engines adapt their messages differently
+    # Messages API: thinking is disabled; vLLM queries the template for the corresponding effort
+    thinking_off: bool = False

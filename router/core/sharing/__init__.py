@@ -1,5 +1,6 @@
-"""Several routers decide as one: what this router knows and the others do not, as messages, and what they say.
+"""Exchange of state between routers, so that several routers place requests as one.
 
-`Sharing` says and hears; the bytes between routers are somebody else's business. Each message has absolute sums, so
-that a message lost, repeated, late, or from before a restart is healed by the next one.
+`Sharing` encodes the state that only this router has into messages, and applies the messages of others. The transport
+of the bytes is not part of this package. Each message contains absolute sums, so the next message corrects one that was
+lost, repeated, or sent before a restart.
 """

@@ -1,8 +1,8 @@
-"""All that a router knows, made into pieces (state.py) a step at a time while it goes on placing.
+"""Export of a router's state as pieces (state.py), in small steps while the router keeps placing requests.
 
-Each generator yields a piece, or None where a step is done without one: whoever drives it goes on with other work in
-between as often as time asks for it. What changes meanwhile is told as it was at some moment; a cache that begins anew
-meanwhile is not told at all.
+Each generator yields a piece, or None after a step without a complete piece. The caller runs other work between two
+steps as needed. State that changes during the export is included as it was at some moment. A cache that is cleared
+during the export is not included.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from router.core.sharing.state import (
     StateTouches,
 )
 
-STEP_KEYS = 2_048  # keys that are copied without a break
-STEP_USES = 512  # uses of prefixes that are sorted without a break
-HOMES_MAX = 65_536  # answers that are told: those given last
+STEP_KEYS = 2_048  # keys that are copied in one step
+STEP_USES = 512  # uses of prefixes that are sorted in one step
+HOMES_MAX = 65_536  # limit of exported answers: the latest ones
 HOMES_STEP = 1_024
 
 Use = tuple[int, float, bytes]
@@ -35,18 +35,18 @@ Use = tuple[int, float, bytes]
 
 
 def replica_of(member: Member) -> StateReplica:
-    """What tells the engine apart that is there now."""
+    """Return a replica's piece, with values that identify its current engine process."""
     load = member.load
     return StateReplica(member.id, member.replica.instance, load.started_s, load.prompt_tokens_total)
 
 
 def fits(router: Router, id_: str) -> list[StateFits]:
-    """What was learned of a replica's own speed, if anything was."""
+    """Return the speed learned for a replica, if any."""
     return [StateFits(each.prefill, each.steps) for each in fits_of(router, [id_])]
 
 
 def estimated(router: Router, id_: str, now_s: float) -> Iterator[StateTouches | None]:
-    """Our own estimate of a replica's cache, but for blocks that only open leases vouch for."""
+    """Export our own estimate of a replica's cache, without blocks that only open leases support."""
     holder = router.index.holders.get(id_)
     if holder is None:
         return
@@ -67,7 +67,7 @@ def estimated(router: Router, id_: str, now_s: float) -> Iterator[StateTouches |
 
 
 def _uses(holder: Holder) -> Iterator[Use | None]:
-    """All uses in any order, those that come meanwhile included."""
+    """Yield all uses in any order, including those added during the export."""
     recency, unproven, keys_done = holder.recency, holder.unproven, 0
     before, known = recency.newest, list(recency.touches)
     while known:
@@ -84,7 +84,7 @@ def _uses(holder: Holder) -> Iterator[Use | None]:
             if keys_done >= STEP_KEYS:
                 keys_done = 0
                 yield None
-        # A prompt that came meanwhile may have taken over what an earlier one had.
+        # A prompt that was added during the export may have taken over the keys of an earlier one.
         before, known = recency.newest, list(range(before + 1, recency.newest + 1))
 
 
@@ -105,7 +105,8 @@ def _touches(uses: Iterator[Use], now_s: float) -> Iterator[StateTouches | None]
 
 
 def homes(router: Router, told: Mapping[str, tuple[int, int]]) -> Iterator[StateHomes]:
-    """Who answered which prompt, of the replicas that were `told`: id -> (place, number of the cache that was told)."""
+    """Export the replica of each recent answer. `told` are the exported replicas: id -> (place, cache epoch at
+    export)."""
     for start in range(0, min(len(router.answers), HOMES_MAX), HOMES_STEP):
         rows = list[tuple[int, int, int, int]]()
         for key, answer in router.answers.newest(start, HOMES_STEP):
@@ -118,5 +119,5 @@ def homes(router: Router, told: Mapping[str, tuple[int, int]]) -> Iterator[State
 
 
 def models(router: Router) -> StateModels:
-    """What was learned of kinds of replicas and of models."""
+    """Return the values learned for kinds of replicas and for models."""
     return StateModels(learned(router), [(name, list(counts)) for name, counts in router.models.counts(MODELS_MAX)])

@@ -1,36 +1,36 @@
-"""How long messages of another router take, though no two clocks agree.
+"""Estimation of the delay of another router's messages, without synchronized clocks.
 
-The lag of a router is the least difference of late between our clock when we hear it and its clock when it spoke: how
-far the clocks are apart, and the delay. Each tells the other its lag. The clocks are apart by as much in both, with the
-opposite sign, so half of their sum is the mean of both delays (as in NTP: Mills, RFC 5905).
+The lag of a router is the minimum, over recent messages, of our clock at reception minus its clock at sending: the
+clock offset plus the delay. Each router sends its lags to the others. The clock offset is the same in both directions
+with opposite signs, so half of the sum of both lags is the mean of both delays (as in NTP: Mills, RFC 5905).
 """
 
 from __future__ import annotations
 
-KEPT_S = 10.0  # a lag is the least of the last 10 to 20 s: clocks drift, and delays change
-DELAY_S_MAX = 1.0  # most that is believed
+KEPT_S = 10.0  # a lag is the minimum of the last 10 to 20 s, because clocks drift and delays change
+DELAY_S_MAX = 1.0  # limit of the estimate
 
 
 class Delay:
-    """The delay of one other router's messages."""
+    """Delay of one other router's messages."""
 
     __slots__ = ("_before_ms", "_now_ms", "_since_s", "delay_s")
 
     def __init__(self) -> None:
-        self.delay_s = 0.0  # until both know each other's lag
+        self.delay_s = 0.0  # 0 until both routers have each other's lag
         self._now_ms: int | None = None
         self._before_ms: int | None = None
         self._since_s = 0.0
 
     @property
     def lag_ms(self) -> int | None:
-        """The lag; None before anything was heard."""
+        """Lag of the router; None before its first message."""
         if self._now_ms is None or self._before_ms is None:
             return self._now_ms
         return min(self._now_ms, self._before_ms)
 
     def heard(self, sent_ms: int, their_lag_ms: int | None, now_s: float) -> None:
-        """A message came that was sent then, by its sender's clock, who says how late it hears us."""
+        """Record a message, with its sending time by its sender's clock, and the sender's lag for our messages."""
         lag_ms = int(now_s * 1e3) - sent_ms
         if self._now_ms is None or now_s - self._since_s > KEPT_S:
             self._before_ms, self._now_ms, self._since_s = self._now_ms, lag_ms, now_s

@@ -1,4 +1,4 @@
-"""What other routers say: their last messages, put where placing looks it up."""
+"""Reception of other routers' messages, which updates the state that placement reads."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from router.core.sharing.models import take_fits, take_models
 
 
 class HeardRow(Struct, gc=False):
-    """The last row of another router at a replica."""
+    """The last row of another router for a replica."""
 
     bytes_: bytes
     row: SharedRow
-    taken_by: Member | None  # the replica; None where the router means another engine
+    taken_by: Member | None  # the replica; None if the router means another engine
 
 
 @dataclass(slots=True)
@@ -46,17 +46,17 @@ class Peer:
     boot: int
     seq: int  # the number of its last message
     heard_s: float
-    known: bool = False  # a circle of arcs was heard: what has no row in it has not been counted yet
-    circle: int = 0  # number of a replica up to which it was heard
-    replaced: int = -1  # Fleet.replaced as its rows were taken
+    known: bool = False  # a full circle of arcs was received: a replica without a row in it had no counts yet
+    circle: int = 0  # number of the replica up to which the circle was received
+    replaced: int = -1  # Fleet.replaced when its rows were applied
     delay: Delay = field(default_factory=Delay)
     rows: dict[int, HeardRow] = field(default_factory=dict)  # last rows, by the number of the replica
-    said: dict[bytes, SharedRow] = field(default_factory=dict)  # the same ones, by their bytes in messages
+    said: dict[bytes, SharedRow] = field(default_factory=dict)  # the same rows, by their bytes in messages
     leases: Leases = field(default_factory=Leases)
 
 
 class Hearer:
-    """Writes what routers say to the fleet's members, and through Mirror to caches."""
+    """Applies other routers' messages to the fleet's members and, through Mirror, to caches."""
 
     def __init__(
         self,
@@ -69,21 +69,25 @@ class Hearer:
         asked: Callable[[Gap], None],
         recounted: Callable[[str], None],
     ) -> None:
-        """`greet()` is called when another router is heard for the first time, `asked` with messages of ours that one
-        has missed, `recounted` with replicas at which less waits of ours than was told."""
+        """Start without known routers. Callbacks:
+
+        - `greet()`: first message of another router.
+        - `asked`: another router missed messages of ours.
+        - `recounted`: less prefill of ours waits at a replica than was reported.
+        """
         self._router, self._caches, self._name, self._boot = router, caches, name, boot
         self._limits, self._greet, self._asked = limits, greet, asked
-        self._silent: dict[str, tuple[int, int]] = {}  # routers that were silent too long: boot, last message
-        self._missed: list[Gap] = []  # messages of others that did not come
+        self._silent: dict[str, tuple[int, int]] = {}  # routers that were silent for too long: boot, last message
+        self._missed: list[Gap] = []  # missed messages of other routers
         self._number = number_of(name)
         self._mirror = Mirror(router, limits, recounted)
         self.peers: dict[str, Peer] = {}
         self.ignored = dict.fromkeys(("version", "namesake", "old", "many", "long"), 0)
         self._ids: dict[int, str] = {}  # number of a replica -> its id
-        self._divided: tuple[list[str], frozenset[str]] = [], frozenset()  # routers and replicas, as last divided
+        self._divided: tuple[list[str], frozenset[str]] = [], frozenset()  # routers and replicas at the last division
 
     def hear(self, message: bytes, now_s: float) -> None:
-        """Take a message. Raises BadMessage."""
+        """Apply a message. Raises BadMessage."""
         sender = sender_of(message)
         if sender is None:
             self.ignored["version"] += 1
@@ -110,7 +114,7 @@ class Hearer:
         self._take(name, peer, body, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget who has been silent for too long, and go on with long prompts: each time takes as long as hearing a
+        """Drop routers that were silent for too long, and continue with long prompts. A call costs as much as one
         message."""
         self._mirror.grow(now_s)
         due_s = now_s - self._limits.silent_s
@@ -119,14 +123,14 @@ class Hearer:
         self._divide()
 
     def alone(self, now_s: float) -> None:
-        """Forget everybody: the channel is gone, and the others go on as this router does."""
+        """Drop all other routers, because the channel is gone. They keep working, like this router."""
         for name in list(self.peers):
             self._forget(name, now_s, go_on=True)
         self._divide()
 
     def _divide(self) -> None:
-        """Say which replicas this router takes first of equals: every so many-th by id, as there are routers. All do so
-        by the same names and ids, so each takes others."""
+        """Select the replicas that this router prefers among equals: every n-th by id, with n routers. All routers do
+        so with the same names and ids, so each prefers different replicas."""
         names = sorted([self._name, *self.peers])
         if names != self._divided[0] or self._router.fleet.members.keys() != self._divided[1]:
             ids = sorted(self._router.fleet.members)
@@ -135,15 +139,15 @@ class Hearer:
             self._router.own = frozenset(own)
 
     def lags(self) -> list[tuple[int, int]]:
-        """What each router is to be told of how late it is heard."""
+        """Return the lag of each router, to be sent to it."""
         return [(peer.number, lag) for peer in self.peers.values() if (lag := peer.delay.lag_ms) is not None]
 
     def missed(self) -> list[Gap]:
-        """Messages of others that did not come since the last call."""
+        """Return the missed messages of other routers since the last call."""
         missed, self._missed = self._missed, []
         return missed
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- internals -----------------------------------------------------------------------------------------------
 
     def _take(self, name: str, peer: Peer, body: SharedMessage, now_s: float) -> None:
         peer.delay.heard(body.sent_ms, _lag_of(body.lags, self._number), now_s)
@@ -157,7 +161,7 @@ class Hearer:
         for again in body.again:
             if again.router == self._number:
                 left = self._take_news(peer, again.placements, again.ends, clock_s, now_s, left)
-                break  # a message has news again for one router, and once
+                break  # a message repeats content for one router, and once
         if body.placements or body.ends:
             self._take_news(peer, body.placements, body.ends, clock_s, now_s, left)
         for gap in body.missed:
@@ -173,14 +177,15 @@ class Hearer:
                 take_fits(name, member, fits)
 
     def _welcome(self, name: str, boot: int, seq: int, now_s: float) -> Peer | None:
-        """Another process of a router we knew, or a router we did not know; None where there are too many."""
+        """Add a router, or a new process of a known router; return None if there are too many."""
         if name in self.peers:
             self._forget(name, now_s)
         if len(self.peers) >= self._limits.peers_max:
             self.ignored["many"] += 1
             return None
         self._greet()
-        # One that was silent for a while goes on where it was; behind that nothing is known of it.
+        # A router that was silent for a while continues after its last message. Of any other, messages before this one
+        # are not requested.
         known_boot, last = self._silent.pop(name, (boot, -1))
         known = last if known_boot == boot and last < seq else -1
         peer = self.peers[name] = Peer(number_of(name), boot, known, now_s)
@@ -190,7 +195,8 @@ class Hearer:
         rows, said = peer.rows, peer.said
         if peer.replaced != self._router.fleet.replaced:
             self._meant_anew(name, peer, clock_s, now_s)
-        fresh = [(bytes_, row_of(bytes_)) for bytes_ in body.rows if bytes_ not in said]  # all, before any is taken
+        # decode all before any is applied
+        fresh = [(bytes_, row_of(bytes_)) for bytes_ in body.rows if bytes_ not in said]
         for bytes_, row in fresh:
             member, before = self._meant(row), rows.get(row.replica)
             if before is not None:
@@ -204,20 +210,21 @@ class Hearer:
         if body.arc is not None:
             listed = {said[bytes_].replica for bytes_ in body.rows if bytes_ in said}
             self._end_arc(name, peer, body.arc, listed, clock_s, now_s)
-        while len(rows) > ROWS_MAX:  # arcs do not come
+        while len(rows) > ROWS_MAX:  # the sender leaves out its arcs
             oldest = rows.pop(next(iter(rows)))
             del said[oldest.bytes_]
             if oldest.taken_by is not None:
                 oldest.taken_by.forget_other(name, now_s)
 
     def _meant(self, row: SharedRow) -> Member | None:
-        """The replica that a row is of. Discovery does not tell all routers at the same moment which engines there are:
-        None where the row is of another one than is there."""
+        """Return the replica of a row. Routers learn of new engines from discovery at different times: the result is
+        None if the row belongs to another engine than the current one."""
         member = self._member(row.replica)
         return None if member is None or (row.instance and not _same(row.instance, member)) else member
 
     def _meant_anew(self, name: str, peer: Peer, clock_s: float, now_s: float) -> None:
-        """Discovery has told of replicas since the router's last message: look whose its rows are now."""
+        """Assign the router's rows to replicas again, because discovery has changed the replicas since its last
+        message."""
         peer.replaced = self._router.fleet.replaced
         for heard in peer.rows.values():
             member, before = self._meant(heard.row), heard.taken_by
@@ -231,7 +238,7 @@ class Hearer:
     def _end_arc(
         self, name: str, peer: Peer, arc: tuple[int, int], listed: set[int], clock_s: float, now_s: float
     ) -> None:
-        """Replicas of an arc that are not listed have nothing of that router's."""
+        """Reset replicas of an arc without a row, at which the router has no open work."""
         first, last = arc
         for number in [number for number in peer.rows if first <= number <= last and number not in listed]:
             gone = peer.rows.pop(number)
@@ -251,8 +258,8 @@ class Hearer:
         now_s: float,
         left: int,
     ) -> int:
-        """Take placements and ends, as far as they take no longer to hear than `left` keys do, which no router of ours
-        says more than: one message would hold everything up. Returns what is left of these."""
+        """Apply placements and ends with a total cost of at most `left` keys, which no router of this release exceeds.
+        Otherwise one message could block the event loop. Return the remaining cost."""
         limits = self._limits
         self._mirror.behind = peer.number < self._number
         for n, shared in enumerate(placements):
@@ -275,7 +282,7 @@ class Hearer:
         return left
 
     def _speaks_of(self, peer: Peer, member: Member, number: int, clock_s: float, now_s: float) -> bool:
-        """Whether what a router says of a replica is of the engine that is there, and of the cache that it has."""
+        """True if a router's row for a replica refers to the current engine and its current cache."""
         heard = peer.rows.get(number)
         if heard is None or heard.taken_by is not member:
             return False
@@ -311,10 +318,10 @@ def _lag_of(lags: list[tuple[int, int]], number: int) -> int | None:
 
 
 def _same(instance: int, member: Member) -> bool:
-    """Whether a router means the engine that is there, as far as is known here."""
+    """True if a router means the current engine; also if its instance is unknown here."""
     return not member.replica.instance or instance == instance_of(member.replica.instance)
 
 
 def _idle(sums: PeerSums) -> PeerSums:
-    """What a router says of a replica at which it has nothing open any more: what it has counted stays."""
+    """Return a router's sums for a replica without open work there; its counters stay."""
     return PeerSums(sent_tokens=sums.sent_tokens, stall_ms=sums.stall_ms)

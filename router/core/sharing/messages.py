@@ -1,13 +1,13 @@
-"""What routers say to each other: bytes that anybody may have written, and what they mean.
+"""Wire format of messages between routers. The bytes are untrusted: any client of the channel may have written them.
 
-    version   1 byte        an unknown one is of another release: not for us, and no error
+    version   1 byte        an unknown one is of another release: the message is ignored without an error
     name      1 + n bytes   its length, and the router's name in UTF-8
     boot      8 bytes       big-endian; a later process of that name has a higher one
     body      msgpack       a SharedMessage
 
-Name and boot stand before the body, so that a router's own messages, which a channel gives back to it, are known
-without being decoded. Keys of blocks travel as packed bytes, eight each. A row is bytes within the message, which are
-decoded only where they differ from the last ones: most of what is repeated for those that missed it has not changed.
+Name and boot precede the body, so that a router recognizes its own messages, which a channel may return, without
+decoding them. Keys of blocks are packed bytes, eight for each key. A row is bytes within the message, which are decoded
+only if they differ from the last ones. Most rows are repeated unchanged, for routers that missed them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ KEY_BYTES = 8
 ROWS_MAX = 4_096  # replicas in a message
 ROW_BYTES_MAX = 160
 NUMBER_MAX = (1 << 64) - 1  # highest number of a replica
-KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas whose speeds are told, and base models of a kind
+KINDS_MAX, KIND_MAX = 16, 16  # kinds of replicas with shared speeds, and base models of a kind
 MEANS = (
     *("mean_work_ms", "mean_prompt_tokens", "mean_open_ms", "mean_decode_ms", "mean_answer_tokens"),
     *("answer_ms_max", "token_ms_max", "longest_tokens"),
-)  # means and longest times of Speeds that are told
-GAPS_MAX = 64  # gaps in what others said that a message asks for, or fills
-FITS_MAX = 64  # replicas whose own speeds are in a message
-LAGS_MAX = 256  # routers whose lags are in a message
-NEWS_MAX = 256  # placements, first tokens, or ends, in a message; by SharingLimits routers say 200 at most
-MESSAGE_BYTES_MAX = 4 << 20  # nobody's message is longer
+)  # means and maxima of Speeds that are shared
+GAPS_MAX = 64  # gaps in other routers' messages that a message requests or fills
+FITS_MAX = 64  # replicas with their own speeds in a message
+LAGS_MAX = 256  # routers with their lags in a message
+NEWS_MAX = 256  # placements, first tokens, or ends, in a message; SharingLimits allow 200 at most
+MESSAGE_BYTES_MAX = 4 << 20  # no router sends a longer message
 _HEAD_BYTES = 2  # version and length of the name
 _BOOT_BYTES = 8
 
@@ -47,7 +47,7 @@ Number = Annotated[int, Meta(ge=0)]
 
 
 Gap = tuple[Number, Number, Number]
-"""(number of a router, first and last of its messages that were missed)"""
+"""(number of a router, first and last of its missed messages)"""
 
 
 RowBytes = Annotated[bytes, Meta(max_length=ROW_BYTES_MAX)]
@@ -55,21 +55,21 @@ RowBytes = Annotated[bytes, Meta(max_length=ROW_BYTES_MAX)]
 
 
 class BadMessage(ValueError):
-    """A message cannot be read; the text says why in one line."""
+    """A message is unreadable; the text is a one-line reason."""
 
 
 class SharedRow(msgspec.Struct, array_like=True, gc=False):
-    """What the router has open at one replica. In a message it is bytes (`row_bytes`, `row_of`)."""
+    """The router's open work at one replica. In a message it is bytes (`row_bytes`, `row_of`)."""
 
     replica: Number  # number of the replica (`number_of`)
-    instance: Number  # number of the engine that is there; 0: not known
-    cache_at_ms: Moment  # time at which the replica's cache began, as far as the router has seen
-    began: bool  # whether it saw the cache begin: otherwise it may be older
+    instance: Number  # number of its current engine; 0: unknown
+    cache_at_ms: Moment  # start time of the replica's cache, as the router observed it
+    began: bool  # the router observed the start; otherwise the cache may be older
     sums: PeerSums
 
 
 class SharedClaim(msgspec.Struct, array_like=True, gc=False):
-    """Blocks of the engine's own size that are being computed for a prompt, which has `depth` others before them."""
+    """Blocks of the engine's own size in computation for a prompt, after `depth` other blocks."""
 
     block_tokens: Count
     depth: Count
@@ -77,7 +77,7 @@ class SharedClaim(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedCredit(msgspec.Struct, array_like=True, gc=False):
-    """A past answer that a prompt quotes: its blocks have the keys that the answer has as part of the prompt."""
+    """A past answer that a prompt quotes. Its blocks have the keys that the answer has as part of the prompt."""
 
     replica: Number
     blocks: Count  # leading blocks of the prompt, up to the answer's end
@@ -85,29 +85,29 @@ class SharedCredit(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedKin(msgspec.Struct, array_like=True, gc=False):
-    """The conversation of a placement, by what its client says of it."""
+    """The conversation of a placement, as its client identifies it."""
 
     name: Number  # the name in core/placement/conversations.py, never 0
-    own_at: Count  # leading blocks of the prompt that others had asked for before the conversation began
-    final: bool  # nothing of it will be asked for again
+    own_at: Count  # leading blocks of the prompt that were requested before the conversation began
+    final: bool  # no further request of it is expected
 
 
 class SharedPlacement(msgspec.Struct, array_like=True, gc=False):
-    """A request was sent to a replica."""
+    """A request was placed on a replica."""
 
     lease: Count  # numbers ascend
     replica: Number
-    own_tokens: Whole  # prompt tokens behind what may be shared in the KV pool; estimates may make it negative
-    left_ms: Count  # modelled time until its prefill is done
+    own_tokens: Whole  # prompt tokens after the part that may be shared in the KV pool; estimates may make it negative
+    left_ms: Count  # modelled time until its prefill is complete
     keys: bytes  # of all blocks of its prompt
     claim: SharedClaim | None = None
     credit: SharedCredit | None = None
     kin: SharedKin | None = None
-    cached_tokens: Count = 0  # prompt tokens that the router believed to be held there already
+    cached_tokens: Count = 0  # prompt tokens that the router estimated as cached there at placement
 
 
 class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):
-    """The prefill of a prompt is over, of which so many tokens were computed."""
+    """The prefill of a prompt is complete; `computed_tokens` of it were computed."""
 
     replica: Number
     at_ms: Moment
@@ -115,19 +115,20 @@ class SharedFirstToken(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedEnd(msgspec.Struct, array_like=True, gc=False):
-    """The end of a lease. Where the answer ended well, the replica is the home of the conversation."""
+    """The end of a lease. If the answer ended well, the replica has the affinity of the conversation."""
 
     lease: Count
     replica: Number
-    computed: bool  # whether the prompt was computed
+    computed: bool  # the prompt was computed
     end_key: Number = 0  # key of the prompt; 0: it has none, or did not end well
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
-    answer_blocks: Count = 0  # blocks that the answer takes behind the prompt
+    answer_blocks: Count = 0  # blocks of the answer after the prompt
 
 
 class SharedAgain(msgspec.Struct, array_like=True):
-    """News that one router missed, told once more. They are for that one alone: to all others they are old."""
+    """Placements and ends that one router missed, repeated for that router alone. All others have received them
+    already."""
 
     router: Number
     placements: Annotated[list[SharedPlacement], Meta(max_length=NEWS_MAX)]
@@ -135,7 +136,7 @@ class SharedAgain(msgspec.Struct, array_like=True):
 
 
 class SharedFit(msgspec.Struct, array_like=True, gc=False):
-    """Sums that a model is fitted to (core/learned/least_squares.py)."""
+    """Sums of a least-squares fit (core/learned/least_squares.py)."""
 
     xx: Annotated[list[float], Meta(min_length=9, max_length=9)]
     xy: Annotated[list[float], Meta(min_length=3, max_length=3)]
@@ -159,7 +160,7 @@ class SharedFits(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):
-    """What the answers of one kind of replicas taught; fields are those of Speeds."""
+    """Values learned from the answers of one kind of replicas; fields are those of Speeds."""
 
     kind: Annotated[list[str], Meta(max_length=KIND_MAX)]  # base models that they serve
     prefill: SharedFit
@@ -171,7 +172,7 @@ class SharedSpeeds(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedModels(msgspec.Struct, array_like=True, gc=False):
-    """What the router has learned: for a router that has learned nothing yet."""
+    """Learned values of the router, used by routers without any of their own."""
 
     speeds: Annotated[list[SharedSpeeds], Meta(max_length=KINDS_MAX)]
     reused: Annotated[list[float], Meta(max_length=BUCKETS)]
@@ -179,14 +180,16 @@ class SharedModels(msgspec.Struct, array_like=True, gc=False):
 
 
 class SharedMessage(msgspec.Struct, array_like=True):
-    """One message. Times are milliseconds of the sender's clock. Rows are of replicas at which anything changed, whose
-    last row they replace. A few times a second a message has an `arc`, the first and the last of the numbers of
-    replicas that it is whole for: among those, the router has nothing open at a replica without a row. A circle of
-    arcs, from 0 to NUMBER_MAX, comes to all replicas."""
+    """One message. Times are milliseconds of the sender's clock.
+
+    `rows` are of replicas with a change, and replace their previous rows. Several times a second a message has an
+    `arc`: the first and the last number of a range of replicas for which its rows are complete. The router has no open
+    work at a replica of that range without a row. A circle of arcs, from 0 to NUMBER_MAX, covers all replicas.
+    """
 
     seq: Count  # messages of this process before this one
     sent_ms: Moment
-    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, Delays.lag_ms of it)
+    lags: Annotated[list[tuple[Number, int]], Meta(max_length=LAGS_MAX)]  # (number of a router, its Delay.lag_ms)
     arc: tuple[Number, Number] | None
     rows: Annotated[list[RowBytes], Meta(max_length=ROWS_MAX)]
     first: Count = 0  # leases before this one have ended
@@ -205,7 +208,8 @@ _row_decoder = msgspec.msgpack.Decoder(SharedRow)
 
 
 def head(name: str, boot: int) -> bytes:
-    """What all messages of this process begin with. Raises ValueError for a name that is too long or empty."""
+    """Return the common prefix of all messages of this process. Raises ValueError for a name that is too long or
+    empty."""
     encoded = name.encode()
     if not 0 < len(encoded) <= NAME_BYTES_MAX:
         raise ValueError(f"a router's name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}: {name[:40]!r}")
@@ -213,12 +217,12 @@ def head(name: str, boot: int) -> bytes:
 
 
 def encoded(head_: bytes, body: SharedMessage) -> bytes:
-    """The message as bytes."""
+    """Return the message as bytes."""
     return head_ + _encoder.encode(body)
 
 
 def sender_of(message: bytes) -> tuple[str, int, int] | None:
-    """(name, boot, where the body begins); None where the version is not ours. Raises BadMessage."""
+    """Return (name, boot, offset of the body); None for another version. Raises BadMessage."""
     if len(message) < _HEAD_BYTES:
         raise BadMessage(f"{len(message)} bytes are no message")
     if message[0] != VERSION:
@@ -234,7 +238,7 @@ def sender_of(message: bytes) -> tuple[str, int, int] | None:
 
 
 def body_of(message: bytes, begin: int) -> SharedMessage:
-    """The body, as far as its shape goes. Raises BadMessage."""
+    """Decode the body and check its schema. Raises BadMessage."""
     if len(message) > MESSAGE_BYTES_MAX:
         raise BadMessage(f"{len(message)} bytes are more than {MESSAGE_BYTES_MAX}")
     try:
@@ -244,12 +248,12 @@ def body_of(message: bytes, begin: int) -> SharedMessage:
 
 
 def row_bytes(row: SharedRow) -> bytes:
-    """The row as it stands in messages."""
+    """Encode the row as it is in messages."""
     return _encoder.encode(row)
 
 
 def row_of(bytes_: bytes) -> SharedRow:
-    """The reverse of `row_bytes`. Raises BadMessage."""
+    """Decode a row; the reverse of `row_bytes`. Raises BadMessage."""
     try:
         return _row_decoder.decode(bytes_)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -257,7 +261,7 @@ def row_of(bytes_: bytes) -> SharedRow:
 
 
 def packed(keys: Sequence[int]) -> bytes:
-    """Keys of blocks as bytes, little-endian."""
+    """Return keys of blocks as bytes, little-endian."""
     numbers = array("Q", keys)
     if byteorder == "big":
         numbers.byteswap()
@@ -265,7 +269,7 @@ def packed(keys: Sequence[int]) -> bytes:
 
 
 def unpacked(keys: bytes) -> list[int]:
-    """The reverse of `packed`. Raises BadMessage."""
+    """Return the keys of packed bytes; the reverse of `packed`. Raises BadMessage."""
     if len(keys) % KEY_BYTES:
         raise BadMessage(f"{len(keys)} bytes of keys are not {KEY_BYTES} each")
     numbers = array("Q", keys)

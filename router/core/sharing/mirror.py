@@ -1,7 +1,7 @@
-"""Leases of other routers, as far as caches and KV pools know of them: what they hold, keep from eviction, and compute.
+"""Leases of other routers, applied to caches and KV pools: their blocks, the protection from eviction, their prefill.
 
-A prompt that another router sent somewhere is held there as one of ours would be: unproven until it is computed, and
-gone if it is not. So a burst of one cold prefix stays together though it comes through several routers.
+A prompt that another router placed counts as cached there like one of ours: unproven until it is computed, and gone if
+it is not. So requests with one cold prefix that arrive together through several routers are placed together.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from router.core.prompts.blocks import BLOCK_BYTES, answer_keys
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.messages import SharedEnd, SharedKin, SharedPlacement, unpacked
 
-ANSWER_BLOCKS_MAX = 1 << 12  # most blocks of one answer that another router is believed
-LEASES_LOOKED_AT = 16  # leases of ours that wait at a replica, and may be for a prompt that another router sent too
-SLACK_TOKENS = 512  # routers' beliefs of what is held are as far apart at most, where they mean the same
+ANSWER_BLOCKS_MAX = 1 << 12  # limit on the blocks of one answer that another router reports
+# leases of ours that wait at a replica and are checked for a prompt that another router placed too
+LEASES_LOOKED_AT = 16
+SLACK_TOKENS = 512  # tolerance between the estimates of cached tokens of two routers that refer to the same prefix
 
 
 class _Mirrored(Struct, gc=False):
     """An open lease of another router."""
 
-    number: int  # below 0, as our own are not
+    number: int  # negative, unlike the numbers of our own leases
     member: Member
     keys: list[int]
     own_tokens: int
-    due_s: float  # time at which its prefill is done, by its model
-    claimed: bool  # whether blocks of the engine's own size were promised
+    due_s: float  # time at which its prefill is complete, by its model
+    claimed: bool  # blocks of the engine's own size were promised
     kin: SharedKin | None
     over: bool = False
-    partly: bool = False  # only the beginning of its keys is held yet
+    partly: bool = False  # only the beginning of its keys is pinned yet
 
 
 class Leases:
@@ -43,7 +44,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._open: OrderedDict[int, _Mirrored] = OrderedDict()
-        self.keys = 0  # keys of all their prompts
+        self.keys = 0  # number of keys of all their prompts
 
     def __len__(self) -> int:
         return len(self._open)
@@ -53,42 +54,42 @@ class Leases:
 
     @property
     def first(self) -> int:
-        """The number of the oldest; there must be one."""
+        """Number of the oldest lease; there must be one."""
         return next(iter(self._open))
 
     def add(self, lease: int, mirrored: _Mirrored) -> None:
-        """One more is open."""
+        """Add an open lease."""
         self._open[lease] = mirrored
         self.keys += len(mirrored.keys)
 
     def take(self, lease: int) -> _Mirrored | None:
-        """It is over; None where it is not here."""
+        """Remove and return a lease; None if it is unknown."""
         mirrored = self._open.pop(lease, None)
         if mirrored is not None:
             self.keys -= len(mirrored.keys)
         return mirrored
 
     def oldest(self) -> _Mirrored:
-        """The oldest is over; there must be one."""
+        """Remove and return the oldest lease; there must be one."""
         mirrored = self._open.popitem(last=False)[1]
         self.keys -= len(mirrored.keys)
         return mirrored
 
 
 class Mirror:
-    """Writes what other routers placed to where our own placements are written."""
+    """Applies other routers' placements to the state of our own placements."""
 
     def __init__(self, router: Router, limits: SharingLimits, recounted: Callable[[str], None]) -> None:
-        """`recounted(replica)` is called where less waits of ours than was told."""
+        """`recounted(replica)` is called if less of our prefill waits there than was reported."""
         self._router, self._limits, self._recounted = router, limits, recounted
         self._last = 0
-        self._growing: deque[tuple[_Mirrored, int, int]] = deque()  # long prompts: keys that are done, and that will be
-        # Whether the router that is heard comes before this one: of two that sent one prompt at the same moment the
-        # first counts the work. Set before `place`.
+        self._growing: deque[tuple[_Mirrored, int, int]] = deque()  # long prompts: (lease, keys done, keys in total)
+        # True if the sending router comes before this one. Of two routers that placed one prompt at the same moment,
+        # the first counts the work. Set before `place`.
         self.behind = False
 
     def place(self, leases: Leases, shared: SharedPlacement, member: Member, home: Member | None, now_s: float) -> None:
-        """Another router sent a prompt to a replica; `home` is the replica of its credit. Raises BadMessage."""
+        """Apply another router's placement on a replica; `home` is the replica of its credit. Raises BadMessage."""
         if shared.lease in leases:
             return
         keys, router = unpacked(shared.keys), self._router
@@ -114,7 +115,7 @@ class Mirror:
             self._close(leases.oldest(), now_s, computed=True)
 
     def _pin(self, mirrored: _Mirrored, now_s: float) -> None:
-        """Hold the prompt where it was sent; a long one goes on with `grow`."""
+        """Pin the prompt in the replica's cache; `grow` continues with a long one."""
         index, member, keys = self._router.index, mirrored.member, mirrored.keys
         blocks, step = min(len(keys), index.capacity(member.id)), self._limits.keys_max
         some = keys if len(keys) <= min(blocks, step) else keys[: min(blocks, step)]
@@ -124,8 +125,8 @@ class Mirror:
             self._growing.append((mirrored, step, blocks))
 
     def grow(self, now_s: float) -> None:
-        """Hold as many more keys of a long prompt as a message may have. To be called some times a second; a prompt
-        that ends before stays held as far as it was."""
+        """Pin the next keys of a long prompt, as many as a message may have. Must be called several times a second. A
+        prompt that ends before stays pinned up to that point."""
         while self._growing:
             mirrored, done, blocks = self._growing.popleft()
             if mirrored.over or self._router.fleet.members.get(mirrored.member.id) is not mirrored.member:
@@ -138,8 +139,9 @@ class Mirror:
             return
 
     def _computed_once(self, member: Member, keys: list[int], cached_tokens: int, now_s: float) -> None:
-        """A prompt that is computed for another router may have the beginning of prompts of ours that wait there, and
-        were placed when neither router knew of the other's: the engine computes it for whichever comes first."""
+        """Avoid counting a shared prefix twice. A prompt of another router may have a prefix in common with prompts of
+        ours that wait at the replica. If neither router knew of the other's prompt at placement, the engine computes
+        the prefix for the first of them."""
         if not self.behind or not keys:
             return
         for lease in member.queue.longest(member.speeds.units()[0], LEASES_LOOKED_AT):
@@ -150,8 +152,8 @@ class Mirror:
                     self._recounted(member.id)
 
     def end(self, leases: Leases, end: SharedEnd, member: Member | None, now_s: float) -> None:
-        """A lease of another router is over; `member` is the replica that gave the answer, if its cache is still
-        there."""
+        """Apply the end of another router's lease. `member` is the replica that gave the answer, if its cache still
+        exists."""
         mirrored = leases.take(end.lease)
         if mirrored is not None:
             blocks = min(end.answer_blocks, ANSWER_BLOCKS_MAX)
@@ -162,14 +164,14 @@ class Mirror:
             self._router.answers.put(end.end_key, answer)
 
     def end_before(self, leases: Leases, first: int, now_s: float) -> None:
-        """Leases before this one are over, though nobody may have said how."""
+        """Close leases before this one, even if their ends were not received."""
         while leases and leases.first < first:
             mirrored = leases.oldest()
             self._close(mirrored, now_s, computed=now_s >= mirrored.due_s)
 
     def end_all(self, leases: Leases, now_s: float, *, go_on: bool) -> None:
-        """The router is not heard any more. Its leases `go_on` where only the channel is gone: their prompts will be
-        computed. Otherwise the router is gone, and its clients with it."""
+        """Close all leases of a router that is no longer received. With `go_on`, only the channel is gone, and their
+        prompts will be computed. Otherwise the router is gone, and so are its clients."""
         while leases:
             mirrored = leases.oldest()
             self._close(mirrored, now_s, computed=go_on or now_s >= mirrored.due_s)
@@ -177,7 +179,7 @@ class Mirror:
     def _close(self, mirrored: _Mirrored, now_s: float, *, computed: bool, grown: list[int] | None = None) -> None:
         mirrored.over = True
         if mirrored.partly:
-            grown = None  # the block would stand behind a gap
+            grown = None  # the block would follow a gap
         member, number, router = mirrored.member, mirrored.number, self._router
         member.live.close(number, mirrored.keys, mirrored.own_tokens)
         if router.fleet.members.get(member.id) is not member:

@@ -1,9 +1,9 @@
-"""What this router has learned, for the others, and what they have.
+"""Exchange of learned values between routers.
 
-Speeds of a kind are fitted to sums of observations (core/learned/least_squares.py), and sums of several routers add up,
-as does the evidence for a replica's factor (core/learned/speed_factor.py): all learn the same, though each sees a part
-of the answers. Means and chances of reuse need no such care: each sees enough of
-them, and only who has seen nothing yet begins with another's.
+The speeds of a kind are fitted to sums of observations (core/learned/least_squares.py), and the sums of several routers
+can be added. The same holds for the evidence for a replica's factor (core/learned/speed_factor.py). So all routers
+learn the same, though each observes only a part of the answers. Means and probabilities of reuse need no sums: each
+router observes enough of them, and only a router without observations starts with another router's values.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from router.core.sharing.messages import (
     SharedSpeeds,
 )
 
-ANSWERS_MAX = 50  # another router's means count for so many answers at most
-MAGNITUDE_MAX = 1e15  # no sum and no mean is that large
+ANSWERS_MAX = 50  # limit on the weight of another router's means, in answers
+MAGNITUDE_MAX = 1e15  # sums and means are below this
 
 
 def learned(router: Router) -> SharedModels | None:
-    """What there is to tell; None before anything was learned."""
+    """Return the learned values to share; None before the first."""
     kinds = router.fleet.means.speeds
     there = [(kind, each) for kind, each in kinds.items() if each.answer_tokens.counts[0] and len(kind) <= KIND_MAX]
     speeds = [_told(kind, each) for kind, each in there]
@@ -45,7 +45,8 @@ def learned(router: Router) -> SharedModels | None:
 
 
 def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
-    """Evidence for the speeds of these replicas, also where all of it has faded; of some there never was any."""
+    """Return the evidence for the speeds of these replicas, also if all of it has faded. Replicas that never had any
+    are omitted."""
     found, members = [], router.fleet.members
     for id_ in ids:
         member = members.get(id_)
@@ -56,8 +57,8 @@ def fits_of(router: Router, ids: Iterable[str]) -> list[SharedFits]:
 
 
 def take_models(router: Router, name: str, models: SharedModels) -> None:
-    """Take what another router has learned of kinds of replicas: its observations and counts add to ours, and its means
-    count where there are none here. Raises BadMessage."""
+    """Apply another router's values for kinds of replicas. Its observations and counts add to ours. Its means are used
+    only if this router has no means of its own. Raises BadMessage."""
     checked([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
     router.reuse.adopt(models.reused, models.ended)
     for told in models.speeds:
@@ -72,7 +73,7 @@ def take_models(router: Router, name: str, models: SharedModels) -> None:
 
 
 def take_fits(name: str, member: Member, fits: SharedFits) -> None:
-    """Take another router's evidence for the speed of a replica. Raises BadMessage."""
+    """Apply another router's evidence for the speed of a replica. Raises BadMessage."""
     prefill, steps = fits.prefill, fits.steps
     checked([prefill.log_sum, prefill.weight, steps.log_sum, steps.weight])
     member.prefill_factor.share(name, prefill.log_sum, prefill.weight)
@@ -80,8 +81,8 @@ def take_fits(name: str, member: Member, fits: SharedFits) -> None:
 
 
 def adopt_models(router: Router, models: SharedModels) -> None:
-    """Begin with what was learned before this router came, where nothing was learned here: its observations become
-    ours, and fade as ours do. Raises BadMessage."""
+    """Start with values that were learned before this router started, if none were learned here. They become our own
+    observations, and fade like these. Raises BadMessage."""
     checked([*models.reused, *models.ended, *chain.from_iterable(map(_numbers, models.speeds))])
     router.reuse.adopt(models.reused, models.ended)
     for told in models.speeds:
@@ -94,7 +95,7 @@ def adopt_models(router: Router, models: SharedModels) -> None:
 
 
 def checked(numbers: list[float]) -> None:
-    """Raise BadMessage where any of them cannot be a sum or a mean."""
+    """Raise BadMessage if any of the numbers cannot be a sum or a mean."""
     if not all(map(isfinite, numbers)) or max(map(abs, numbers), default=0.0) >= MAGNITUDE_MAX:
         raise BadMessage("what it learned is not finite")
 

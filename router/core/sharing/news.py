@@ -1,9 +1,9 @@
-"""What happened since the last message: placements with their keys, first tokens, ends of leases. Bounded; what does
-not fit is left out, and counted.
+"""Events since the last message: placements with their keys, first tokens, ends of leases. The queue is bounded; events
+beyond the bound are omitted and counted.
 
-Unlike sums these are told once. Messages are numbered, so whoever misses one asks for its news, which are kept for a
-while. What is lost for good is a prompt until the next turn of its conversation; an end is made good by the number of
-the oldest lease that is still open, which each message has.
+Unlike sums, events are sent once. Messages are numbered, so a router that misses one requests its events again, which
+are kept for a while. A placement that is lost permanently leaves its prompt unknown until the next turn of its
+conversation. A lost end is corrected by the number of the oldest open lease, which each message contains.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from router.core.sharing.messages import (
     packed,
 )
 
-CLAIM_TOKENS_MIN = 1_000  # prices closer than the prefill of so many tokens cannot be told apart
+CLAIM_TOKENS_MIN = 1_000  # price differences below the prefill of this number of tokens count as ties
 
 
 class News:
-    """Placements and ends on their way into messages."""
+    """Placements and ends that wait for messages."""
 
     def __init__(self, limits: SharingLimits) -> None:
         self._limits = limits
@@ -40,11 +40,11 @@ class News:
         self._first_tokens: deque[SharedFirstToken] = deque()
         self._ends: deque[SharedEnd] = deque()
         self._keys = 0  # keys of blocks in `_placements`
-        # What was told of late: (number of the message, placements, ends, as how many keys that counts).
+        # Content of recent messages: (number of the message, placements, ends, cost in keys).
         self._told: deque[tuple[int, list[SharedPlacement], list[SharedEnd], int]] = deque()
         self._told_keys = 0
-        # Open leases that were told, oldest first. Not a dict: one that loses its first entries is searched from its
-        # first slot.
+        # Open leases that were sent, oldest first. Not a dict: after a dict has lost its first entries, the search for
+        # its first remaining entry begins at its first slot.
         self._open: OrderedDict[int, None] = OrderedDict()
         self._next_lease = 0
         self.left_out = dict.fromkeys(("placements", "first_tokens", "ends"), 0)
@@ -53,7 +53,7 @@ class News:
         return bool(self._placements or self._first_tokens or self._ends)
 
     def placed(self, lease: Lease, left_ms: float, credit: AnswerCredit | None) -> None:
-        """A lease was given; so many milliseconds from now its prefill is done, by its model."""
+        """Add a placed lease. Its prefill is complete in `left_ms` by its model."""
         self._next_lease = lease.id + 1
         if not lease.keys and not lease.conversation:
             return
@@ -75,7 +75,7 @@ class News:
         self._open[lease.id] = None
 
     def first_token(self, lease: Lease, at_s: float) -> None:
-        """The prefill of a lease is over."""
+        """Add the first token of a lease, which ends its prefill."""
         if len(self._first_tokens) >= self._limits.queue_news_max:
             self.left_out["first_tokens"] += 1
             return
@@ -83,7 +83,7 @@ class News:
         self._first_tokens.append(SharedFirstToken(number_of(lease.replica), int(at_s * 1e3), tokens))
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
-        """A lease is back."""
+        """Add the end of a lease."""
         told = self._open.pop(lease.id, 0) is None
         well = outcome.ending is Ending.OK and lease.end_key is not None
         if not told and not well:
@@ -100,23 +100,23 @@ class News:
         self._ends.append(end)
 
     def gone(self, lease: Lease) -> None:
-        """A lease is back from a replica that is there no more."""
+        """Drop a lease of a replica that has left."""
         self._open.pop(lease.id, None)
 
     @property
     def placements(self) -> int:
-        """How many placements wait for a message."""
+        """Number of placements that wait for a message."""
         return len(self._placements)
 
     @property
     def first(self) -> int:
-        """Leases before this one have ended, and whatever there is to tell of them was told."""
+        """Number below which all leases have ended, with all their events sent."""
         waiting = [shared.lease for shared in self._placements] + [end.lease for end in self._ends]
         return min([next(iter(self._open), self._next_lease), *waiting])
 
     def next_few(self, keys_max: int) -> tuple[list[SharedPlacement], list[SharedFirstToken], list[SharedEnd]]:
-        """What goes into the next message, the oldest first: what takes as long to hear as so many keys, and at least
-        one of each. An end does not go before its placement."""
+        """Return the events for the next message, the oldest first. Their cost is at most `keys_max` keys, but at least
+        one of each type is included. An end is never sent before its placement."""
         limits, left = self._limits, keys_max
         count = min(len(self._first_tokens), max(1, left // limits.first_token_keys))
         first_tokens = [self._first_tokens.popleft() for _ in range(count)]
@@ -139,7 +139,7 @@ class News:
         return placements, first_tokens, ends
 
     def keep(self, seq: int, placements: list[SharedPlacement], ends: list[SharedEnd]) -> None:
-        """They are in this message: it may not come to all."""
+        """Keep the content of a message for routers that miss it."""
         if placements or ends:
             limits = self._limits
             keys = (
@@ -151,8 +151,8 @@ class News:
             self._told_keys -= self._told.popleft()[3]
 
     def again(self, gap: Gap, keys_max: int) -> tuple[SharedAgain, Gap | None]:
-        """What was in messages that a router missed, as far as it is kept and takes no longer than so many keys, and
-        the messages that are left; leases that have ended since are computed by now."""
+        """Return the kept content of messages that a router missed, up to a cost of `keys_max`, and the remaining gap.
+        Leases that have ended since are marked as computed."""
         again, keys = SharedAgain(gap[0], [], []), 0
         for seq, placements, ends, more in self._told:
             if gap[1] <= seq <= gap[2]:
@@ -170,7 +170,7 @@ def _over(shared: SharedPlacement) -> SharedPlacement:
 
 
 def _claim(lease: Lease) -> SharedClaim | None:
-    """Blocks that the replica's events will tell of, where it takes long enough until then."""
+    """Return the blocks that the replica's events will report, if the prefill until then is long enough."""
     stored = lease.stored
     if stored is None or lease.tokens is None or not stored.block_tokens:
         return None

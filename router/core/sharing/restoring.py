@@ -1,16 +1,15 @@
-"""What another process knew, taken over a step at a time, and only where the engine is still the same.
+"""Import of another process's state, in small steps, for replicas that still have the same engine process.
 
-An engine that began anew has nothing of what it held, and looks like the one before it. So a replica's part counts only
-where something says that the engine is the same, and nothing says that it is not:
+A restarted engine has lost its cache, but looks like the one before it. So a replica's part is used only if one of
+these criteria confirms that the engine is the same, and none contradicts:
 
-    instance    discovery names the engine itself (in Kubernetes the pod, and how often its container has begun)
-    start       the engine's metrics say since when it counts, or since when its process runs
+    instance    discovery names the engine itself (in Kubernetes the pod, and its number of container starts)
+    start       the engine's metrics publish the start time of its counters or of its process
     events      a replay from the last batch that was applied begins with that very batch (engines/kv_events)
     counters    it had counted more prompt tokens than any engine could have since: another one cannot be that far
 
-Where nothing of this is known, nothing is taken. Blocks by the engine's own word are the event stream's to prove, and
-are credited by nobody before. All that is taken over is older than anything that was learned here, and never replaces
-it.
+If no criterion is available, the part is not used. Blocks from an engine's own events must be confirmed by its event
+stream, and are not credited before. All imported state is older than anything learned here, and never replaces it.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from router.core.sharing.state import (
     StateTouches,
 )
 
-STEP_KEYS = 512  # keys that are taken in without a break
-STEP_HOMES = 512  # answers likewise
-PROMPT_TOKENS_PER_S_MAX = 1e6  # prompt tokens that no engine counts in a second, cached ones included
+STEP_KEYS = 512  # keys that are imported in one step
+STEP_HOMES = 512  # answers that are imported in one step
+PROMPT_TOKENS_PER_S_MAX = 1e6  # prompt tokens that no engine counts in a second, including cached ones
 
 
 @dataclass(slots=True)
 class StatePart:
-    """What was known of one replica."""
+    """Imported state of one replica."""
 
     replica: StateReplica
     stream: StreamState | None = None
@@ -54,24 +53,24 @@ class StatePart:
     homes: list[tuple[int, int, int]] = field(default_factory=list)  # (key, prompt tokens, completion tokens)
 
     def events(self) -> EngineState | None:
-        """What the replica's events had said; it is not kept here any longer."""
+        """Return the state of the replica's events, and drop it here."""
         stream, pages, self.stream, self.pages = self.stream, self.pages, None, []
         return EngineState(stream, pages) if stream is not None else None
 
 
 class StateParts:
-    """Pieces, as they come, put where they belong."""
+    """Pieces in the order of arrival, assembled by replica."""
 
     def __init__(self) -> None:
         self.origin: StateOrigin | None = None
         self.parts: dict[str, StatePart] = {}
         self.models: StateModels | None = None
-        self.whole = False  # the last piece was there
+        self.whole = False  # the last piece has arrived
         self._order: list[StatePart] = []
         self._pieces = 0
 
     def take(self, piece: StatePiece) -> None:
-        """The next piece. Raises UnreadableState."""
+        """Add the next piece. Raises UnreadableState."""
         if self.whole:
             raise UnreadableState("more pieces than it has")
         if isinstance(piece, StateOrigin):
@@ -123,7 +122,7 @@ def _take_part(part: StatePart, piece: StreamState | BlockPage | CopyPage | Stat
 
 
 def sameness(replica: StateReplica, member: Member, age_s: float) -> tuple[bool | None, str]:
-    """(whether the engine is the same as `age_s` seconds ago, None where nothing says so; why)."""
+    """Return (True if the engine is the same as `age_s` seconds ago, None if no criterion is available; reason)."""
     then, now, load = replica.instance, member.replica.instance, member.load
     began_s, begins_s = replica.started_s, load.started_s
     counted, counts = replica.prompt_tokens, load.prompt_tokens_total
@@ -141,8 +140,8 @@ def sameness(replica: StateReplica, member: Member, age_s: float) -> tuple[bool 
 
 
 def take_over(router: Router, member: Member, part: StatePart, idle_s: float, now_s: float) -> Iterator[int]:
-    """Take a replica's part over, which was told `idle_s` seconds ago; its engine is known to be the same. Yields, a
-    step at a time, how many blocks are new by our own estimate. Ends early where the cache begins anew meanwhile.
+    """Import a replica's part, which was exported `idle_s` seconds ago; its engine must be the same. Yield after each
+    step the number of blocks that are new by our own estimate. Stops early if the cache is cleared in the meantime.
     Raises UnreadableState."""
     life, fits = member.life, part.fits
     if fits is not None:
@@ -164,7 +163,7 @@ def take_over(router: Router, member: Member, part: StatePart, idle_s: float, no
 
 
 def take_models(router: Router, told: StateModels) -> None:
-    """Begin with what was learned of kinds of replicas, and of models' tokens, where nothing was learned here. Raises
+    """Start with the imported values for kinds of replicas and models' tokens, if none were learned here. Raises
     UnreadableState."""
     try:
         if told.models is not None:
@@ -177,8 +176,8 @@ def take_models(router: Router, told: StateModels) -> None:
 
 
 def _few(touches: StateTouches) -> Iterator[tuple[list[int], float]]:
-    """(keys, seconds since they were used), few at a time, what was used last first. Of a long prompt the beginning
-    comes first, which is evicted last."""
+    """Yield (keys, seconds since their use) in small groups, the latest use first. The beginning of a long prompt comes
+    first, because it is evicted last."""
     keys, start = unpacked(touches.keys), 0
     for length, ago_s in zip(touches.lengths, touches.idle_s, strict=True):
         for begin in range(start, start + length, STEP_KEYS):

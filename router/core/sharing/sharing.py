@@ -1,9 +1,8 @@
-"""What this router says to others, and what it makes of what they say.
+"""Interface of this package: produces this router's messages, and applies those of others.
 
-Synchronous and pure as the Router that it serves: time comes in, bytes go out and come in, and whoever carries them
-does so in the background. `say` is called a few times a second, 50 ms after the last message where `changed` was called
-since, and at best at once after `urgent`. `hear` is called with every message of the channel, this router's own
-included.
+It is synchronous and free of I/O, like the Router that it serves. Time is a parameter, and the transport of bytes runs
+in the background. `say` is called several times a second: 50 ms after the last message if `changed` was called since,
+and preferably at once after `urgent`. `hear` is called with every message of the channel, including this router's own.
 """
 
 from __future__ import annotations
@@ -21,21 +20,25 @@ from router.core.sharing.telling import Teller
 
 
 class PeerView(Struct):
-    """Another router, as last heard of."""
+    """State of another router, from its messages."""
 
     name: str
     boot: int
     age_s: float  # time since its last message
-    delay_s: float  # time that its messages take at best
-    replicas: int  # replicas at which it has anything open
+    delay_s: float  # minimum delay of its messages
+    replicas: int  # replicas at which it has open work
     open: int  # open leases
-    waiting_ms: int  # modelled prefill that waits, of all replicas
+    waiting_ms: int  # modelled prefill that waits, over all replicas
 
 
 class Sharing:
-    """One router among several. `changed()` is called when there is something to say, once before each message;
-    `urgent()` when something was placed that the others had better know before the next regular message. Both must
-    return at once, and may be called at any time."""
+    """One router among several.
+
+    - `changed()` is called once before each message, when there is state to send.
+    - `urgent()` is called after a placement that other routers should receive before the next regular message.
+
+    Both must return at once, and may be called at any time.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,12 @@ class Sharing:
         urgent: Callable[[], None] = lambda: None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name` tells this router apart from all others, whatever process it is (1 to 255 bytes of UTF-8), and `boot`
-        this process from those before it: it is higher, and less than 2^64. Raises ValueError."""
+        """Start to observe `router`. Raises ValueError for an invalid name.
+
+        - `name`: distinguishes this router from all others, and stays the same across processes (1 to 255 bytes of
+          UTF-8).
+        - `boot`: distinguishes this process from earlier ones; it is higher, and less than 2^64.
+        """
         self._limits = limits
         caches = Caches(router)
         self._said = Teller(router, caches, messages.head(name, boot), limits, urgent, changed)
@@ -56,20 +63,20 @@ class Sharing:
         )
 
     def say(self, now_s: float) -> bytes | None:
-        """One message for all others; None where there is nothing to say yet."""
+        """Return one message for all other routers; None if there is no state to send yet."""
         return self._said.say(now_s, self._heard.lags, self._heard.missed)
 
     def hear(self, message: bytes, now_s: float) -> None:
-        """Take a message from the channel. What is old, repeated, our own, or of another release is ignored. Raises
-        BadMessage for what cannot be read, and nothing else."""
+        """Apply a message from the channel. Messages that are old, repeated, our own, or of another release are
+        ignored. Raises BadMessage for unreadable ones, and no other exception."""
         self._heard.hear(message, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Forget routers that have been silent for too long; to be called some times a second."""
+        """Drop routers that have been silent for too long; must be called several times a second."""
         self._heard.tick(now_s)
 
     def peers(self, now_s: float) -> list[PeerView]:
-        """The routers that are listened to, by name."""
+        """Return the received routers, by name."""
         views = []
         for name, peer in sorted(self._heard.peers.items()):
             busy = [each.row.sums for each in peer.rows.values() if each.row.sums.open]
@@ -79,20 +86,26 @@ class Sharing:
         return views
 
     def mirrored(self) -> list[tuple[int, int]]:
-        """(open leases that are known one by one, keys of their prompts) of each other router."""
+        """Return (open leases that are known individually, keys of their prompts) of each other router."""
         return [(len(peer.leases), peer.leases.keys) for peer in self._heard.peers.values()]
 
     def alone(self, now_s: float) -> None:
-        """Forget all others at once: the channel is gone. Each is back with its next message."""
+        """Drop all other routers at once, because the channel is gone. Each returns with its next message."""
         self._heard.alone(now_s)
 
     @property
     def left_out(self) -> dict[str, int]:
-        """What was left out of messages so far because of limits: `placements`, `ends`."""
+        """Number of events omitted from messages so far because of limits: `placements`, `first_tokens`, `ends`."""
         return self._said.news.left_out
 
     @property
     def ignored(self) -> dict[str, int]:
-        """Messages that were not for us so far, by why: `version`, `namesake` (another process has our name), `old`
-        (a later one was heard), `many` (more routers than may be)."""
+        """Number of ignored messages so far, by reason.
+
+        - `version`: a message of another version.
+        - `namesake`: another process has our name.
+        - `old`: a later message was received.
+        - `many`: too many routers.
+        - `long`: placements or ends beyond the limit.
+        """
         return self._heard.ignored

@@ -1,17 +1,18 @@
-"""What a router knows, as pieces that another process can begin with: a file of its own, or a sibling's word.
+"""Format of a router's exported state: pieces that another process can start with, from its own file or from a peer
+router.
 
-    origin                     whose it is, and when it was made
-    replica                    one engine, and what tells it apart from another one at the same address
-      stream, blocks, copies     what its events said, and up to which batch
-      touches                    our own estimate of its cache: keys of blocks, what was used last first
+    origin                     router and time of the export
+    replica                    one engine, and values that distinguish it from another one at the same address
+      stream, blocks, copies     state of its events, and the last applied batch
+      touches                    our own estimate of its cache: keys of blocks, the latest use first
       fits                       its own speed
-    homes                      who answered which prompt
-    models                     what was learned of kinds of replicas, and of models
-    end                        how many pieces there are
+    homes                      replica of each answered prompt
+    models                     values learned for kinds of replicas, and for models
+    end                        number of pieces
 
-Blocks and prompts are named by hashes alone, with seeds that are the same in every process; a piece has neither text
-nor keys of clients. Each piece is small enough to be read, and made, without a break. What follows the pieces of a
-replica belongs to it.
+Blocks and prompts are named by hashes alone, with seeds that are the same in every process. A piece contains neither
+text nor keys of clients. Each piece is small enough to be read, or made, in one step. The pieces after a replica's
+belong to that replica.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PIECE_KEYS = 4_096  # keys of a piece, unless one prompt has more
 PIECE_BYTES_MAX = 2 << 20  # the keys of a prompt of 128 MB
 REPLICAS_MAX = 16_384
 NAME_CHARS_MAX = 4_096
-MODELS_MAX = 1_024  # models whose tokens are told
+MODELS_MAX = 1_024  # models with exported token statistics
 
 Number = Annotated[int, Meta(ge=0)]
 
@@ -40,23 +41,23 @@ class StateOrigin(msgspec.Struct, array_like=True, tag="origin"):
 
     version: int
     router: Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
-    at_s: float  # Unix time at which it was made
+    at_s: float  # Unix time of the export
 
 
 class StateReplica(msgspec.Struct, array_like=True, tag="replica"):
-    """One replica, with all that may show later whether it is still the same engine."""
+    """One replica, with all values that may show later if it is still the same engine."""
 
     id: Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
-    instance: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""  # engine that discovery names; "": none
+    instance: Annotated[str, Meta(max_length=NAME_CHARS_MAX)] = ""  # engine as discovery names it; "": unknown
     started_s: float | None = None  # Load.started_s
     prompt_tokens: float | None = None  # Load.prompt_tokens_total
 
 
 class StateTouches(msgspec.Struct, array_like=True, tag="touches"):
-    """Uses of prefixes, what was used last first."""
+    """Uses of prefixes, the latest first."""
 
     idle_s: list[float]  # seconds since each use
-    lengths: list[Number]  # keys of each
+    lengths: list[Number]  # number of keys of each use
     keys: bytes  # all keys, root to leaf within a use
 
 
@@ -68,16 +69,16 @@ class StateFits(msgspec.Struct, array_like=True, tag="fits"):
 
 
 class StateHomes(msgspec.Struct, array_like=True, tag="homes"):
-    """Answers, those given last first."""
+    """Answers, the latest first."""
 
     end_keys: bytes  # keys of the prompts that they answered
-    replicas: list[Number]  # places of the replicas among those told
+    replicas: list[Number]  # places of the replicas among the exported ones
     prompt_tokens: list[Count]
     completion_tokens: list[Count]
 
 
 class StateModels(msgspec.Struct, array_like=True, tag="models"):
-    """What was learned of kinds of replicas, and of each model's tokens (ModelTokens.counts)."""
+    """Values learned for kinds of replicas, and for each model's tokens (ModelTokens.counts)."""
 
     models: SharedModels | None
     tokens: Annotated[list[tuple[str, list[float]]], Meta(max_length=MODELS_MAX)]
@@ -97,12 +98,12 @@ _decoder: msgspec.msgpack.Decoder[StatePiece] = msgspec.msgpack.Decoder(StatePie
 
 
 def encoded(piece: StatePiece) -> bytes:
-    """The piece as bytes."""
+    """Return the piece as bytes."""
     return _encode(piece)
 
 
 def decoded(piece: bytes) -> StatePiece:
-    """The reverse of `encoded`, as far as its shape goes. Raises UnreadableState."""
+    """Decode a piece and check its schema; the reverse of `encoded`. Raises UnreadableState."""
     if len(piece) > PIECE_BYTES_MAX:
         raise UnreadableState(f"a piece of {len(piece)} bytes")
     try:

@@ -1,4 +1,4 @@
-"""What this router has open at each replica, and what it counted: the rows of its messages."""
+"""Composition of this router's messages. Their rows contain its open work and its counters for each replica."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from router.core.sharing.messages import NUMBER_MAX, Gap, SharedAgain, SharedMes
 from router.core.sharing.models import fits_of, learned
 from router.core.sharing.news import News
 
-UNTOLD_REPLICAS = 32  # replicas for which one placement may be untold before the next regular message
-AGAIN = 2  # circles of arcs that still have the row of a replica at which nothing is open any more
+UNTOLD_REPLICAS = 32  # a message is urgent from one unsent placement for each 32 replicas
+AGAIN = 2  # circles of arcs that still include the row of a replica without open work
 
 
 @dataclass(slots=True)
 class _Counted:
-    """What was counted at one replica since this process began."""
+    """Counters of one replica since this process began."""
 
     number: int  # of the replica
     sent_tokens: int = 0
     stall_ms: float = 0.0
-    again: int = 0  # circles that are to have its row though nothing is open there
-    row: bytes = b""  # row as it was last said; empty where anything has changed since
-    replica: Replica | None = None  # the replica as it was then
+    again: int = 0  # circles that must include its row although it has no open work
+    row: bytes = b""  # row as it was last sent; empty after any change since
+    replica: Replica | None = None  # the replica at that time
 
 
 class Teller:
-    """Watches the Router (placement/watch.py, LeaseWatch), and makes messages of what it sees."""
+    """Observes the Router (placement/watch.py, LeaseWatch), and composes messages from its events."""
 
     def __init__(
         self,
@@ -51,36 +51,38 @@ class Teller:
         self._router, self._caches, self._head = router, caches, head
         self._limits, self._urgent, self._tell_changed = limits, urgent, changed
         self._counted: dict[str, _Counted] = {}
-        self._changed: dict[str, None] = {}  # replicas whose rows are to be told, as anything happened there
-        self._first: dict[str, None] = {}  # replicas without whose rows the next message's news would not be understood
+        self._changed: dict[str, None] = {}  # replicas with a change since their row was last sent
+        # replicas with rows that the next message needs, so that its events can be interpreted
+        self._first: dict[str, None] = {}
         self._ids: dict[int, str] = {}  # number of a counted replica -> its id
         self.news = News(limits)
         self._seq = self._turn = 0
         self._said_s = self._arc_s = self._models_s = self._fits_s = float("-inf")
         self._arc_from = 0  # number of the replica at which the next arc begins
-        self._hurry = False  # whether somebody is new here and has not been told a circle of arcs
+        self._hurry = False  # a new router has not received a full circle of arcs yet
         self._asked: list[Gap] = []  # messages that others missed
-        self._pressing = False  # something urgent happened since the last message
+        self._pressing = False  # an urgent event occurred since the last message
         self._noted = False  # `changed` was called since the last message
         router.watch = self
 
     def greet(self) -> None:
-        """Another router is new here: the next messages come to all replicas, and have what was learned."""
+        """Handle a new router: the next messages cover all replicas, and include the learned values."""
         self._models_s = self._arc_s = float("-inf")
         self._arc_from, self._hurry = 0, True
         self._note()
 
     def asked(self, gap: Gap) -> None:
-        """A router missed messages: the next one has their news."""
+        """Handle a request for missed messages: the next message repeats their events."""
         if len(self._asked) < self._limits.gaps_max:
             self._asked.append(gap)
             self._press()
 
-    # -- what the router does (LeaseWatch) ----------------------------------------------------------------------------
+    # -- events of the router (LeaseWatch) ----------------------------------------------------------------------------
 
     def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
-        """A lease was given. It is urgent where it moves prices by more than what cannot be told apart, and where many
-        others were given since the last message: other routers do not know of them, and choose the same replicas."""
+        """Record a placed lease. It is urgent if it changes prices by more than the difference that counts as a tie. It
+        is also urgent after many placements since the last message, because other routers do not know of them and would
+        choose the same replicas."""
         counted, member = self._change(lease.replica), self._router.fleet.members[lease.replica]
         counted.sent_tokens += lease.prompt_tokens
         self.news.placed(lease, member.wait_ms(now_s), credit)
@@ -89,22 +91,23 @@ class Teller:
             self._press()
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """The prefill of a lease is over."""
+        """Record the first token of a lease, which ends its prefill."""
         counted = self._change(lease.replica)
         self.news.first_token(lease, now_s)
         counted.stall_ms += lease.stall_ms
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
-        """A lease is back."""
+        """Record the end of a lease."""
         self._change(lease.replica)
         self.news.ended(lease, outcome, answer_blocks, computed=computed)
 
     def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
-        """Less waits at a replica than was told; a prefill that took so long of its streams' time is over."""
+        """Record that less prefill waits at a replica than was reported. A completed prefill stalled its streams for
+        `stall_ms`."""
         self._change(replica).stall_ms += stall_ms
 
     def gone(self, lease: Lease) -> None:
-        """A lease is back from a replica that has left."""
+        """Record the end of a lease on a replica that has left."""
         self.news.gone(lease)
 
     def _press(self) -> None:
@@ -131,12 +134,12 @@ class Teller:
     def say(
         self, now_s: float, lags: Callable[[], list[tuple[int, int]]], missed: Callable[[], list[Gap]]
     ) -> bytes | None:
-        """The next message, with what Hearer has to say to other routers: their `lags`, and what was `missed` of their
-        messages. None where it is too soon for one."""
+        """Return the next message, or None if it is too early for one. `lags` and `missed` provide Hearer's content for
+        other routers: their lags, and the messages of theirs that were missed."""
         limits, since_s = self._limits, now_s - self._said_s
         if since_s < limits.urgent_s or (since_s < limits.every_s and not self._pressing):
             return None
-        arcs_s = limits.idle_s  # time from one arc to the next: those of a circle come one after the other
+        arcs_s = limits.idle_s  # interval of arcs; those of a circle follow each other directly
         if self._arc_from:
             arcs_s = limits.urgent_s if self._hurry else limits.every_s
         round_ = now_s - self._arc_s >= arcs_s
@@ -166,8 +169,8 @@ class Teller:
         return encoded(self._head, body)
 
     def _again(self) -> list[SharedAgain]:
-        """News for one router that missed them, and with them maybe the rows of their replicas. What does not fit waits
-        for the next message."""
+        """Return events for one router that missed them, and mark the rows of their replicas for the same message. The
+        rest waits for the next message."""
         if not self._asked:
             return []
         again, left = self.news.again(self._asked.pop(0), self._limits.keys_max // 2)
@@ -179,14 +182,14 @@ class Teller:
         return [again]
 
     def _next_few(self) -> list[str]:
-        """Replicas whose own speeds are told next, by turns."""
+        """Return the replicas with speeds in the next message, in rotation."""
         ids = list(self._router.fleet.members)
         few = ids[self._turn : self._turn + self._limits.fits_max]
         self._turn = self._turn + len(few) if self._turn + len(few) < len(ids) else 0
         return few
 
     def _next_arc(self, now_s: float) -> tuple[tuple[int, int], list[str]]:
-        """The next arc, and the replicas that have a row in it."""
+        """Return the next arc, and the replicas with a row in it."""
         for id_ in self._caches.look(now_s):
             if (known := self._counted.get(id_)) is not None:
                 known.row = b""
@@ -205,8 +208,8 @@ class Teller:
         return (first, last), [id_ for _, id_ in some]
 
     def _rows(self, listed: list[str], now_s: float) -> tuple[list[bytes], int]:
-        """(rows of these replicas, and of those at which anything has changed, as far as a message has room; how many
-        of them are not as they were said before)."""
+        """Return (rows of these replicas and of changed ones, up to the limit of a message; number of rows that differ
+        from the last sent ones)."""
         counted, members, changed, most = (
             self._counted,
             self._router.fleet.members,
