@@ -53,8 +53,8 @@ class PrefillLeg(Struct, gc=False):
 
     replica: str
     handshake: Handshake
-    # `host:port` at which the decoding engine requests the blocks. With NIXL the answer states it, and this is a list
-    # of the pod's addresses.
+    # `host:port` at which the decoding engine requests the blocks. With NIXL the answer of the prefill stage names the
+    # host, and this is the comma-separated list of the pod's addresses.
     address: str
     cached_tokens: int  # part of the prompt estimated as cached at this replica
     pending_ms: float  # time until its prefill begins there
