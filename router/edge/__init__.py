@@ -1,15 +1,16 @@
-"""Faces clients as their HTTP proxy: the life of one request, read, placed, called, relayed, told.
+"""HTTP data plane. It receives client requests, places and forwards them, and relays the answers.
 
-This room asks a hub through `placer.Placer` and never imports `router.hub` (a contract in pyproject.toml), so that it
-is the same with one process and with many. What a request says is read in `reading`, as for the other face.
+This package reaches the placement layer through `placer.Placer` and never imports `router.hub` (a contract in
+pyproject.toml). It is therefore the same with one process and with many. Requests are parsed in `reading`, which the
+gateway frontend uses too.
 
 edge          owns the parts and the listener
-routes        where a request goes: to an engine, one of our own pages, or nowhere
-preflights    what engines let pages in browsers do, where we have no list of our own
-proxy         the story of one request that goes to an engine
-attempts      placing and calling until an answer has begun, within a retry_budget
-legs          calling two replicas where one prefills what another one decodes
-early         streams whose first events come of no work
-continuing    streams that go on on another replica when theirs breaks or is about to leave
-relay         bytes from engine to client
+routes        dispatches a request to an engine, to one of the router's pages, or to a 404
+preflights    forwards CORS preflights to engines if the router has no list of origins
+proxy         main flow of one request to an engine
+attempts      placement, call and retries until an answer has begun, within a retry_budget
+legs          disaggregated prefill: calls the prefill replica and the decode replica
+early         streams that begin with events sent before any GPU work
+continuing    stream failover, after a break or before a replica leaves
+relay         copies the answer's bytes from engine to client
 """

@@ -1,25 +1,24 @@
-"""Place a request, call the replica, and once more elsewhere where that may help: all that happens before an answer
-has begun.
+"""Placement, call and retries of one request, until its answer has begun.
 
-What bounds the attempts of one request, and why:
+Limits on the attempts of one request, with their reasons:
 
-- `retries_max` more after the first that was sent: each may have cost GPU time.
-- One that reached nobody costs none, so it does not count, nor does one on a connection that was closed as idle;
-  UNSENT_MAX of those, for a client waits.
-- One alternative to a replica that does not serve the model, though its list says so: nothing was computed.
-- One alternative to a replica that sheds load: the fleet is full, and who asks everybody makes it worse.
-- The budget, over all requests: a dead fleet is not hammered.
+- `retries_max` retries after the first attempt that was sent. Each may have cost GPU time.
+- UNSENT_MAX attempts that reached no engine, or used a connection that was closed as idle. They cost no GPU time, so
+  they do not count as retries; the limit is there because a client waits.
+- One alternative to a replica that does not serve the model although its list contains it. Nothing was computed.
+- One alternative to a replica that sheds load. The fleet is full, and a request sent to every replica makes it worse.
+- The retry budget, shared by all requests. It keeps retries from hammering a dead fleet.
 
-The replica that failed is never the next one, and another rank of its server only where no other server is left. Only
-where no other replica is left, one whose network failed and not itself (no connection in time, or a connection that it
-had closed meanwhile) is asked once more.
+The next attempt never uses the replica that failed. It uses another rank of the same server only if no other server is
+left. If no other replica is left, one replica gets a second attempt, provided that the network failed and not the
+replica: it did not accept a connection in time, or it had closed the connection before the request was sent.
 
-A request in two legs whose prefill failed is placed once more in two legs, without the replica at fault, and then in
-one. In one it goes at once where its blocks did not come, or where whoever prefills sheds load. SGLang's servers take
-no request in one leg.
+If the prefill of a disaggregated request failed, the request is placed once more in the same way, without the replica
+at fault, and then on one replica. It is placed on one replica at once if its blocks did not arrive, or if the prefill
+replica sheds load. SGLang's prefill and decode servers accept only disaggregated requests.
 
-A replica that leaves before anything was sent to it, placed or while we connect, was no attempt: the request is placed
-again, though no retry is allowed or left.
+A replica may leave after placement or during the connect, before anything was sent to it. This does not count as an
+attempt. The request is placed again even if no retry is allowed or left.
 """
 
 from __future__ import annotations
@@ -72,25 +71,25 @@ from router.telemetry.record import RequestRecord
 
 REFUSED = (400, 404)  # statuses with which engines refuse a model that they do not serve
 ERROR_EVENT = b'data: {"error"'
-OF_PAIRS = (BlocksFailed, BlocksStalled, BlocksTimedOut)  # failures that blame neither of two replicas
+OF_PAIRS = (BlocksFailed, BlocksStalled, BlocksTimedOut)  # failures that are attributed to neither of the two replicas
 
 
 class Tried:
-    """What the attempts of one request came to."""
+    """Summary of the failed attempts of one request."""
 
     __slots__ = ("_again", "lacks", "replicas", "sent", "shed_until_s", "sheds", "splits", "stale", "unsent")
 
     def __init__(self) -> None:
         self.replicas: frozenset[str] = frozenset()  # replicas that were tried
-        self._again: frozenset[str] = frozenset()  # tried replicas that may be asked once more
+        self._again: frozenset[str] = frozenset()  # tried replicas that may be tried a second time
         self.sent = self.unsent = self.sheds = 0  # numbers of failed attempts; those that shed load also count as sent
         self.lacks = 0  # number of replicas that do not serve the model
-        self.splits = 0  # number of failed attempts in two legs
+        self.splits = 0  # number of failed disaggregated attempts
         self.stale = False  # the first connection was stale
         self.shed_until_s: float | None = None  # time at which the first replica that shed load may be asked again
 
     def note(self, replica: str, failure: Failure, *, in_two: bool = False) -> None:
-        """Count one attempt that failed, `in_two` legs."""
+        """Count one failed attempt. `in_two`: the attempt was disaggregated."""
         left = isinstance(failure, ReplicaLeft)
         lacks = isinstance(failure, LacksModel)
         self.lacks += lacks
@@ -99,53 +98,55 @@ class Tried:
         unsent = lacks or refused or _is_free(failure)
         self.unsent += unsent
         self.sent += not unsent
-        # A new connection that breaks likewise shows that the engine ended the stale one too, and not its idleness.
+        # If a new connection breaks in the same way, the engine ended the stale one too, and idleness was not the
+        # cause.
         self.sent += self.stale and isinstance(failure, BrokeEarly)
         self.sheds += isinstance(failure, EngineShed)
         once_more = (
             left
             or isinstance(failure, (Stale, PullStalled, OF_PAIRS))
             or (isinstance(failure, ConnectFailed) and failure.timed_out)
-            # vLLM's APIs other than chat close the connection of a decode leg whose blocks do not come, without a
-            # status: the engine may be well, and the other one gone.
+            # vLLM's APIs other than chat close the connection of a decode stage without a status if its blocks do not
+            # arrive. The decode engine may be well, and the prefill engine gone.
             or (in_two and isinstance(failure, BrokeEarly))
         )
         self._again = self._again | {replica} if once_more and replica not in self.replicas else self._again - {replica}
         self.replicas |= {replica}
 
     def shed(self, until_s: float) -> None:
-        """A replica takes no more requests before this time."""
+        """Note that a replica sheds load until this time."""
         self.shed_until_s = until_s if self.shed_until_s is None else min(self.shed_until_s, until_s)
 
     @property
     def excluded(self) -> list[frozenset[str]]:
-        """Sets of replicas for the next placement to leave out, in order: all that were tried; and if no other replica
-        is left, all but those whose network failed."""
+        """Return the sets of replicas that the next placement must exclude, in order of preference. The first set has
+        all replicas that were tried. If no other replica is left, the second set omits those with a failed network."""
         return [self.replicas, self.replicas - self._again] if self._again else [self.replicas]
 
 
 class Call(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
-    """One answer that has begun, on the lease of its replica, and how it is delivered."""
+    """One answer that has begun, with the lease of its replica and its relay."""
 
     question: Question
     lease: Placed
     answer: EngineAnswer
     called_s: float  # time at which the first replica was called
-    relay: Relay | None = None  # None for an answer that is delivered whole
-    outcome: Outcome | None = None  # None until the answer is delivered, and for good if the client leaves before
+    relay: Relay | None = None  # None if the answer is delivered whole
+    outcome: Outcome | None = None  # None until the answer is delivered; stays None if the client leaves first
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLimits:
-    """Which failures of one request are tried again (settings/schema.py: `upstream`)."""
+    """Limits on retries of one request (settings/schema.py: `upstream`)."""
 
     retries_max: int
     retry_on_timeout: bool
-    pull_stall_s: float = 10.0  # beyond the predicted time to the first token (settings/schema.py: `pulls.stall_s`)
+    pull_stall_s: float = 10.0  # added to the predicted time to first token (settings/schema.py: `pulls.stall_s`)
 
 
 class Attempts:
-    """Places and calls until an answer has begun. `limits` may be replaced, for requests under way too."""
+    """Places and calls until an answer has begun. `limits` may be replaced at any time, and applies to requests in
+    flight."""
 
     def __init__(
         self,
@@ -167,7 +168,8 @@ class Attempts:
         self._usage = usage
 
     async def begin(self, question: Question, record: RequestRecord, read_s: float) -> Call:
-        """Returns a call whose answer has begun. `read_s` is when all of the request was read. Raises Refusal."""
+        """Return a call with an answer that has begun. `read_s`: time at which the whole request had been read. Raises
+        Refusal."""
         self._budget.deposit()
         try:
             lease = await self._place(question, frozenset())
@@ -179,7 +181,7 @@ class Attempts:
         while True:
             record.receipt, record.error = lease.receipt, None
             try:
-                # Behind a failure used connections are not trusted either.
+                # After a failure pooled connections are not trusted either.
                 begun = await self._begun(question, lease, fresh=question.stored or tried is not None)
             except BaseException:
                 self._drop(lease, None, Ending.CLIENT_LEFT)
@@ -195,7 +197,7 @@ class Attempts:
             self._note(lease, failure, tried)
             question.wanted.may_pull = False
             leg = lease.receipt.leg
-            if leg is not None:  # the replica may be chosen again, and holds nothing of the prompt
+            if leg is not None:  # the replica may be chosen again, and its cache does not have the prompt
                 question.wanted.may_split = _may_split_again(leg, failure, tried)
                 self._drop(lease, None, failure.ending)
             said = failure.answer if isinstance(failure, EngineFailed) else None
@@ -205,17 +207,17 @@ class Attempts:
                 self._drop(lease, said, Ending.CLIENT_LEFT)
                 raise
             if following is None and said is not None and tried.shed_until_s is None:
-                return Call(question, lease, said, called_s)  # the engine's error is the best answer there is
+                return Call(question, lease, said, called_s)  # no better answer than the engine's error
             self._drop(lease, said, failure.ending)
             if following is None:
                 raise self._refusal(cause, tried, replica) from failure
             record.retries += ((failure.kind, replica),)
-            following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client asked once
+            following.receipt.replay = lease.receipt.replay  # a retry is not a replay: the client sent one request
             lease = following
 
     async def _begun(self, question: Question, lease: Placed, *, fresh: bool) -> EngineAnswer | Failure:
-        """The outcome of one attempt. A failure is returned, since there is more to wait for: native code must not
-        await while it handles an exception (deploy/compiled.py)."""
+        """Return the outcome of one attempt. A failure is returned and not raised, since the caller awaits more
+        afterwards: native code must not await while it handles an exception (deploy/compiled.py)."""
         try:
             return await self._attempt(question, lease, fresh=fresh)
         except Failure as failure:
@@ -227,7 +229,7 @@ class Attempts:
         self._placer.finish(lease, Outcome(ending), self._clock())
 
     async def _following(self, question: Question, failure: Failure, tried: Tried) -> Placed | None:
-        """A lease for one more attempt; None where none may be made, or no replica is left."""
+        """Return a lease for one more attempt, or None if no retry is allowed or no replica is left."""
         retries = not _is_free(failure) and not isinstance(failure, LacksModel)
         if not self._may_retry(question, failure, tried) or (retries and not self._budget.covers(self._clock())):
             return None
@@ -239,16 +241,16 @@ class Attempts:
                     tried.shed(self._clock() + refusal.retry_after_s)
                 continue
             if retries:
-                self._budget.withdraw(self._clock())  # only now: nothing is spent where no replica is left
+                self._budget.withdraw(self._clock())  # only now, so that no budget is spent if no replica is left
             return lease
         return None
 
     async def _place(self, question: Question, excluded: frozenset[str]) -> Placed:
-        """Raises Refusal when no replica is left to try."""
+        """Return a lease. Raises Refusal if no replica is left to try."""
         return await placed(self._placer, question.wanted, excluded, self._clock)
 
     async def _attempt(self, question: Question, lease: Placed, *, fresh: bool) -> EngineAnswer:
-        """`fresh`: on new connections. Raises a Failure."""
+        """Make one attempt. `fresh`: use new connections. Raises a Failure."""
         self._usage.ask(question, lease.replica)
         request, asked, trace = question.request, question.wanted.ask.stream, question.trace
         lines = question.lines if trace is None else [*question.lines, trace.called(lease.receipt, self._clock())]
@@ -299,8 +301,8 @@ class Attempts:
         return answer
 
     async def _judge_abort(self, lease: Placed, answer: EngineAnswer, abort: Abort) -> None:
-        """Return if the client is to get an answer that its engine gave up: part of a generation, of a replica that
-        stays. Raises EngineFailed, which blames no replica that is well."""
+        """Return if the client should get an answer that its engine aborted: a partial generation of a replica that
+        stays. Otherwise raise EngineFailed, which is not attributed to a healthy replica."""
         try:
             failed = abort is Abort.FAILED or not await stays(self._placer, self._upstream, lease)
         except BaseException:
@@ -312,18 +314,19 @@ class Attempts:
             raise NothingMade(answer)
 
     def _note(self, lease: Placed, failure: Failure, tried: Tried) -> None:
-        """Count a failed attempt; let a replica rest that asked for it; act on proof that one is dead."""
+        """Count a failed attempt. Start a cooldown if the replica requested one, and report proof that a replica is
+        dead."""
         replica, cause = _fault(lease, failure)
         tried.note(replica, cause, in_two=lease.receipt.leg is not None)
         tried.splits += lease.receipt.leg is not None
         if isinstance(cause, NoDescriptor):
-            self._placer.failed("", failure.kind)  # counted, and no replica's failure
+            self._placer.failed("", failure.kind)  # counted, but attributed to no replica
             return
         in_two = lease.receipt.leg is not None and cause is failure
         self._placer.failed(replica, f"decode_{failure.kind}" if in_two else failure.kind)
         if isinstance(cause, OF_PAIRS) and (leg := lease.receipt.leg) is not None:
             self._placer.pair_broke(leg.replica, replica)
-            # A prefilling replica of vLLM's takes whole requests where no other one is left, and may be what has died.
+            # vLLM's prefill replicas take whole requests if no other replica is left, and this one may be dead.
             if leg.handshake is not Handshake.SGLANG:
                 tried.replicas |= {leg.replica}
         if isinstance(cause, PullStalled) and lease.receipt.pull is not None:
@@ -341,19 +344,19 @@ class Attempts:
         if tried.unsent >= UNSENT_MAX:
             return False
         if _is_free(failure) or isinstance(failure, PullStalled):
-            return True  # a request is sent with a pull once, so it stalls for one once
+            return True  # a request is sent with a P2P KV transfer once, so it stalls for one at most once
         if isinstance(failure, LacksModel):
             return tried.lacks == 1
         if not self.limits.retries_max or tried.sent > self.limits.retries_max:
             return False
         if tried.sheds > isinstance(failure, EngineShed):
             return False  # the one alternative to a replica that sheds load was tried
-        if question.stored:  # a replica that took the request may have stored its answer
+        if question.stored:  # a replica that accepted the request may have stored its response
             return isinstance(failure, ConnectFailed | EngineShed)
         return failure.retry or (isinstance(failure, TimedOut) and self.limits.retry_on_timeout)
 
     def _refusal(self, failure: Failure, tried: Tried, replica: str) -> Refusal:
-        """The refusal of a request whose last attempt, on this replica, failed, and that is not tried again."""
+        """Return the refusal after a last attempt that failed, on this replica, and may not be retried."""
         if tried.shed_until_s is not None:
             message = "The replicas take no more requests for now."
             return Refusal(429, "overloaded", message, retry_after_s=tried.shed_until_s - self._clock())
@@ -371,17 +374,18 @@ class Attempts:
 
 
 def _is_free(failure: Failure) -> bool:
-    """Whether another attempt behind this one is no retry: no engine has worked on it, as far as can be told."""
+    """True if another attempt after this failure is no retry, because no engine is known to have worked on the
+    request."""
     return isinstance(failure, (ReplicaLeft, Stale))
 
 
 async def stays(placer: Placer, upstream: Upstream, lease: Placed) -> bool:
-    """Whether a lease's replica is well at this moment and not about to leave, as far as anybody says."""
+    """True if a lease's replica is healthy at this moment and not known to be about to leave."""
     return placer.stands(lease) and await upstream.is_well(lease.replica)
 
 
 def _may_split_again(leg: PrefillLeg, failure: Failure, tried: Tried) -> bool:
-    """Whether a request that failed in two legs is to be placed in two again."""
+    """True if a failed disaggregated request may be placed as a disaggregated request again."""
     if leg.handshake is Handshake.SGLANG:
         return True
     if isinstance(failure, OF_PAIRS):
@@ -391,38 +395,39 @@ def _may_split_again(leg: PrefillLeg, failure: Failure, tried: Tried) -> bool:
 
 
 def _fault(lease: Placed, failure: Failure) -> tuple[str, Failure]:
-    """The replica at fault, and its own failure."""
+    """Return the replica at fault and its own failure."""
     if isinstance(failure, PrefillFailed):
         return failure.replica, failure.cause
     return lease.replica, failure
 
 
 def names_of(wanted: Wanted) -> list[str]:
-    """Names by which an engine may say that it does not serve what a request wants."""
+    """Return the names that an engine may use in an error about a model that it does not serve."""
     named = wanted.ask.model or ""
     return [wanted.model or "", named, wanted.ask.adapter, named.rpartition(":")[2]]
 
 
 def _status_of(failure: Failure) -> int:
-    """The status that the engine answered with; 0 where it did not answer."""
+    """Return the status of the engine's answer, or 0 if it did not answer."""
     if isinstance(failure, EngineFailed):
         return failure.answer.status
     return failure.status if isinstance(failure, EngineShed) else 0
 
 
 def judge_of(question: Question, answer: EngineAnswer) -> Dialect | None:
-    """The dialect that can say whether an answer is whole. None for what is no stream of events, is compressed, or has
-    no dialect."""
+    """Return the dialect that can judge if an answer is complete. None if the answer is no event stream, is compressed,
+    or has no dialect."""
     return question.judge if is_read(answer) else None
 
 
 def _names_itself(head: bytes) -> bool:
-    """Whether the beginning of a stored response has its id, or is too long for one to come."""
+    """True if the beginning of a stored response contains its id, or is too long for an id to follow."""
     return len(head) > ID_WITHIN_BYTES or made_response(head) is not None
 
 
 def _first_status(question: Question, answer: EngineAnswer) -> int:
-    """The status of a stream by its first event: 200 where that is no error. Raises NotStream for what is no event."""
+    """Return the status that the first event of a stream implies, 200 if it is no error. Raises NotStream if the body
+    does not begin with an event."""
     status = question.dialect.event_error(answer.head)
     if (status or 0) < 500 and judge_of(question, answer) is not None and not sse.begins_well(answer.head):
         raise NotStream("its first event is none")

@@ -1,13 +1,13 @@
-"""A stream that may be continued: its events are read on the way, and when it breaks, another replica goes on with it.
+"""Stream failover: reads the events of a stream, and continues the stream on another replica when it breaks.
 
-    body       the engine's bytes, event by event: what is said is noted, ids are taken out, the rest goes to the Relay
-    go on      a break, or a hand-over: place elsewhere, send what was said so far as a prompt, relay what follows
+    body       splits the engine's bytes into events, notes the generated text, removes ids, passes the rest to Relay
+    _go_on     after a break or a hand-over: places elsewhere with the text so far as prompt, and relays the new events
 
-A stream that breaks is continued once, within the budget of retries, and after no more silence than any stream may
-keep. A hand-over (`hand_over`) breaks it on purpose, if it can be continued and another replica is ready, so that a
-replica that is about to leave need not be waited for; this may happen as often as replicas leave.
+A broken stream is continued once, within the retry budget, and within the silence that any stream may keep. A hand-over
+(`hand_over`) breaks a stream on purpose, so that a replica that is about to leave need not be waited for. It requires
+that the stream can be continued and that another replica is ready. It may happen each time that a replica leaves.
 
-Streams that nobody wants continued never come here: their relay reads none of their events (exchange.py).
+Streams without failover do not pass through this module. Their relay reads none of their events (exchange.py).
 """
 
 from __future__ import annotations
@@ -57,28 +57,29 @@ from router.reading.placing import UNSENT_MAX, placed
 from router.reading.question import Question
 from router.telemetry.record import RequestRecord
 
-AGAIN_S = 0.25  # before a stream that was broken on purpose is offered to other replicas again
+AGAIN_S = 0.25  # delay before an intentionally broken stream is offered to other replicas again
 DIFFERS = "what was said was not said again"
 _REFUSED = Outcome(Ending.REFUSED_BY_ENGINE)
-# A first event has the ids of the prompt: ID_BYTES_MAX bytes for each byte of the request, or FIRST_EVENT_BYTES_MAX for
-# parts that are not in it, such as an image. Later events have at most sse.EVENT_BYTES_MAX.
+# A first event contains the ids of the prompt. Its limit is ID_BYTES_MAX bytes per byte of the request, or
+# FIRST_EVENT_BYTES_MAX for parts that are not in it, such as an image. The limit of later events is
+# sse.EVENT_BYTES_MAX.
 FIRST_EVENT_BYTES_MAX, ID_BYTES_MAX = PROMPT_BYTES_MAX + sse.EVENT_BYTES_MAX, 8
 
 
 class Carrying:
-    """The sink of the answers of one stream: hands its Relay what the client is to get."""
+    """Sink of all answers of one stream: passes to its Relay the bytes that the client must get."""
 
     mark = b""  # nothing takes the shortcut
 
     def __init__(self, plan: ContinuationPlan, question: Question, relay: Relay, answer: EngineAnswer) -> None:
-        request = question.request  # a request keeps its body where a plan needs it
+        request = question.request  # a request keeps its body if a plan needs it
         self.carried = carried_of(plan, lambda: request.body)
         self.answer = answer
-        self.resumed: ResumedStream | ResumedMessages | None = None  # None before another replica goes on
-        self.begun = False  # an event of the present answer has come
+        self.resumed: ResumedStream | ResumedMessages | None = None  # None until another replica continues the stream
+        self.begun = False  # an event of the current answer has arrived
         self.differs = False
-        self.said = False  # all was said, and its end was told
-        self.refused = False  # the engine said that the request itself is at fault, which ends the stream
+        self.said = False  # the answer is complete, and its end was sent to the client
+        self.refused = False  # the engine reported an error of the request itself, which ends the stream
         self._dialect = question.dialect
         self._relay = relay
         first_bytes_max = sse.EVENT_BYTES_MAX + ID_BYTES_MAX * question.wanted.body_bytes
@@ -87,21 +88,21 @@ class Carrying:
 
     @property
     def early(self) -> bool:
-        """Whether nothing that has passed shows that prefill is done."""
+        """True if no event so far shows that prefill is done."""
         return self._relay.early
 
     def body(self, data: bytes) -> None:
-        """Take any bytes of the body."""
+        """Take a piece of the body."""
         if self._relay.paused:
             self.answer.pause()
         self._pass(self._splitter.feed(data))
 
     def shortcut(self) -> Callable[[bytes], None] | None:
-        """None: every event is looked at."""
+        """Return None, because every event must be read."""
         return None
 
     def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
-        """Do nothing: nothing takes the shortcut."""
+        """Do nothing, because no event takes the shortcut."""
 
     def _pass(self, events: list[bytes]) -> None:
         if self.differs or not events:
@@ -120,7 +121,7 @@ class Carrying:
             self._relay.body(made)
 
     def _has_begun(self) -> None:
-        """An event of the present answer has come."""
+        """Note that an event of the current answer has arrived."""
         if not self.begun:
             self.begun = True
             self._splitter.bytes_max = sse.EVENT_BYTES_MAX
@@ -128,7 +129,8 @@ class Carrying:
                 self._told()
 
     def _refuses(self, event: bytes) -> bool:
-        """Whether the engine has refused the request, with this event or before: no other replica would do better."""
+        """True if the engine has refused the request, with this event or an earlier one. Another replica would refuse
+        it too."""
         if b'"error"' in event and (self.resumed is None or self._dialect is OPENAI):
             status = self._dialect.event_error(event)
             self.refused = self.refused or (
@@ -137,7 +139,7 @@ class Carrying:
         return self.refused
 
     def end(self) -> None:
-        """The body has ended. Raises BrokeMidway if it did not say that it was whole."""
+        """Handle the end of the body. Raises BrokeMidway if the stream did not end properly."""
         rest = self._splitter.close().rstrip()
         if rest and (sse.payload(rest) == b"[DONE]" or sse.begins_well(rest + b"\n\n")):
             self._pass([rest + b"\n\n"])
@@ -148,14 +150,15 @@ class Carrying:
         self._relay.end()
 
     def resume(self, answer: EngineAnswer, told: Callable[[], None]) -> None:
-        """Another replica goes on with this answer; `told` is called at its first event."""
+        """Switch to the answer of another replica. Its first event calls the callback `told`."""
         self._splitter.close()
         self.answer, self.begun, self._told = answer, False, told
         self.resumed = resumed_of(self.carried)
         self._relay.adopt(answer)
 
     def say_end(self, events: bytes) -> bool:
-        """All was said; these events end the stream. Returns whether it is whole with them."""
+        """Send the events that complete the answer, and end the stream. Return True if the stream is complete with
+        them."""
         if events:
             self._relay.body(events)
         try:
@@ -167,8 +170,8 @@ class Carrying:
 
 
 class Continuations:
-    """Relays streams that may be continued, and continues them. `silence_s_max`, which may be replaced: the time for
-    which a client may wait for the next event."""
+    """Relays streams with failover. `silence_s_max`, which may be replaced: the longest time for which a client may
+    wait for the next event."""
 
     def __init__(
         self,
@@ -187,8 +190,8 @@ class Continuations:
         self._open: set[Carrying] = set()
 
     async def relay(self, call: Call, carrying: Carrying, record: RequestRecord) -> BrokeMidway | None:
-        """Relay a stream, on two replicas if need be. `call` is then that of the second one. Returns what broke the
-        stream for good; None: all of it has come."""
+        """Relay a stream, on two replicas if necessary; `call` is then updated to the second one. Return the final
+        break, or None if the whole stream was relayed."""
         self._open.add(carrying)
         try:
             broke = await _heard(carrying)
@@ -201,15 +204,15 @@ class Continuations:
                 if not await self._go_on(call, carrying, broke, record, again=breaks > 1):
                     break
                 broke = None if carrying.said else await _heard(carrying)
-            if record.continued[0] and carrying.carried.approximate:  # only the last answer may have told
+            if record.continued[0] and carrying.carried.approximate:  # only the last answer may have shown this
                 record.continued = (APPROXIMATE, *record.continued[1:])
             return broke
         finally:
             self._open.discard(carrying)
 
     def hand_over(self, replica: str) -> int:
-        """Have every stream of a replica continued elsewhere that can be, if another replica is ready. Returns how
-        many."""
+        """Move every stream of a replica that can be continued to another replica, if another one is ready. Return
+        their number."""
         if not self._placer.others_ready(frozenset((replica,))):
             return 0
         moved = [
@@ -220,16 +223,17 @@ class Continuations:
         return len(moved)
 
     def carries(self, replica: str) -> bool:
-        """Whether a stream that may be continued is open at a replica."""
+        """True if a stream with failover is open at a replica."""
         return any(each.answer.replica == replica for each in self._open)
 
     async def _go_on(
         self, call: Call, carrying: Carrying, broke: BrokeMidway, record: RequestRecord, *, again: bool
     ) -> bool:
-        """Whether the stream goes on, or was said to its end. `again`: it was broken before, and may not be again."""
+        """Return True if the stream continues, or was complete and is ended. `again`: it broke before, and may not be
+        retried."""
         cause, replica = broke.kind, call.lease.replica
         if isinstance(broke, Diverged):
-            self._placer.finish(call.lease, LEFT, self._clock())  # nobody's fault
+            self._placer.finish(call.lease, LEFT, self._clock())  # attributed to no replica
             record.continued, record.not_continued = ("", "", ""), "differs"
             return False
         try:
@@ -251,7 +255,7 @@ class Continuations:
             return False
         if call.question.trace is not None:
             call.question.trace.failed(cause, 0, self._clock())
-        blames = not (planned or isinstance(broke, Stalled))  # silence alone blames nobody
+        blames = not (planned or isinstance(broke, Stalled))  # silence alone is no replica's fault
         outcome = LEFT if planned else Outcome(Ending.FAILED) if blames else _REFUSED
         self._placer.finish(call.lease, outcome, self._clock())
         self._upstream.done(call.answer)
@@ -273,8 +277,8 @@ class Continuations:
     async def _in_time(
         self, question: Question, replica: str, path: str, body: bytes, *, planned: bool
     ) -> tuple[Placed, EngineAnswer] | str:
-        """An answer that goes on, and its lease; or why there is none. A stream that was broken on purpose waits for a
-        replica that takes it, and may be tried again as any request."""
+        """Return the continuing answer and its lease, or the reason for giving up. A stream that was broken on purpose
+        waits for a replica that accepts it, and may be retried like any request."""
         failed = False
         try:
             async with asyncio.timeout(self.silence_s_max):
@@ -309,20 +313,20 @@ class Continuations:
                 return lease, answer
             refused = isinstance(answer, EngineFailed) and _refused(answer.answer)
             self._placer.finish(lease, _REFUSED if refused else Outcome(answer.ending), self._clock())
-            if refused:  # what we made of the request is at fault, and not the replica
+            if refused:  # the request as rewritten by the router is at fault, and not the replica
                 return "failed"
             self._placer.failed(lease.replica, answer.kind)
             if isinstance(answer, EngineShed):
                 self._placer.rest(lease.replica, answer.retry_after_s, full=answer.full)
             if not isinstance(answer, ConnectFailed | Stale | EngineShed):
-                return "failed"  # some GPU time may be spent
+                return "failed"  # some GPU time may have been spent
             tried, fresh = tried | {lease.replica}, fresh or isinstance(answer, Stale)
         return "replica"
 
     async def _called(
         self, question: Question, lease: Placed, path: str, body: bytes, *, fresh: bool
     ) -> EngineAnswer | Failure:
-        """A stream that has begun well; a failure is returned. `fresh`: on a new connection."""
+        """Return a stream that has begun without an error, or a failure. `fresh`: use a new connection."""
         lines, trace, replica = question.lines, question.trace, lease.replica
         if trace is not None:
             lines = [*lines, trace.called(lease.receipt, self._clock())]
@@ -346,7 +350,7 @@ class Continuations:
 
 
 def _refused(answer: EngineAnswer) -> bool:
-    """Whether an engine calls the request itself at fault, by its status or in its first event."""
+    """True if an engine attributes the error to the request itself, by its status or in its first event."""
     if answer.status >= 400:
         return answer.status < 500
     status = OPENAI.event_error(answer.head)
@@ -354,10 +358,10 @@ def _refused(answer: EngineAnswer) -> bool:
 
 
 async def _heard(carrying: Carrying) -> BrokeMidway | None:
-    """Relay the present answer to its end. Returns what broke it."""
+    """Relay the current answer to its end. Return the break, or None."""
     try:
         await carrying.answer.relay(carrying)
         carrying.end()
-    except BrokeMidway as error:  # an answer that fails within its head tells nobody why
+    except BrokeMidway as error:  # an answer that fails within its head carries no reason
         return Diverged(DIFFERS) if carrying.differs else error
     return None

@@ -1,9 +1,9 @@
-"""Streams whose first events come of no work.
+"""Streams that begin with events sent before any GPU work.
 
-Engines send some events when a request has arrived, before anything is known of its prompt: the Responses API begins
-with two, Messages may begin with `message_start` and pings. Clients get them at once, so that behind them nothing can
-be tried again. Where an engine waits for another one's blocks that must be possible: then they wait here for the first
-event that comes of work.
+Engines send some events as soon as a request has arrived, before they have looked at its prompt. The Responses API
+begins with two, and Messages may begin with `message_start` and pings. Normally clients get them at once, which rules
+out retries afterwards. A request that waits for another engine's blocks must stay retriable. Its events are therefore
+buffered here until the first event that results from GPU work.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from router.http.upstream import Upstream
 
 
 def is_read(answer: EngineAnswer) -> bool:
-    """Whether an answer is a stream whose events can be told apart."""
+    """True if an answer is a stream of events that can be parsed."""
     return answer.streams and answer.status == 200
 
 
 def label(answer: EngineAnswer) -> None:
-    """Treat the answer to a request for a stream as one if its body begins so, whatever its content type is: clients
-    that asked for a stream read it as one, and some engines and proxies send another type or none."""
+    """Treat an answer as a stream if the client requested one and its body begins like one, regardless of its content
+    type. Clients that requested a stream read it as one, and some engines and proxies send another content type or omit
+    it."""
     if answer.streams or answer.coded or answer.status != 200 or answer.whole:
         return
     if answer.head.strip() and sse.begins_well(answer.head):
@@ -31,16 +32,16 @@ def label(answer: EngineAnswer) -> None:
 
 
 def says_full(answer: EngineAnswer) -> bool | None:
-    """Whether an error, as an answer or as the first event of a stream, says that the engine's queue is full. None: it
-    is an error of the engine's own, which may mean that."""
+    """Return True if an error, as an answer or as the first event of a stream, reports that the engine's queue is full.
+    None: it is an internal error of the engine, which may mean the same."""
     error = sse.first_payload(answer.head) if answer.streams else answer.head
     return True if errors.says_full(error) else None if errors.is_error(error) else False
 
 
 async def at_work(answer: EngineAnswer, works: Callable[[bytes], bool], upstream: Upstream) -> EngineAnswer | Failure:
-    """A stream with its first event that comes of work, as `works` says of what has come so far; or why there is none,
-    and then the answer is over."""
-    answer.begun = False  # a request that is found lost, stuck or late can be tried again
+    """Buffer a stream up to its first event that results from GPU work, and return it. `works` decides from the bytes
+    so far. If the stream breaks first, return the failure; the answer is then released."""
+    answer.begun = False  # a request that is found lost, stalled or late can be retried
     try:
         while not (answer.complete or works(answer.head)):
             await answer.grow()

@@ -1,5 +1,5 @@
-"""Everything that faces clients in one process: listener, reader, proxy, connections to replicas. It places requests
-through a Placer (placer.py)."""
+"""Data plane of one process: listener, reader, proxy, connections to replicas. It places requests through a Placer
+(placer.py)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from router.tokens.encoder import Prompts
 
 log = logging.getLogger(__name__)
 
-HAND_OVER_AGAIN_S = 1.0  # between two looks for streams of a replica that leaves which can be handed on by now
+HAND_OVER_AGAIN_S = 1.0  # interval between attempts to hand over the remaining streams of a leaving replica
 
 
 class Edge:
-    """`async with Edge(settings, placer) as edge`; leaving it drains."""
+    """`async with Edge(settings, placer) as edge`; leaving the block drains."""
 
     def __init__(
         self,
@@ -55,9 +55,13 @@ class Edge:
         desk: Desk | None = None,
         bodies: BodyBudget | None = None,
     ) -> None:
-        """`listening` None: a socket is bound to the address in the settings. `shared_prompts` belong to a hub in this
-        process. `desk` and `bodies`, room for bodies, are shared with another face of this process; None: the edge has
-        its own."""
+        """The optional arguments:
+
+        - `listening`: a bound socket. If None, a socket is bound to the address in the settings.
+        - `shared_prompts`: the prompts of a hub in this process.
+        - `desk`, `bodies` (the memory budget for bodies): shared with another frontend of this process. If None, the
+          edge creates its own.
+        """
         self._settings = settings
         self._placer = placer
         self._socket = listening
@@ -80,7 +84,7 @@ class Edge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Drain: accept no new connections, let running answers finish within `listen.drain_s`, then close everything.
-        A block that was cancelled is not drained."""
+        A cancelled block is not drained."""
         self._routes.leaving = True
         try:
             if kind is None or not issubclass(kind, asyncio.CancelledError):
@@ -88,26 +92,27 @@ class Edge:
                     async with asyncio.timeout(self._settings.listen.drain_s):
                         await self._server.drain()
                         await self.proxy.idle()
-        finally:  # a cancelled drain must close everything, too
+        finally:  # a cancelled drain must close everything too
             for timer in self._leaving.values():
                 timer.cancel()
             await self.cut_all("The router has ended before the answer was whole; ask again.")
             await self._stack.aclose()
 
     def lame_duck(self) -> None:
-        """Serve on, but say 503 on `/readyz` whatever the hub says, and end each connection with its next answer."""
+        """Keep serving, but answer 503 on `/readyz` regardless of the hub, and close each connection after its next
+        answer."""
         self._routes.leaving = True
         self._server.lame_duck()
 
     async def cut_all(self, why: str) -> None:
-        """End every answer under way so that its client can tell why. No replica is blamed."""
+        """End every answer in flight with an error that gives the client the reason. No replica is marked as failed."""
         self.proxy.cut_why = why
         await self._server.cancel_all()
         await asyncio.sleep(0)  # the outbox writes the last bytes of cut answers at the end of the loop's turn
 
     def reload(self, settings: Settings) -> None:
-        """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything
-        has changed, or not at all."""
+        """Apply settings that may change at run time (settings/reloading.py). Raises SettingsError before anything has
+        changed, or not at all."""
         s = settings
         with files_of_settings():
             listener_tls, replica_tls = tls.for_listener(s.listen), tls.for_replicas(s.upstream)
@@ -126,30 +131,31 @@ class Edge:
 
     @property
     def keys(self) -> Keys | None:
-        """The table of keys; None where anybody may ask. It is replaced as a whole, for requests to come."""
+        """The table of keys; None if no key is required. It is replaced by a new table, which applies to later
+        requests."""
         return self._desk.keys
 
     @property
     def in_flight(self) -> int:
-        """Requests being answered."""
+        """Number of requests in flight."""
         return self.proxy.in_flight
 
     def lost(self, replica: str) -> None:
-        """Nobody listens at the replica any more."""
+        """Note that no process listens at the replica any longer."""
         self.upstream.lost(replica)
         self._desk.usage.forget(replica)
 
     def stuck(self, replica: str) -> None:
-        """The replica accepts connections and does not answer."""
+        """Note that the replica is stalled: it accepts connections and does not answer."""
         self.upstream.stuck(replica)
 
     def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
-        """Streams that are silent at these replicas need not have broken."""
+        """Note that silent streams at these replicas need not be broken."""
         self.upstream.working(moving, uncounted)
 
     def left(self, replica: str) -> None:
-        """Discovery no longer names the replica, or no longer calls it ready: its streams that can be continued are
-        soon handed on."""
+        """Note that discovery no longer lists the replica, or no longer lists it as ready. Its streams with failover
+        are handed over soon."""
         self.upstream.forget(replica)
         self._desk.usage.forget(replica)
         if replica not in self._leaving:
@@ -158,13 +164,13 @@ class Edge:
             self._leaving[replica] = loop.call_later(upstream.hand_over_s, self._hand_over, replica, begun_s)
 
     def ready(self, replica: str) -> None:
-        """The replica is back, and keeps its streams."""
+        """Note that the replica is back, so that it keeps its streams."""
         if (timer := self._leaving.pop(replica, None)) is not None:
             timer.cancel()
 
     def _hand_over(self, replica: str, begun_s: float) -> None:
-        """Hand its streams on: now, and again while there may be others. By `begun_s` all that were placed there have
-        begun."""
+        """Hand over the replica's streams, and repeat while more may follow. All streams that were placed there have
+        begun by `begun_s`."""
         loop = asyncio.get_running_loop()
         if streams := self._continuations.hand_over(replica):
             fields = {"replica": replica, "streams": streams}
@@ -175,11 +181,11 @@ class Edge:
             del self._leaving[replica]
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Prefixes that conversations of our clients share, new or changed since the last call."""
+        """Return the prefixes that conversations of this edge's clients share, new or changed since the last call."""
         return self._desk.templates()
 
     def figures(self) -> dict[str, int]:
-        """Totals of this edge for the hub's metrics; open connections and bytes of bodies are levels."""
+        """Return totals of this edge for the hub's metrics. Open connections and bytes of bodies are gauges."""
         server = self._server
         closed = {CLOSED + why: count for why, count in server.closed.items()}
         own = self._desk.figures() if self._owns_desk else {}

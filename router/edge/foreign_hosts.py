@@ -1,4 +1,4 @@
-"""Answers of prefill legs that name hosts, and what the log says of those that are not the replica's own."""
+"""Checks prefill answers for hosts that are not the prefill replica's own, and logs them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from router.core.facts.legs import PrefillLeg
 
 log = logging.getLogger(__name__)
 
-SAY_S = 60.0  # between two lines
+SAY_S = 60.0  # minimum interval between two log lines
 
 
 class ForeignHosts:
-    """Knows the hosts that `split.hosts` lists."""
+    """Set of the hosts that `split.hosts` lists, and a rate-limited log of other hosts."""
 
     def __init__(self, clock: Callable[[], float], listed: Iterable[str]) -> None:
         self._clock = clock
@@ -23,12 +23,12 @@ class ForeignHosts:
         self._unsaid = 0
 
     def repeated(self, leg: PrefillLeg, params: bytes, peer: str) -> bytes:
-        """What the decode leg is told of the prefill leg's answer, which came from the address `peer`. Raises
-        ForeignHost."""
+        """Return the transfer parameters for the decode stage from a prefill answer that came from the address `peer`.
+        Raises ForeignHost."""
         return repeated(params, hosts_of(leg.replica, leg.address, peer), self._listed)
 
     def told(self, replica: str, why: str) -> None:
-        """Count one, and tell the log of those since its last line, at most once a minute."""
+        """Count one foreign host. Log the count since the last line, at most once a minute."""
         self._unsaid += 1
         now_s = self._clock()
         if now_s - self._said_s < SAY_S:

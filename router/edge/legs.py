@@ -1,27 +1,30 @@
-"""A request in two legs: its prompt is prefilled at one replica, and decoded at the one that has its lease.
+"""Disaggregated prefill: a request is prefilled at one replica and decoded at the replica of its lease.
 
-    NIXL       the prefill leg is awaited: its answer says where the blocks are; then the decode leg
-    others     both legs at once: either engine waits for the other one, for up to minutes
+    NIXL       the prefill stage is awaited, since its answer locates the blocks; the decode stage follows
+    others     both stages run at once, and either engine waits for the other one for up to minutes
 
-So no engine is left alone with its wait: a leg that fails takes the other one with it at once, by closing its
-connection, which has engines abort. Where both run at once, a stream has a limited time to begin behind its prefill,
-whose replica may be gone before the blocks have come; where it is known to be gone within that time nobody waits, since
-vLLM's decoding engines hear nothing of it, and wait for up to 540 s. The failure blames the replica of the leg that
-failed first, and the request may be tried again (attempts.py). Once the decode leg has begun, the prefill leg runs to
-its end, since SGLang breaks a room whose prefill is closed; at the decode leg's end it has `linger_s` left.
+No engine may be left waiting alone. A stage that fails therefore ends the other one at once, by closing its connection,
+which makes the engine abort. If both run at once, a stream has limited time to begin after its prefill, because the
+prefill replica may be gone before the blocks have arrived. If it is known to be gone, the router stops waiting at once,
+since vLLM's decode engines are not notified and wait for up to 540 s. The failure is attributed to the replica of the
+stage that failed first, and the request may be retried (attempts.py). Once the decode stage has begun, the prefill
+stage runs to its end, since SGLang breaks a `bootstrap_room` when its prefill is closed. After the end of the decode
+stage it has `linger_s` left.
 
-A prefill leg without blocks to fetch (a prompt shorter than a block, an engine without a connector, a refusal of what
-we made of the body) costs nothing more: the same replica computes alone. So it does where an answer of NIXL's names a
-host that is not the prefilling replica's own: no engine is sent there, and that replica has failed. Only SGLang, whose
-engines take no request without a room and whose legs have one body, has its refusal passed on.
+A prefill stage may yield no blocks to fetch: the prompt is shorter than a block, the engine has no connector, or it
+refuses the body that the router made. The cost is only that stage, and the decode replica computes the prompt alone.
+The same happens if an answer of NIXL names a host that is not the prefill replica's own: the decode engine is not sent
+there, and the prefill counts as failed. Only SGLang's refusal is forwarded to the client. Its engines accept no request
+without a `bootstrap_room`, and both stages have the same body.
 
-A client that leaves between the legs of NIXL would leave blocks behind that the prefilling engine keeps for 30 s, as
-would a decode leg sent on a connection that its engine has closed as idle. The decoding engine frees them when it is
-sent the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py `request_finished`), so that is done.
+If a client leaves between the stages of NIXL, the prefill engine keeps unused blocks for 30 s. The same happens if the
+decode request is sent on a connection that its engine has closed as idle. The decode engine frees the blocks when it
+receives the request and sees it aborted (vLLM 0.32, nixl/pull_scheduler.py `request_finished`), so the router does
+this.
 
-Mooncake's decoding engine keeps the room for blocks that it has asked for, aborted or not, until they have come or for
-480 s, and a prefill that is aborted sends none (vLLM 0.32, mooncake_connector.py `record_send_reqs`). So where a client
-leaves, a decode leg that was sent is closed, and its prefill leg runs to its end.
+Mooncake's decode engine reserves memory for requested blocks until they have arrived, or for 480 s, even if the request
+is aborted. An aborted prefill sends no blocks (vLLM 0.32, mooncake_connector.py `record_send_reqs`). If a client
+leaves, a decode stage that was sent is therefore closed, and its prefill stage runs to its end.
 """
 
 from __future__ import annotations
@@ -59,15 +62,15 @@ from router.placer import LEFT, Placed, Placer
 from router.reading.question import Question
 from router.reading.used import believed
 
-ROOM_BITS = 63  # SGLang's rooms are signed integers of 64 bits
-LOOK_S = 0.25  # between two looks whether a decode leg is over
-RELEASES_MAX = 64  # legs at once that only free blocks; beyond, engines free these when their lease is over
+ROOM_BITS = 63  # SGLang's `bootstrap_room` is a signed 64-bit integer
+LOOK_S = 0.25  # interval of the check for the end of a decode stage
+RELEASES_MAX = 64  # concurrent stages that only free blocks; beyond that, engines free these when their lease expires
 RELEASE_S = 1.0  # time that such a request has to reach its engine
 
 
 class LegCaller:
-    """Calls both replicas of such requests. `linger_s`, which may be replaced: seconds for which a prefill leg may go
-    on behind the end of its decode leg."""
+    """Calls both replicas of disaggregated requests. `linger_s`, which may be replaced: seconds for which a prefill
+    stage may continue after the end of its decode stage."""
 
     def __init__(
         self,
@@ -78,21 +81,23 @@ class LegCaller:
         linger_s: float = 2.0,
         hosts: Sequence[str] = (),
     ) -> None:
-        """`hosts` are those that prefilling replicas may name besides their own (`split.hosts`)."""
+        """`hosts`: hosts that prefill replicas may name in addition to their own (`split.hosts`)."""
         self.linger_s = linger_s
         self._placer = placer
         self._upstream = upstream
         self._clock = clock
-        self._behind: set[asyncio.Task[None]] = set()  # prefill legs that go on, and requests that only free blocks
-        self._releases = 0  # number of legs under way that only free blocks
-        self._rooms: set[str] = set()  # rooms of requests under way
-        # Base URL of a server whose prefill has ended -> decode legs that have not begun, told where it is gone.
+        # prefill stages that continue, and requests that only free blocks
+        self._behind: set[asyncio.Task[None]] = set()
+        self._releases = 0  # number of stages in flight that only free blocks
+        self._rooms: set[str] = set()  # values of `bootstrap_room` in use
+        # Base URL of a server with a finished prefill -> futures of decode stages that have not begun, resolved if it
+        # is gone.
         self.awaited: dict[str, set[asyncio.Future[None]]] = {}
         upstream.on_lost = self._lost
         self._hosts = ForeignHosts(clock, hosts)
 
     async def close(self) -> None:
-        """End what goes on behind its request."""
+        """Cancel the tasks that outlived their request."""
         tasks = list(self._behind)
         for task in tasks:
             task.cancel()
@@ -100,7 +105,7 @@ class LegCaller:
 
     @property
     def open(self) -> int:
-        """Prefill legs that go on, and requests that only free blocks."""
+        """Number of prefill stages that continue, and of requests that only free blocks."""
         return len(self._behind)
 
     async def call(
@@ -113,9 +118,13 @@ class LegCaller:
         blocks_within_s: float | None = None,
         fresh: bool = False,
     ) -> EngineAnswer:
-        """Return when the decode leg's answer has begun. Where both legs run at once, a stream has `blocks_within_s`
-        from the end of the prefill leg; None: as long as any answer. `fresh`: both go out on new connections. Raises a
-        Failure, which is PrefillFailed where the prefilling replica is at fault."""
+        """Return when the answer of the decode stage has begun. Raises a Failure, which is PrefillFailed if the prefill
+        replica is at fault.
+
+        - `blocks_within_s`: if both stages run at once, the time that a stream has to begin after the end of the
+          prefill stage. None: the same time as any answer.
+        - `fresh`: both requests are sent on new connections.
+        """
         split = SplitRequest(question, lease, leg, lines, self._new_id(leg.handshake), fresh=fresh)
         if leg.handshake is Handshake.NIXL:
             return await self._in_turn(split)
@@ -153,12 +162,12 @@ class LegCaller:
             if not sent:
                 self._release(split, params)
             raise
-        if isinstance(answer, Stale):  # its engine closed the connection, and has not read the request
+        if isinstance(answer, Stale):  # the engine closed the connection, and has not read the request
             self._release(split, params)
         return answered(answer)
 
     async def _distrusted(self, split: SplitRequest, came: EngineAnswer, error: ForeignHost) -> EngineAnswer:
-        """The answer of the decoding replica alone: whoever prefilled wants it sent to somebody else."""
+        """Return the answer of the decode replica alone, because the prefill replica names a foreign host."""
         prefill, failure = split.leg.replica, ForeignHostNamed(str(error))
         self._done(came)
         self._conclude(split, failure, alone=True)
@@ -168,7 +177,7 @@ class LegCaller:
         return await self._alone(split, split.lines)
 
     def _release(self, split: SplitRequest, params: bytes) -> None:
-        """Have the blocks freed that nobody will fetch."""
+        """Send a request that makes the engine free blocks that no decode stage will fetch."""
         if self._releases >= RELEASES_MAX:
             return
         self._releases += 1
@@ -216,7 +225,7 @@ class LegCaller:
             came = decode.result()
             if isinstance(came, TimedOut):
                 if not prefill.done() and leg.handshake is not Handshake.SGLANG:
-                    raise PrefillFailed(leg.replica, came)  # whoever decodes has waited for it
+                    raise PrefillFailed(leg.replica, came)  # the decode replica has waited for it
                 raise BlocksTimedOut(str(came))
             answer = answered(came)
             begun = answer if answer.status < 400 else None
@@ -224,7 +233,7 @@ class LegCaller:
         finally:
             if not taken:
                 self._abandon(decode)
-            asked = sent and not taken and not prefill.done()  # whoever decodes may have asked for the blocks
+            asked = sent and not taken and not prefill.done()  # the decode replica may have requested the blocks
             if asked and leg.handshake is Handshake.MOONCAKE and self._releases < RELEASES_MAX:
                 self._outlast(split, prefill)
             else:
@@ -233,10 +242,11 @@ class LegCaller:
     async def _blocks(
         self, split: SplitRequest, decode: asyncio.Task[EngineAnswer | Failure], within_s: float | None
     ) -> None:
-        """Return when the decode leg behind a prefill that has ended has begun, or failed. Raises BlocksStalled."""
+        """Return when the decode stage has begun or failed, after the end of its prefill stage. Raises
+        BlocksStalled."""
         server = Replica(split.leg.replica).url
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if split.leg.handshake is not Handshake.SGLANG:  # its prefills end when the blocks are there
+        if split.leg.handshake is not Handshake.SGLANG:  # SGLang's prefills end after the blocks have arrived
             self.awaited.setdefault(server, set()).add(gone)
         try:
             await asyncio.wait((decode, gone), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -254,15 +264,15 @@ class LegCaller:
         await asyncio.wait((decode,))
 
     def _lost(self, replica: str) -> None:
-        """The replica's server is gone: it will send no blocks."""
+        """Fail the decode stages that wait for blocks of this replica, because its server is gone."""
         for gone in self.awaited.get(Replica(replica).url, ()):
             if not gone.done():
                 gone.set_result(None)
 
     def _judged(self, split: SplitRequest, came: Failure, decode: EngineAnswer | Failure | None) -> Failure:
-        """The failure of a request whose prefill leg failed, and whose decode leg has not begun or has failed, too.
-        A connection that is lost brings the other engine's leg down, and not the reverse; SGLang answers a prefill when
-        its blocks were taken, so that its silence may be the decoding engine's."""
+        """Return the failure of a request after its prefill stage failed. Its decode stage has not begun, or has failed
+        too. A lost connection of one engine makes the other engine's stage fail, and not the reverse. SGLang answers a
+        prefill when its blocks were taken, so its silence may be caused by the decode engine."""
         if isinstance(decode, (BrokeEarly, ConnectFailed)) and not isinstance(came, (BrokeEarly, ConnectFailed)):
             self._conclude(split, None)
             return decode
@@ -276,15 +286,15 @@ class LegCaller:
     def _leave(
         self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure], begun: EngineAnswer | None
     ) -> None:
-        """Let the prefill leg run to its end behind a decode leg that has begun; otherwise end it."""
+        """Let the prefill stage run to its end if the decode stage has begun; otherwise end it."""
         if begun is not None and not prefill.done():
             self._go_on(self._drain(split, prefill, begun))
             return
         self._end_prefill(split, prefill)
 
     def _outlast(self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure]) -> None:
-        """Let the prefill leg run to its end behind a decode leg that nobody wants: its blocks are sent then, and room
-        for them is free again."""
+        """Let the prefill stage run to its end although the decode stage is abandoned. Its blocks are sent then, which
+        frees the memory reserved for them."""
         self._releases += 1
         self._go_on(self._outlasted(split, prefill))
 
@@ -310,7 +320,7 @@ class LegCaller:
             self._end_prefill(split, prefill)
 
     def _end_prefill(self, split: SplitRequest, prefill: asyncio.Task[EngineAnswer | Failure]) -> None:
-        """The prefill leg's end, which comes now if it has not yet."""
+        """End the prefill stage if it has not ended yet, and report its outcome."""
         self._rooms.discard(split.id)
         if not prefill.done():
             prefill.cancel()
@@ -318,7 +328,7 @@ class LegCaller:
             return
         came = None if prefill.cancelled() else prefill.result()
         if not split.concluded and isinstance(came, Failure):
-            mine = isinstance(came, NoDescriptor)  # the router's own trouble
+            mine = isinstance(came, NoDescriptor)  # a failure of the router itself
             self._placer.failed("" if mine else split.leg.replica, PrefillFailed(split.leg.replica, came).kind)
             if isinstance(came, ConnectFailed) and came.refused:
                 self._upstream.lost(split.leg.replica)
@@ -326,7 +336,7 @@ class LegCaller:
         self._conclude(split, came)
 
     def _abandon(self, decode: asyncio.Task[EngineAnswer | Failure]) -> None:
-        """Nobody wants the decode leg's answer: its engine is to abort."""
+        """Drop the decode stage, so that its engine aborts."""
         if not decode.done():
             decode.cancel()
         elif not decode.cancelled():
@@ -337,10 +347,10 @@ class LegCaller:
         self._behind.add(task)
         task.add_done_callback(self._behind.discard)
 
-    # -- either leg ----------------------------------------------------------------------------------------------
+    # -- either stage --------------------------------------------------------------------------------------------
 
     async def _prefill(self, split: SplitRequest) -> EngineAnswer | Failure:
-        """The whole answer of the prefill leg, or why there is none."""
+        """Return the whole answer of the prefill stage, or its failure."""
         question, leg = split.question, split.leg
         body = prefill_body(question.request.path, question.body, leg.handshake, split.id, leg.address, split.rank)
         lines = [
@@ -354,7 +364,7 @@ class LegCaller:
     async def _decode(
         self, split: SplitRequest, body: bytes, lines: Sequence[bytes], sent: Callable[[], None] | None = None
     ) -> EngineAnswer | Failure:
-        """The decode leg's answer, which has begun, or why there is none."""
+        """Return the answer of the decode stage once it has begun, or its failure."""
         came = await self._called(split.lease.replica, split.question, lines, body, sent=sent, fresh=split.fresh)
         if isinstance(came, EngineAnswer) and came.status >= 500:
             return BlocksFailed(came)
@@ -363,7 +373,7 @@ class LegCaller:
         return came
 
     async def _alone(self, split: SplitRequest, lines: Sequence[bytes]) -> EngineAnswer:
-        """The answer of the decoding replica where it computes the prompt, too."""
+        """Return the answer of the decode replica when it computes the prompt too."""
         question = split.question
         return answered(await self._called(split.lease.replica, question, lines, question.body, fresh=split.fresh))
 
@@ -389,8 +399,8 @@ class LegCaller:
             return failure
 
     def _conclude(self, split: SplitRequest, came: EngineAnswer | Failure | None, *, alone: bool = False) -> None:
-        """Tell the placer how the prefill leg ended, once. `came` None: it was ended by us. `alone`: no blocks come of
-        it, so that there is no transfer to learn from."""
+        """Report the end of the prefill stage to the placer, once. `came` None: the router ended it. `alone`: it yields
+        no blocks, so there is no transfer to learn from."""
         if split.concluded:
             return
         split.concluded, split.leg.alone = True, alone
@@ -417,7 +427,7 @@ class LegCaller:
         return Outcome(Ending.OK, usage)
 
     def _done(self, came: EngineAnswer | Failure | None) -> None:
-        """Give the connection back, if there is one."""
+        """Return the connection to the pool, if there is one."""
         if isinstance(came, EngineFailed):
             self._upstream.done(came.answer)
         elif isinstance(came, EngineAnswer):

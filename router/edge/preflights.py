@@ -1,8 +1,8 @@
-"""What engines let pages in browsers do, where the router has no list of its own: their preflights (CORS: WHATWG Fetch,
-section 3.2) are passed on, and whether engines let every page read answers is remembered for our own answers.
+"""CORS policy of the engines, for a router that has no list of origins. Preflights (CORS: WHATWG Fetch, section 3.2)
+are forwarded to an engine. The router remembers if engines let every page read answers, and does the same for its own.
 
-vLLM answers a preflight with `*`; SGLang, which also allows cookies, names the page that asks. So engines that name it
-are asked for a page that cannot be: one that is let in as well is every page.
+vLLM answers a preflight with `*`. SGLang, which also allows cookies, names the origin of the request. So engines that
+name an origin get a preflight for an origin that cannot exist: if it is allowed, every page is.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from router.http.request import Request
 from router.http.upstream import Upstream
 from router.placer import MODELS, Placer
 
-WAIT_S = 1.0  # longest wait for an engine, and for a place among those that ask
-AT_ONCE_MAX = 8  # preflights that are with engines
-KNOWN_S = 60.0  # seconds for which an engine is not asked again for a page that comes without a preflight
+WAIT_S = 1.0  # longest wait for an engine, and for a free slot
+AT_ONCE_MAX = 8  # concurrent preflights at engines
+KNOWN_S = 60.0  # seconds for which the probed policy applies to pages that come without a preflight
 _PASSED = frozenset(
     (b"origin", b"access-control-request-method", b"access-control-request-headers",
      b"access-control-request-private-network")
 )  # fmt: skip
 _ALLOW = b"access-control-allow-origin:"
-_NOWHERE = b"https://every-page.invalid"  # RFC 6761 section 6.4: no page can be there
+_NOWHERE = b"https://every-page.invalid"  # RFC 6761 section 6.4: no page can have this origin
 _ANY_PAGE = (b"origin: %b\r\n" % _NOWHERE, b"access-control-request-method: POST\r\n")
 
 
 class Preflights:
-    """Preflights of pages, with one replica for all."""
+    """Forwards preflights of all pages to one ready replica."""
 
     def __init__(self, placer: Placer, upstream: Upstream, cors: EnginesCors) -> None:
         """`cors.every_page` is kept up to date."""
@@ -40,8 +40,8 @@ class Preflights:
         self._asked_s = float("-inf")
 
     async def ask(self, request: Request, *, known: bool) -> EngineAnswer | None:
-        """An engine's answer to a preflight; None where it lets the page do nothing, or does not answer. Paths of
-        clients' own making (not `known`) are sent as MODELS: engines answer the same on all."""
+        """Return an engine's answer to a preflight. None if it grants the page nothing, or does not answer. Paths that
+        are not `known` are sent as MODELS, since engines answer the same on all paths."""
         lines = [b"%b: %b\r\n" % (low, value) for low, _, value in request.lines if low in _PASSED]
         answer = await self._call(request.target if known else MODELS, lines)
         if answer is None:
@@ -54,7 +54,7 @@ class Preflights:
         return answer if allowed else None
 
     async def learn(self) -> None:
-        """Learn whether every page is let in, unless that was asked just now."""
+        """Probe if every page is allowed, unless that was done within KNOWN_S."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._asked_s <= KNOWN_S:
             return
@@ -71,7 +71,7 @@ class Preflights:
         replica, answer = self._placer.ready_one(), None
         if replica is None:
             return None
-        self._asked_s = asyncio.get_running_loop().time()  # also of an engine that says nothing: pages wait once
+        self._asked_s = asyncio.get_running_loop().time()  # also if the engine does not answer: pages wait once
         try:
             async with asyncio.timeout(WAIT_S), self._places:
                 answer = await self._upstream.ask(replica, "OPTIONS", target, lines)
@@ -82,5 +82,6 @@ class Preflights:
 
 
 def _allowed(answer: EngineAnswer) -> bytes:
-    """The pages that an answer names; b"" for none, or for an answer that browsers do not take for a permission."""
+    """Return the origin that an answer allows; b"" if it allows none, or is no answer that browsers take as a
+    permission."""
     return next((line[len(_ALLOW) :].strip() for line in answer.lines if line[: len(_ALLOW)].lower() == _ALLOW), b"")

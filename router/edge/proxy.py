@@ -1,15 +1,15 @@
-"""The life of one request, as `Proxy._serve` tells it.
+"""Main flow of one request, in the order of `Proxy._serve`.
 
     understand   parse the body; identity and blocks (reader)
-    record       what is known so far, for metrics, log and trace
-    begin        match and place (a lease); call the replica, and another one where that may help (attempts)
+    record       the facts known so far, for metrics, log and trace
+    begin        match and place (a lease); call the replica, and retry on another one if allowed (attempts)
     deliver      send the whole answer, or its head
-    relay        bytes as they come (relay)
+    relay        bytes as they arrive (relay)
     close        the lease, at the end of the answer; one metrics call, one log line
 
-Nothing reaches the client before the replica's first body bytes, so until then a failure may be made good by
-another replica; after it, what breaks off goes on elsewhere for who asked for that, or ends in an error event. Bodies
-pass byte for byte in both directions.
+The client receives nothing before the first body bytes of the replica, so until then another replica can replace a
+failed one. After that, a broken stream is continued on another replica if the client opted in, and otherwise ends in an
+error event. Bodies pass byte for byte in both directions.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from router.telemetry.tracing import Tracer
 
 log = logging.getLogger(__name__)
 
-SILENT = Outcome(Ending.REFUSED_BY_ENGINE)  # failure of a lease whose stream fell silent
+SILENT = Outcome(Ending.REFUSED_BY_ENGINE)  # outcome of a lease after its stream fell silent
 _OK = Ending.OK  # looking up an enum's member costs as much as a call
 
 
 class Proxy:
-    """Answers requests that go to engines."""
+    """Proxies requests to engines."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Proxy:
         usage: UsageAsking,
         tracer: Tracer | None = None,
     ) -> None:
-        """`tracer` None: nothing is traced, and clients' trace headers pass as they are. `receipts`, which may be
-        changed: clients are told where their requests went."""
+        """`tracer` None: no traces, and clients' trace headers pass unchanged. `receipts`, which may be changed:
+        clients receive the replica of their request."""
         self.receipts = receipts
         self._placer = placer
         self._reader = reader
@@ -91,12 +91,13 @@ class Proxy:
         self._usage = usage
         self._tracer = tracer
         self.in_flight = 0
-        self.cut_why = ""  # why we cancel requests; "" while a cancelled request means that its client left
+        # reason for which the router cancels requests; "": a cancelled request means that its client left
+        self.cut_why = ""
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def handle(self, request: Request, caller: Caller = ANYBODY) -> None:
-        """Answer one request, whatever happens, and report it once."""
+        """Answer one request, also after an unexpected error, and report it once."""
         started_s = self._clock()
         route = route_of(request.path)
         record = RequestRecord(id=request_id(request), route=route, at_s=time.time(), tenant=caller.name)
@@ -137,12 +138,12 @@ class Proxy:
             self._report(record)
 
     async def idle(self) -> None:
-        """Return when nothing is being answered."""
+        """Return when no request is in flight."""
         await self._idle.wait()
 
     def _end_short(self, request: Request, record: RequestRecord) -> None:
-        """The router stops. The client gets an error if no answer has begun; otherwise a broken connection, which it
-        can tell from a good end."""
+        """End a request because the router stops. The client gets an error if no answer has begun. Otherwise the
+        connection is broken, which the client can distinguish from a complete answer."""
         if not record.status:
             with suppress(ClientLeft):
                 refuse(request, record, Refusal(503, DRAINED, self.cut_why), spoken_on(request.path))
@@ -169,7 +170,7 @@ class Proxy:
             self._close(call, record)
 
     def _record(self, question: Question, record: RequestRecord, trace: Moments | None) -> None:
-        """Note what is known before placing."""
+        """Record the facts that are known before placement."""
         if trace is not None:
             wanted = question.wanted
             question.trace, trace.parsed_s = trace, self._clock()
@@ -178,7 +179,7 @@ class Proxy:
         note(question, record)
 
     def _outcome(self, call: Call) -> Outcome:
-        """The outcome of an answer that was delivered to its end."""
+        """Return the outcome of an answer that was delivered to its end."""
         answer, question, relay = call.answer, call.question, call.relay
         dialect = question.dialect
         if answer.status >= 500:
@@ -192,7 +193,7 @@ class Proxy:
                 return Outcome(errors.ending_of(status, answer.head))
             usage = self._believed(dialect.stream_usage(relay.tail), call, relay.bytes)
             return Outcome(_OK, usage, relay.events if usage is not None else _used(call, relay))
-        # An answer that was not held until it was whole was relayed, and has its usage at the end.
+        # An answer that was not buffered whole was relayed, and has its usage at the end.
         size, end = (len(answer.head), answer.head) if relay is None else (relay.bytes, relay.tail)
         usage = self._believed(dialect.usage(end), call, size)
         if usage is not None or not question.metered:
@@ -200,7 +201,8 @@ class Proxy:
         return Outcome(_OK, None, tokens_in(end) if relay is None else tokens_of(relay))
 
     def _got(self, call: Call, relay: Relay) -> int:
-        """Tokens that a client got which left its stream; engines may have counted them in each event."""
+        """Return the number of tokens that were delivered before the client left. Engines may have counted them in each
+        event."""
         question = call.question
         if question.metered:
             usage = self._believed(question.dialect.stream_usage(relay.tail), call, relay.bytes)
@@ -219,7 +221,7 @@ class Proxy:
     # -- answer --------------------------------------------------------------------------------------------------
 
     def _deliver(self, call: Call, caller: Caller, record: RequestRecord) -> None:
-        """Send an answer that is whole; of another send the head, and get ready to relay its body."""
+        """Send an answer that is whole. Of any other answer send the head, and prepare the relay of its body."""
         question, answer = call.question, call.answer
         record.status = answer.status
         lines = self._lines(call, caller, record)
@@ -244,7 +246,7 @@ class Proxy:
         )
 
     async def _relay(self, call: Call, relay: Relay, record: RequestRecord) -> None:
-        """Relay the body as it comes. A client whose answer breaks off, or is cut by us, is told so."""
+        """Relay the body as it arrives. If it breaks or the router cuts it, the client receives an error event."""
         try:
             await call.answer.relay(relay)
             relay.end()
@@ -259,7 +261,7 @@ class Proxy:
         call.outcome = self._outcome(call)
 
     async def _carry(self, call: Call, relay: Relay, plan: ContinuationPlan, record: RequestRecord) -> None:
-        """Relay a body that may be continued on another replica, where it is a stream whose events can be read."""
+        """Relay a body with failover, if it is a stream of readable events."""
         if judge_of(call.question, call.answer) is None:
             await self._relay(call, relay, record)
             return
@@ -276,19 +278,20 @@ class Proxy:
                 call.outcome = Outcome(outcome.ending, counts, outcome.events)
 
     def _whole(self, call: Call, relay: Relay, broke: BrokeMidway, record: RequestRecord) -> bool:
-        """Whether all of an answer had come before it broke. If not, its client is told, and its replica blamed."""
+        """Return True if the answer was complete before it broke. If not, report an error to the client and attribute
+        the failure to its replica."""
         if relay.broke(_stalled if isinstance(broke, Stalled) else _broken):
             return True
         record.error = f"{broke.kind}: {broke}"
         if not isinstance(broke, NobodysBreak):
             self._placer.failed(call.lease.replica, broke.kind)
-        if isinstance(broke, Stalled):  # silence alone blames nobody
+        if isinstance(broke, Stalled):  # silence alone is no replica's fault
             self._placer.finish(call.lease, SILENT, self._clock())
         call.outcome = Outcome(Ending.FAILED)
         return False
 
     def _lines(self, call: Call, caller: Caller, record: RequestRecord) -> list[bytes]:
-        """Header lines for the client: the engine's, and our own."""
+        """Return the header lines for the client: the engine's and the router's."""
         lines = call.answer.lines
         if self.receipts and call.question.receipts:
             lines.append(receipt_text(call.lease.receipt, record, isolated=may_not_hear(caller, record)).encode())
@@ -301,8 +304,8 @@ class Proxy:
         return lines
 
     def _begun(self, call: Call, record: RequestRecord) -> Callable[[bytes], bool]:
-        """A function that takes a piece of a stream. It returns True, and notes the first token, when the piece shows
-        that prefill is done. It does not refer to `call`: that would be a cycle, by way of the relay."""
+        """Return a function that takes a piece of a stream. It returns True, and notes the first token, when the piece
+        shows that prefill is done. It does not refer to `call`, which would be a reference cycle through the relay."""
         dialect, lease, called_s = call.question.dialect, call.lease, call.called_s
         due_s, asked = call.question.wanted.due_s, call.question.wanted.ask.stream
 
@@ -310,7 +313,7 @@ class Proxy:
             if not dialect.begun(piece):
                 return False
             now_s = self._clock()
-            if asked:  # other prompts' lengths may be guesses, from which no speed may be learned
+            if asked:  # the lengths of other prompts may be estimates, from which no speed may be learned
                 self._placer.first_token(lease, now_s)
             record.ttft_s = now_s - called_s
             if due_s is not None:
@@ -320,7 +323,7 @@ class Proxy:
         return begun
 
     def _learn_usage(self, call: Call, relay: Relay, outcome: Outcome | None) -> None:
-        """Learn from a stream whether its replica sends usage that nobody asked for."""
+        """Learn from a stream if its replica sends usage without a request for it."""
         question, unasked = call.question, relay.usage_unasked
         if not unasked:
             if question.usage_asked or relay.ending is not _OK or outcome is None:
@@ -329,13 +332,13 @@ class Proxy:
         self._usage.learn(question, call.lease.replica, unasked=unasked)
 
     def _close(self, call: Call, record: RequestRecord) -> None:
-        """Give the connection and the lease back, and record how the answer ended."""
+        """Release the connection and the lease, and record the outcome."""
         self._upstream.done(call.answer)
         call.question.request.let_go()
         lease, relay, outcome, now_s = call.lease, call.relay, call.outcome, self._clock()
         if relay is not None and call.question.asks_usage and not record.continued[0]:
             self._learn_usage(call, relay, outcome)
-        if outcome is None:  # the client left, or we stop; events that were delivered count against a tenant's rate
+        if outcome is None:  # the client left, or the router stops; delivered events count against a tenant's rate
             outcome = Outcome(Ending.CLIENT_LEFT, events=self._got(call, relay)) if relay is not None else LEFT
         self._placer.finish(lease, outcome, now_s)
         if (trace := call.question.trace) is not None and call.answer.status < 400:
@@ -353,12 +356,13 @@ class Proxy:
             record.events = relay.events
             first_s = None if record.continued[0] else lease.first_token_s
             if first_s is not None and relay.events > 2 and outcome.ending is _OK:
-                # The time of the last event is that of the end, since no event is timed by itself.
+                # The time of the last event is taken from the end of the stream, since events are not timed one by one.
                 record.inter_token_s = (now_s - first_s) / (relay.events - 1)
 
 
 def _used(call: Call, relay: Relay) -> int:
-    """Tokens of a stream of which no usage is known: an estimate where its tenant pays for them, else its events."""
+    """Count the tokens of a stream without usage: an estimate if its tenant pays for them, else its number of
+    events."""
     return tokens_of(relay) if call.question.metered else relay.events
 
 

@@ -1,18 +1,18 @@
-"""Bytes from engine to client, looked at as little as possible.
+"""Relay of an answer's body from engine to client, with as little parsing as possible.
 
-Streams pass event by event: a partial event waits (up to PARTIAL_BYTES_MAX) until its end has come, so that a stream
-that breaks ends on an event's boundary. Of an event that is longer, the parts without a line end hold no boundary, and
-are not searched for anything that begins with a line. What must be known of a stream is read from cheap signs: events
-are counted by their blank lines, and usage is read once, at the end, from the last few pieces.
+Streams pass event by event. A partial event waits, up to PARTIAL_BYTES_MAX, until its end has arrived, so that a broken
+stream ends on an event boundary. The parts of a longer event that have no line end contain no boundary, and are not
+searched for patterns that begin a line. The necessary facts are read from cheap signs: blank lines count the events,
+and usage is read once, at the end, from the last few pieces.
 
-A stream must say that it is whole (a reason to finish, a last event), or the client is told that it is not, by an error
-event of its dialect: a stream that merely stops looks like a short answer to most clients. An event that is too long to
-wait has passed in part, and is ended by a blank line before the error. Whether a stream says that it is whole is
-read from its last pieces, too. What clients take for the end (`[DONE]`, `message_stop`) comes as a piece of its own or
-through the parser, never by the shortcut, and is not passed on behind a stream that is not whole.
+A complete stream has a finish reason or a last event. If it has neither, the client receives an error event of its
+dialect, since a stream that merely stops looks like a short answer to most clients. An event that is too long to be
+buffered has passed in part, and is ended by a blank line before the error event. The last pieces also decide if a
+stream is complete. The events that clients take for the end (`[DONE]`, `message_stop`) arrive as a separate piece or
+through the parser, never by the shortcut. They are not relayed after a stream that is incomplete.
 
-A client that does not read stops the engine's socket: beyond the transport's buffer (WRITE_BUFFER_BYTES_MAX of
-client_connection) at most the bytes of one read are kept for it.
+A client that does not read stops reads from the engine's socket. At most the bytes of one read are buffered for it
+beyond the transport's buffer (WRITE_BUFFER_BYTES_MAX of client_connection).
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from router.http.exchange import EngineAnswer
 from router.http.failures import BrokeMidway, Unfinished
 from router.http.request import Stream
 
-# The tail of a stream: its last pieces, each at least a whole event unless that is very long, and bytes kept of each.
+# The tail of a stream: number of its last pieces, and bytes kept of each. A piece is at least a whole event unless that
+# is very long.
 TAIL_PIECES, TAIL_BYTES = 16, 8 << 10
-TOLD = (Ending.FAILED, Ending.REFUSED_BY_ENGINE)  # endings that the engine has told the client, by an error event
+TOLD = (Ending.FAILED, Ending.REFUSED_BY_ENGINE)  # endings that the engine has reported to the client by an error event
 RAW_TAIL_BYTES = TAIL_PIECES * TAIL_BYTES
-NAME_BYTES = 512  # bytes before a cut event that are looked at, too: enough to tell the kind of the events there
+NAME_BYTES = 512  # bytes before a cut event that are also examined: enough to identify the kind of the events there
 PARTIAL_BYTES_MAX = 64 << 10
-EVENT_BYTES_MAX = 256 << 20  # the longest that engines send: hidden states of a whole answer
+EVENT_BYTES_MAX = 256 << 20  # longest event that engines send: hidden states of a whole answer
 
-_END_BYTES = 2  # length of the longest end of an event, less one
+_END_BYTES = 2  # length of the longest event terminator, minus one
 _DONE = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop\b)", re.MULTILINE)
 _EVENT_END = re.compile(rb"\n\r?\n")
 _COMMENTS = re.compile(rb"(?::[^\n]*\n\r?\n)+")
-_CUT = b"0\r\n"  # size line put before a piece whose beginning is not kept
+_CUT = b"0\r\n"  # chunk size line put before a piece that lacks its beginning
 
 
 class Relay:
-    """Takes one answer's body and writes it to one client."""
+    """Relay of one answer's body to one client."""
 
     __slots__ = (
         "_answer", "_begun", "_client", "_cuts", "_dropping", "_events_only", "_judge", "_last", "_last_bytes",
@@ -64,10 +65,14 @@ class Relay:
         speaks: Dialect | None = None,
         last: Callable[[bytes], bytes] | None = None,
     ) -> None:
-        """`begun` is called with what passes until it returns True. With `strip_usage` the usage event, which only we
-        asked for, is left out. `judge` says whether the stream is whole; without it no stream is judged, and one that
-        breaks ends with an error event of the dialect `speaks` and a broken connection. `last` makes what is sent
-        behind a judged stream that is whole, of the tail that it is given."""
+        """The optional arguments:
+
+        - `begun`: called with each piece until it returns True.
+        - `strip_usage`: the usage event, which only the router requested, is removed.
+        - `judge`: decides if the stream is complete. Without it no stream is judged, and a stream that breaks ends with
+          an error event of the dialect `speaks` and a broken connection.
+        - `last`: receives the tail of a complete, judged stream and returns the bytes to send after it.
+        """
         self._answer = answer
         self._client = client
         self._begun = begun
@@ -76,41 +81,41 @@ class Relay:
         self._events_only = answer.streams
         self._judge = judge
         self._speaks = judge or speaks
-        self._cuts = judge is None or answer.unlabelled  # clients may not read events, or not know this one
+        self._cuts = judge is None or answer.unlabelled  # clients may not read events, or not know this kind
         self._last = last
-        self._dropping = False  # a `[DONE]` came before the stream was whole, so nothing more passes
-        self._long_ended: Ending | None = None  # the ending that an event told which is too long for the tail
-        self.ending: Ending | None = None  # the ending that the stream told, known at its end
+        self._dropping = False  # a `[DONE]` arrived before the stream was complete, so the rest is dropped
+        self._long_ended: Ending | None = None  # ending from an event that is too long for the tail
+        self.ending: Ending | None = None  # ending that the stream reported, known at its end
         self._partial = bytearray()
-        self._long_bytes = 0  # bytes that have passed of an event that is not whole
+        self._long_bytes = 0  # bytes that have passed of an incomplete event
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        self._last_bytes = bytearray()  # bytes of a body that is no stream of events
+        self._last_bytes = bytearray()  # last bytes of a body that is no event stream
         self.events = 0
         self.paused = False  # the client does not read
-        self.bytes = 0  # bytes that have passed, some with the framing of their chunks
+        self.bytes = 0  # bytes that have passed, some including chunk framing
         client.sender = self
 
     @property
     def tail(self) -> bytes:
-        """The last TAIL_PIECES pieces of a stream of events that have passed; of any other body, its last bytes."""
+        """The last TAIL_PIECES pieces of an event stream that have passed; the last bytes of any other body."""
         if not self._events_only:
             return bytes(self._last_bytes)
         return b"".join(_unframed(piece) for piece in self._tail) if self._client.chunked else b"".join(self._tail)
 
     @property
     def usage_unasked(self) -> bool:
-        """Whether the stream showed that its engine sends usage whether it is asked for or not."""
+        """True if the stream showed that its engine sends usage without a request for it."""
         return self._usage is not None and self._usage.unasked
 
     @property
     def early(self) -> bool:
-        """Whether nothing that has passed shows that prefill is done, of a stream in which something will."""
+        """True if prefill may not be done yet: the stream has a sign of it, and that sign has not passed."""
         return self._begun is not None
 
-    # -- the engine's side ---------------------------------------------------------------------------------------
+    # -- engine side ----------------------------------------------------------------------------------------------
 
     def body(self, data: bytes) -> None:
-        """Pass bytes of the body on."""
+        """Relay a piece of the body."""
         if not self._events_only:
             self._pass_raw(data)
             return
@@ -124,20 +129,20 @@ class Relay:
             self._pass(data)
 
     def shortcut(self) -> Callable[[bytes], None] | None:
-        """The client's `write`, while nothing has to be seen on the way."""
+        """Return the client's `write` if no byte has to be read on the way."""
         holds = self._usage is not None and self._usage.holds
         looks = self._partial or self._begun is not None or self._dropping or holds
         return self._client.write if self._client.chunked and self._events_only and not looks else None
 
     def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
-        """Note what took the shortcut: how many events and bytes, and the last two chunks."""
+        """Account for events that took the shortcut: their number, their bytes, and the last two chunks."""
         self.events += events
         self.bytes += size
         for piece in last:
             self._remember(piece)
 
     def end(self) -> None:
-        """The body has ended. Raises Unfinished, and ends nothing, if its stream did not say that it is whole."""
+        """Handle the end of the body. Raises Unfinished, and ends nothing, if its stream was not complete."""
         if self._judge is not None:
             partial = bytes(self._partial)
             self.ending = self._ended(self._judge, self.tail + (partial if _is_event(partial) else b""))
@@ -146,9 +151,9 @@ class Relay:
         self._close()
 
     def broke(self, event: Callable[[Dialect, bytes], bytes]) -> bool:
-        """The body broke off. Returns True if all of the answer had come before that, or the error by which the engine
-        refused it. Otherwise the client is told: by an error event that `event` makes of the last events, where there
-        are events, and by a broken connection where such an event may mean nothing."""
+        """Handle a break of the body. Return True if the answer was complete before it, or if the engine had refused it
+        with an error. Otherwise the client is notified. An event stream ends with an error event, which `event` makes
+        from the last events. The connection is also broken if the client may not understand such an event."""
         self._partial.clear()
         tail, judge, speaks = self.tail, self._judge, self._speaks
         within = bool(tail) and not tail.endswith((b"\n\n", b"\n\r\n"))
@@ -156,7 +161,8 @@ class Relay:
             if self._usage is not None:
                 self._usage.close()
             if self._events_only and speaks is not None:
-                # An event that was too long to be held has passed in part. It ends here: what is behind it is heard.
+                # An event that was too long to be buffered has passed in part. It ends here, so that the client parses
+                # the next one.
                 self._client.write(self._framed((b"\n\n" if within else b"") + event(speaks, tail)))
             self._finish()
             return False
@@ -172,7 +178,7 @@ class Relay:
         return whole or self.ending is Ending.REFUSED_BY_ENGINE
 
     def _finish(self) -> None:
-        """End a body that is not whole."""
+        """End an incomplete body."""
         if self._cuts:
             self._client.cut()
         else:
@@ -185,35 +191,35 @@ class Relay:
             self._client.write(self._framed(rest))
         if self._last is not None and self.ending is Ending.OK and self._client.chunked:
             tail = self.tail
-            if tail.endswith((b"\n\n", b"\n\r\n")):  # behind half a line a comment would be a part of that line
+            if tail.endswith((b"\n\n", b"\n\r\n")):  # after half a line, a comment would be a part of that line
                 self._client.write(self._framed(self._last(tail)))
         self._client.end()
 
     def adopt(self, answer: EngineAnswer) -> None:
-        """Another answer goes on with the body, which stands between two events."""
+        """Continue the body, which stands between two events, with another answer."""
         self._partial.clear()
         self._answer = answer
 
-    # -- the client's side ---------------------------------------------------------------------------------------
+    # -- client side ----------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """The client does not read."""
+        """Pause the engine, because the client does not read."""
         self.paused = True
         self._answer.pause()
 
     def resume(self) -> None:
-        """The client reads again."""
+        """Resume the engine, because the client reads again."""
         self.paused = False
         self._answer.resume()
 
     def gone(self) -> None:
-        """The client left, and its transport may not be written to any more."""
+        """Detach from the client, which has left. Its transport must not be written to."""
         self._answer.detour()
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------------------
 
     def _whole_events(self, data: bytes) -> bytes:
-        """All bytes up to the end of the last whole event. What follows is kept as the partial event, unless that is
+        """Return all bytes up to the end of the last whole event. The rest is kept as the partial event, unless it is
         longer than PARTIAL_BYTES_MAX: then it passes in parts."""
         partial = self._partial
         if not partial and data.endswith(b"\n\n"):
@@ -222,13 +228,13 @@ class Relay:
         searched = max(0, len(partial) - _END_BYTES)
         partial += data
         end = 0
-        if partial.rfind(b"\n", searched) >= 0:  # one byte is found twenty times as fast as two are
+        if partial.rfind(b"\n", searched) >= 0:  # a search for one byte is twenty times as fast as a search for two
             end = max(partial.rfind(b"\n\n", searched) + 2, partial.rfind(b"\n\r\n", searched) + 3)
         if end < 3:  # no end of an event was found
             if len(partial) <= PARTIAL_BYTES_MAX:
                 return b""
             end = len(partial)
-            self._answer.moved = True  # a long event may take long to come, too
+            self._answer.moved = True  # a long event may also take long to arrive
             self._long_bytes += end
             if self._long_bytes > EVENT_BYTES_MAX:
                 self._answer.fail(BrokeMidway(f"an event of more than {EVENT_BYTES_MAX} bytes"))
@@ -239,7 +245,7 @@ class Relay:
         return passed
 
     def _pass_raw(self, data: bytes) -> None:
-        """Pass bytes of a body that is no stream of events."""
+        """Relay bytes of a body that is no event stream."""
         if self._begun is not None and self._begun(data):
             self._begun = None
         if not data.isspace():
@@ -252,7 +258,7 @@ class Relay:
 
     def _pass(self, data: bytes) -> None:
         if self._judge is not None and (found := _done(data)):
-            # Judged by what came before its end: what stands behind may come in another piece, which is too late.
+            # Judge by the bytes before its end. Later bytes may arrive in another piece, which is too late.
             ends = _EVENT_END.search(data, found.end())
             said = data[: ends.end()] if ends is not None else data
             self._dropping = self._ended(self._judge, self.tail + said) is None
@@ -266,7 +272,7 @@ class Relay:
         self._write(data)
 
     def _write(self, data: bytes) -> None:
-        """Write what passes, and remember it."""
+        """Write a piece to the client and remember it."""
         self.bytes += len(data)
         piece = self._framed(data)
         if not self._only_comments(data):
@@ -282,11 +288,11 @@ class Relay:
         return judge.ended(tail) or (self._long_ended if tail.endswith((b"\n\n", b"\n\r\n")) else None)
 
     def _only_comments(self, data: bytes) -> bool:
-        """Whether these are comments, such as pings. They say nothing of the stream, and must not push events out of
-        its tail."""
+        """True if the data are only comments, such as pings. They carry no outcome, and must not push events out of the
+        tail."""
         if not data.startswith(b":") or not _COMMENTS.fullmatch(data):
             return False
-        # Behind a tail that does not end with an event, this is a line of a long event.
+        # After a tail that does not end with an event, this is a line of a long event.
         return not self._tail or self.tail.endswith((b"\n\n", b"\n\r\n"))
 
     def _framed(self, data: bytes) -> bytes:
@@ -306,9 +312,9 @@ class Relay:
 
 
 def _around_cut(body: bytes) -> bytes:
-    """The part of a long piece that its last TAIL_BYTES do not show: the last whole events before the cut, and all of
-    the event that is cut. Any part of that may hold the reason to finish, which SGLang's logprobs and vLLM's token ids
-    follow."""
+    """Return the part of a long piece that its last TAIL_BYTES omit: the last whole events before the cut, and all of
+    the event that is cut. Any part of that may hold the finish reason, since SGLang's logprobs and vLLM's token ids
+    follow it."""
     cut = len(body) - TAIL_BYTES
     start = 0
     if body.rfind(b"\n", 0, cut) >= 0:
@@ -318,13 +324,13 @@ def _around_cut(body: bytes) -> bytes:
 
 
 def _is_event(partial: bytes) -> bool:
-    """Whether this is a whole event but for its blank line."""
+    """True if this is a whole event except for its blank line."""
     data = sse.payload(partial.rstrip())
     return data == b"[DONE]" or (bool(data) and sse.begins_well(partial + b"\n\n"))
 
 
 def _done(data: bytes) -> re.Match[bytes] | None:
-    """The first event that clients take for the end. An expression looks at each byte, so that it comes last."""
+    """Find the first event that clients take for the end. A regular expression reads each byte, so it runs last."""
     return _DONE.search(data) if b"[DONE]" in data or b"message_stop" in data else None
 
 

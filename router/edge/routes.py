@@ -1,4 +1,4 @@
-"""Where a request goes: to an engine, to one of our own pages, or nowhere."""
+"""Dispatch of requests by path: to an engine, to one of the router's pages, or to a 404."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from router.settings.keys import ANYBODY, PING, READY_ALIASES, READY_PAGE, Calle
 from router.settings.schema import Settings
 from router.telemetry.record import RequestRecord
 
-ACCEPT_CHARS_MAX = 1_024  # longest `Accept` that is looked at
+ACCEPT_CHARS_MAX = 1_024  # longest `Accept` header that is parsed
 
 _ALIVE = Page(200, "text/plain; charset=utf-8", b"ok\n")
 _LEAVING = Page(503, "text/plain; charset=utf-8", b"not ready\n")
@@ -47,18 +47,18 @@ The dashboard and the runbook are on the admin port (8001 by default): /dashboar
 
 
 class Routes:
-    """The main listener's table of paths."""
+    """Routing table of the main listener."""
 
     def __init__(self, callers: Callers, proxy: Proxy, placer: Placer, upstream: Upstream, settings: Settings) -> None:
         self._callers = callers
         self._proxy = proxy
         self._placer = placer
         self._upstream = upstream
-        self.leaving = False  # set when the router stops: `/readyz` says 503 then, whatever the hub says
+        self.leaving = False  # set when the router stops; `/readyz` then returns 503 regardless of the hub
         self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
-        """Use these settings for the requests that follow."""
+        """Apply these settings to later requests."""
         self._inference = frozenset((*PATHS, *settings.api.passthrough))
         self._metrics_here = settings.listen.metrics_on_main
         origins = settings.listen.cors_origins
@@ -69,8 +69,8 @@ class Routes:
             self._preflights = Preflights(self._placer, self._upstream, shown)
 
     def handle(self, request: Request) -> Awaitable[None]:
-        """Answer a request: find its caller, then go by its path. This is no coroutine, since one costs what four calls
-        do."""
+        """Answer a request: authenticate its caller, then dispatch by path. This is no coroutine, since one costs as
+        much as four calls."""
         if self._preflights is not None:
             if b"origin" in request.fields:
                 return self._of_page(request, self._preflights)
@@ -92,8 +92,9 @@ class Routes:
         return self._proxy.handle(request, caller)
 
     def admit(self, request: Request) -> bool:
-        """Whether the body of a request is wanted, of which only the head has come: no page of ours has one. It is held
-        in the name of its tenant. Raises Refusal for a client without a key, and for a tenant that is over its rate."""
+        """True if the body of a request should be read, of which only the head has arrived. The router's own pages take
+        no body. The body is accounted to its tenant. Raises Refusal for a client without a key, and for a tenant over
+        its rate."""
         if self.cors is not None and asks_permission(request):
             return False
         if request.path.endswith("/"):
@@ -107,13 +108,14 @@ class Routes:
         return wanted
 
     def _holds(self, request: Request, caller: Caller) -> bool:
-        """Whether there is room for a body that is here. One that counts already stays with whose key it was then."""
+        """Account for a body that has arrived; True if the budget allows it. A body that is already accounted stays
+        with the tenant of that time."""
         if caller.tenant is not None and not request.held_bytes:
             request.holder = caller.tenant.name
         return request.hold()
 
     def refuse(self, request: Request, refusal: Refusal, caller: Caller = ANYBODY) -> None:
-        """Answer with an error and report that. Method and path are empty where they were not read."""
+        """Answer with an error and report it. Method and path are empty if they were not read."""
         if isinstance(request.met, Met):
             caller = request.met.caller
         record = RequestRecord(id=request_id(request), route="other", at_s=time.time(), tenant=caller.name)
@@ -124,7 +126,7 @@ class Routes:
         self.refuse(request, refusal, caller)
 
     async def _of_page(self, request: Request, preflights: Preflights) -> None:
-        """Answer a page as engines would let it be answered."""
+        """Answer a request of a browser page under the engines' CORS policy."""
         if not asks_permission(request):
             await preflights.learn()
         elif (answer := await preflights.ask(request, known=request.path in self._inference)) is not None:
@@ -133,7 +135,7 @@ class Routes:
         await self._handle(request)
 
     async def _permission(self, request: Request, cors: Cors) -> None:
-        """Answer a browser that asks whether a page may send a request: it shows no key yet."""
+        """Answer a browser's preflight, which carries no key yet."""
         if cors.allows(request):
             request.answer(204, (date_line(),), b"")
             return
@@ -142,7 +144,7 @@ class Routes:
         self.refuse(request, Refusal(403, "origin_not_allowed", message))
 
     async def _answer(self, request: Request, caller: Caller) -> None:
-        """Answer with one of our own pages, or with a 404."""
+        """Answer with one of the router's pages, or with a 404."""
         shown = request.method in ("GET", "HEAD") or (request.method == "POST" and request.path == PING)
         page = await self._page(request, caller) if shown else None
         if page is None:
@@ -158,7 +160,7 @@ class Routes:
         if path == "/version":
             return _VERSION
         if path == "/healthz":
-            return _ALIVE  # liveness is this process's own: the hub may not answer
+            return _ALIVE  # liveness is a property of this process: the hub may not answer
         if path == "/":
             return _WELCOME
         if path == READY_PAGE and self.leaving:
@@ -174,14 +176,14 @@ class Routes:
 
 
 def _lets_engines_decide(settings: Settings) -> bool:
-    """Whether pages may do through the router what engines let them do: it asks for no list, key or certificate of its
-    own, and shows engines none, so that a page can do nothing through it that it could not do there."""
+    """True if the engines' CORS policy applies at the router. The router must require no list of origins, key or client
+    certificate, and must present none to engines. A page can then do nothing here that it could not do at an engine."""
     listen, upstream = settings.listen, settings.upstream
     asks = listen.cors_origins or settings.auth.keys_file or listen.tls_client_ca
     return not (asks or upstream.api_key or upstream.api_key_file or upstream.tls_certificate)
 
 
 def _accept(request: Request) -> str:
-    """The header `Accept`; "" for one that is not in ASCII, or longer than any scraper's."""
+    """Return the `Accept` header; "" if it is not ASCII, or is longer than any scraper's."""
     value = request.header(b"accept")
     return value if len(value) <= ACCEPT_CHARS_MAX and value.isascii() else ""

@@ -1,4 +1,4 @@
-"""One request in two legs, and what is read of the answer of its decode leg."""
+"""State of one disaggregated request, and helpers that read the answer of its decode stage."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from router.http.upstream import FULL_S, Upstream
 from router.placer import Placed
 from router.reading.question import Question
 
-AGAIN = "-alone"  # put behind a request's id where its engine has just been sent it: none may have one twice at a time
+# suffix of a request id for a second request to the same engine, which accepts each id only once at a time
+AGAIN = "-alone"
 
 
 class SplitRequest:
-    """One request in two legs."""
+    """State of one disaggregated request."""
 
     __slots__ = ("body_bytes", "concluded", "fresh", "id", "lease", "leg", "lines", "question")
 
@@ -42,20 +43,21 @@ class SplitRequest:
         self.leg = leg
         self.lines = lines
         self.id = id_
-        self.fresh = fresh  # new connections for both legs
+        self.fresh = fresh  # use new connections for both stages
         self.body_bytes = len(question.body)
-        self.concluded = False  # the placer was told of the prefill leg's end
+        self.concluded = False  # the end of the prefill stage was reported to the placer
 
     @property
     def rank(self) -> int | None:
-        """Data-parallel rank of the replica that prefills."""
+        """Data-parallel rank of the prefill replica."""
         return Replica(self.leg.replica).rank
 
 
 async def with_blocks(answer: EngineAnswer, path: str, dialect: Dialect, upstream: Upstream) -> EngineAnswer | Failure:
-    """A stream with its first event that comes of work, or why there is none. Engines send others before: Responses has
-    two before any blocks have come, and vLLM 0.32 says that none came behind chat's event with the role, and behind
-    `message_start`, since the message begins with the engine's first word, which is that it failed."""
+    """Return a stream with its first event that results from GPU work, or the failure. Engines send other events
+    before. Responses has two before any blocks have arrived. vLLM 0.32 reports missing blocks only after chat's event
+    with the role, and after `message_start`, because the message begins with the engine's first output, which is the
+    error."""
     if not is_read(answer):
         return answer
     came = await at_work(answer, lambda head: _works(path, dialect, head), upstream)
@@ -72,27 +74,27 @@ async def with_blocks(answer: EngineAnswer, path: str, dialect: Dialect, upstrea
 
 
 def _works(path: str, dialect: Dialect, head: bytes) -> bool:
-    """Whether one of these events comes of work."""
+    """True if one of these events results from GPU work."""
     if path == CHAT and b'"role"' in head and not sse.several(head):
         return False
     return dialect.begun(head)
 
 
 def answered(came: EngineAnswer | Failure) -> EngineAnswer:
-    """An answer that has begun. Raises a Failure."""
+    """Return an answer that has begun. Raises a Failure."""
     if isinstance(came, Failure):
         raise came
     return came
 
 
 def answers(decode: asyncio.Task[EngineAnswer | Failure]) -> bool:
-    """Whether a decode leg has begun to answer, and with no error."""
+    """True if a decode stage has begun to answer without an error."""
     came = decode.result() if decode.done() else None
     return isinstance(came, EngineAnswer) and came.status < 400
 
 
 def renamed(lines: Sequence[bytes]) -> list[bytes]:
-    """The same header lines, with another id of the request."""
+    """Return the same header lines with another request id."""
     return [
         b"%b%b\r\n" % (line.rstrip(), AGAIN.encode()) if line[:13].lower() == b"x-request-id:" else line
         for line in lines
