@@ -1,20 +1,22 @@
-"""HTTP/1.1 both ways, byte for byte: from clients, to engines.
+"""HTTP/1.1 layer for both sides: connections from clients and to engines.
 
-This room knows bytes and limits, and no prompt, dialect or policy (a contract in pyproject.toml). It imports settings
-and facts of the core, and nothing above.
+This package handles bytes and limits, and knows no prompt, dialect or policy (a contract in pyproject.toml). It imports
+settings and facts of the core, and no higher layer.
 
-server             the main listener: who is let in, who takes too long, how to stop
+server             the main listener: admission of connections, timeouts, shutdown
 client_connection  one client's connection: requests one after the other, and their answers
-receiver           bytes to requests; intake is what a connection reads and when, pace how much of any peer in one turn
-body_budget        room for all bodies of requests that a process holds
-request            one request, what its connection offers, and the refusal that may answer it
-accepting          slots for connections, and accepting those that are to speak TLS
-deadlines          how long a client may take
-upstream           calls to engines, and the watchdog over them
+receiver           parses bytes into requests
+intake             flow control of reads from one client connection
+pace               limits the bytes read from any peer in one turn of the event loop
+body_budget        memory budget for all request bodies that a process holds
+request            one request, the interface to its connection, and the refusal that may answer it
+accepting          connection slots, and the accept loop for TLS connections
+deadlines          time limits for clients
+upstream           calls to engines, and their watchdog
 pool               one engine's address, with its free connections
 exchange           an engine's answer to one request
-engine_connection  one connection to an engine; chunks are handed on as they came, and everything else in slices
-failures           what may go wrong with a call, typed by what a retry may do
-engine_failed      the one failure that has an answer with it
-outbox             small writes, gathered over one turn of the event loop
+engine_connection  one connection to an engine; relays whole chunks unparsed, and parses everything else in slices
+failures           failures of a call, typed by the retries that they allow
+engine_failed      the failures that carry an answer
+outbox             batches small writes over one turn of the event loop
 """

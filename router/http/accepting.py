@@ -1,8 +1,8 @@
-"""Slots for connections, and accepting connections that are to speak TLS.
+"""Connection slots, and the accept loop for TLS connections.
 
-The event loop's own listener shakes hands first and reports a connection afterwards. Then nobody counts clients that
-never finish a handshake, and the certificate is the one that was there when listening began. So sockets are accepted
-here, before anything is spent on them.
+The event loop's own listener completes the TLS handshake before it reports a connection. Clients that never finish a
+handshake would not be counted then, and a new certificate would not take effect. Sockets are therefore accepted here,
+before any resources are spent on them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from router.http.deadlines import TOO_MANY, TOO_MANY_OF_CLIENT, ClientLimits
 from router.settings.descriptors import none_left, shortage
 
 AT_ONCE_MAX = 64  # connections accepted in one turn of the loop
-PAUSE_S = 1.0  # pause after an error such as too many open files; asyncio pauses as long
+PAUSE_S = 1.0  # pause after an error such as too many open files; the same as asyncio's
 
 
 class ConnectionSlots:
-    """Counts connections against two limits: in all, and from one address."""
+    """Counts connections against two limits: the total, and the number per address."""
 
     def __init__(self, limits: ClientLimits) -> None:
         self.limits = limits
@@ -28,7 +28,8 @@ class ConnectionSlots:
         self.taken = 0
 
     def refuses(self, address: str) -> str:
-        """Take a slot for a connection from this address. Returns "", or why none is free, of deadlines.REASONS."""
+        """Take a slot for a connection from this address. Return "" on success, or the reason of deadlines.REASONS if
+        no slot is free."""
         of_address = self._of_address.get(address, 0)
         if self.taken >= self.limits.connections_max:
             return TOO_MANY
@@ -39,7 +40,7 @@ class ConnectionSlots:
         return ""
 
     def leave(self, address: str) -> None:
-        """Give back the slot of a connection from this address."""
+        """Release the slot of a connection from this address."""
         self.taken -= 1
         self._of_address[address] -= 1
         if not self._of_address[address]:
@@ -47,7 +48,7 @@ class ConnectionSlots:
 
 
 class Acceptor:
-    """Accepts the connections of one listening socket, and closes that in the end."""
+    """Accepts the connections of one listening socket, and owns that socket."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, listening: socket.socket, arrived: Callable[[socket.socket, str], None]
@@ -81,7 +82,7 @@ class Acceptor:
         self._loop.add_reader(self.sockets[0].fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting, and close the listening socket."""
         if self.sockets[0].fileno() < 0:
             return
         if self._resume is not None:
@@ -91,19 +92,19 @@ class Acceptor:
 
 
 async def bound(loop: asyncio.AbstractEventLoop, host: str, port: int, backlog: int) -> socket.socket:
-    """A listening socket. Raises OSError."""
+    """Return a listening socket. Raises OSError."""
     found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))[0]
     return socket.create_server((str(found[4][0]), int(found[4][1])), family=found[0], backlog=backlog)
 
 
 def url_of(host: str, port: int, *, tls: bool = False) -> str:
-    """The URL of a bound address."""
+    """Return the URL of a bound address."""
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def cannot_listen(error: OSError, host: str, port: int, *, admin: bool = False) -> OSError:
-    """The same error with the address, and the flag or setting of the listener that would mend it."""
+    """Return the same error with the address, and with the listener's flag or setting that fixes it."""
     prefix = "admin_" if admin else ""
     if error.errno == errno.EADDRINUSE:
         flag = "--admin-port" if admin else "--port"

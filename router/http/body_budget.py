@@ -1,13 +1,15 @@
-"""One budget for all bytes of request bodies that a process holds: arriving, being parsed, waiting, and with engines.
+"""Memory budget for all request bodies that a process holds: arriving, being parsed, waiting, and in flight at engines.
 
-A body counts from the end of its head, by the length that its head announces, until its answer begins: what was begun
-can be read to its end, and many long bodies that come at once are taken one after the other instead of all in part.
-Who holds most is the first to be told to wait: a holder (a tenant, or an address where there are no keys) may hold
-SHARE times as much as is left free. So one alone may take four fifths of the budget, two four ninths each, and there is
-always room for whoever comes next. This is the dynamic threshold by which switches share their memory (Choudhury and
-Hahne, 1998).
+A body counts from the end of its head until its answer begins, by the length that its head announces. A body that was
+admitted can therefore be read to its end. Many long bodies that arrive at once are read one after the other, instead of
+all in part.
 
-A body for which there is no room is not read. Bytes that were read before that was known are owed: they count, too.
+The largest holder is the first that must wait. A holder (a tenant, or an address if there are no keys) may hold SHARE
+times as much as is left free. A single holder may thus take four fifths of the budget, and two may take four ninths
+each. Some memory is always left for a newcomer. This is the dynamic threshold by which switches share their memory
+(Choudhury and Hahne, 1998).
+
+A body that does not fit is not read. Bytes that were read before this was known are overdraft, and count too.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from collections.abc import Callable
 
 from router.http.request import BodyShare, Refusal
 
-SHARE = 4  # how many times as much as is left free a holder may have; the less, the more stays unused for newcomers
+SHARE = 4  # limit of a holder, as a multiple of the free bytes; a smaller one leaves more unused for newcomers
 
 
 class BodyBudget:
-    """The budget of one process, on one event loop."""
+    """Memory budget of one process, on one event loop."""
 
     __slots__ = ("_loop", "_of_holder", "_waiting", "_waking", "bytes_max", "held_bytes")
 
@@ -35,12 +37,12 @@ class BodyBudget:
 
     @property
     def overdrawn(self) -> bool:
-        """Whether more is held than may be."""
+        """True if more bytes are held than the limit allows."""
         return self.held_bytes > self.bytes_max
 
     def take(self, share: BodyShare, body_bytes: int) -> bool:
-        """Hold so many bytes for a body in all, in the name of its holder. False, and nothing has changed,
-        where there is no room."""
+        """Reserve `body_bytes` in total for a body, in the name of its holder. Return False, and change nothing, if
+        they do not fit."""
         more_bytes, free_bytes = body_bytes - share.held_bytes, self.bytes_max - self.held_bytes
         if more_bytes > 0 and (
             more_bytes > free_bytes or self._of_holder.get(share.holder, 0) + more_bytes > SHARE * free_bytes
@@ -50,23 +52,24 @@ class BodyBudget:
         return True
 
     def owe(self, share: BodyShare, body_bytes: int) -> None:
-        """Hold at least so many bytes for a body, room or not: they are here already."""
+        """Reserve at least `body_bytes` for a body regardless of the limit, because these bytes have already been
+        read."""
         if body_bytes > share.held_bytes:
             self._hold(share, body_bytes - share.held_bytes)
 
     def give_back(self, share: BodyShare) -> None:
-        """Nothing of a body is held any more. It waits no longer, either."""
+        """Release all bytes of a body, and remove it from the waiting bodies."""
         if self._waiting:
             self._waiting.pop(share, None)
         if share.held_bytes:
             self._hold(share, -share.held_bytes)
 
     def wait(self, share: BodyShare, ask_again: Callable[[], None]) -> None:
-        """Call `ask_again` whenever there may be room for more of a body, until `go` or `give_back`."""
+        """Call `ask_again` whenever more of a body may fit, until `go` or `give_back`."""
         self._waiting[share] = ask_again
 
     def go(self, share: BodyShare) -> None:
-        """The body waits no longer."""
+        """Remove the body from the waiting bodies."""
         self._waiting.pop(share, None)
 
     def _hold(self, share: BodyShare, more_bytes: int) -> None:
@@ -83,13 +86,13 @@ class BodyBudget:
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        """Let those that wait ask again, in their order, all of one turn of the loop together."""
+        """Let the waiting bodies retry in their order, once for all releases of one turn of the loop."""
         self._waking = False
         for ask_again in list(self._waiting.values()):
             ask_again()
 
 
 def no_room() -> Refusal:
-    """The refusal of a request for whose body there is no room."""
+    """Return the refusal of a request with a body that does not fit."""
     message = "The router holds as many bytes of request bodies as it may; try again after the seconds of Retry-After."
     return Refusal(503, "bodies_full", message)

@@ -1,7 +1,7 @@
-"""Chunks that may be handed on as they came: of which sizes, and how far a read is made of them.
+"""Chunks that may be relayed unparsed: their sizes, and the part of a read that consists of them.
 
-Such a chunk ends with an object and a blank line, which is the end of an event, and its size line is one that the
-parser has accepted before.
+Such a chunk ends with an object and a blank line, which is the end of an event. Its size line is one that the parser
+has accepted before.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 
 SIZE_LINE_BYTES_MAX = 10
 SIZES_MAX = 4_096
-BYTES_MAX = 128 << 10  # of the longest: less than a read that fills its buffer (pace.py)
-BYTES_MIN = 54  # of the shortest such chunk; `event: message_stop` and its data have up to 53 bytes
+BYTES_MAX = 128 << 10  # size of the longest such chunk: less than a read that fills its buffer (pace.py)
+BYTES_MIN = 54  # size of the shortest such chunk; `event: message_stop` and its data have up to 53 bytes
 CHUNK_END = b"}\n\n\r\n"  # end of an object, an event and a chunk
-NEWLINES_OF_TWO = 6  # newlines of two events and of the framing of their chunk, at least
+NEWLINES_OF_TWO = 6  # minimum number of newlines in two events and in the framing of their chunk
 
 _SIZE_LINE = re.compile(rb"[0-9a-fA-F]{1,8}\Z")
-sizes = dict[bytes, int]()  # size line -> size; events have few sizes, which come again and again
+sizes = dict[bytes, int]()  # size line -> size; events have few distinct sizes, which recur
 
 
 def learn(data: bytes) -> None:
-    """Remember the size line of the chunk that the parser has just taken, if it stands at the beginning of `data`."""
+    """Remember the size line of the chunk that the parser has just accepted, if it is at the beginning of `data`."""
     line = data[: data.find(b"\r\n", 1, SIZE_LINE_BYTES_MAX)]
     if line not in sizes and _SIZE_LINE.match(line) and BYTES_MIN <= int(line, 16) <= BYTES_MAX:
         if len(sizes) >= SIZES_MAX:
@@ -29,8 +29,8 @@ def learn(data: bytes) -> None:
 
 
 def passable(data: bytes) -> tuple[int, int, int]:
-    """Where the last two such chunks at the beginning of `data` begin, and where the last one ends. (0, 0, 0) where
-    there is none, and (0, 0, end) where there is one."""
+    """Return the begins of the last two such chunks at the beginning of `data`, and the end of the last one. The result
+    is (0, 0, 0) if there is no such chunk, and (0, 0, end) if there is one."""
     before_last = last = at = 0
     while at < len(data):
         end = data.find(b"\r\n", at + 1, at + SIZE_LINE_BYTES_MAX)

@@ -1,7 +1,7 @@
-"""One client's connection: requests one after the other, their answers, and a client that does not read or is gone.
+"""One client's connection: its requests in order, their answers, and backpressure from the client.
 
-A request's handler is a task. It ends with its answer, and is cancelled when the client leaves. Requests that a client
-sends ahead wait for their turn; while there are many, the connection is not read (intake.py).
+A request's handler is a task. It ends with its answer, and is cancelled when the client leaves. Pipelined requests wait
+for their turn. While many are waiting, the connection is not read (intake.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from router.http.pace import Pace
 from router.http.receiver import BETWEEN
 from router.http.request import BodySender, Refusal, Request
 
-# Requests sent ahead, and bytes of their bodies, at which the connection is not read until some are answered.
+# Limits of pipelined requests and of bytes of their bodies. At the limit the connection is not read until some are
+# answered.
 WAITING_MAX, WAITING_BYTES_MAX = 8, 1 << 20
 WRITE_BUFFER_BYTES_MAX = 256 << 10  # bytes that the client has not read; above, its engine is not read either
 # Grace after a last answer sent without `Connection: close`: the client may already be sending its next request.
 NEXT_S = 0.5
-# A refused client's bytes are read for so long: a reset would take its answer away before it is read.
+# Time for which a refused client's bytes are read: a reset would discard its answer before it is read.
 LINGER_S = 2.0
-NO_LINGER = struct.pack("ii", 1, 0)  # value of SO_LINGER with which closing resets the connection
+NO_LINGER = struct.pack("ii", 1, 0)  # value of SO_LINGER that makes a close reset the connection
 
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -43,11 +44,11 @@ Refuse = Callable[[Request, Refusal], None]
 
 
 class ClientLeft(Exception):
-    """The client is gone, so nobody would read an answer."""
+    """The client is gone, and no answer can be delivered."""
 
 
 class Owner(Protocol):
-    """What a connection needs of its server."""
+    """The part of the server that a connection uses."""
 
     handler: Handler
     refuse: Refuse
@@ -62,14 +63,14 @@ class Owner(Protocol):
     cors: Cors | None
 
     def lets_in(self, address: str) -> bool:
-        """Whether one more connection from this address is allowed. It is then counted until `left`."""
+        """True if one more connection from this address is allowed. It is then counted until `left`."""
 
     def left(self, address: str) -> None:
-        """A connection from this address is gone."""
+        """Note that a connection from this address has closed."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client's connection to a server. Requests are answered one at a time, in the order in which they came."""
+    """One client's connection to a server. Requests are answered one at a time, in order of arrival."""
 
     __slots__ = (
         "_clogged", "_discarding", "_intake", "_last", "_next_until_s", "_patience", "_receiver", "_refusal",
@@ -77,29 +78,30 @@ class ClientConnection(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(self, server: Owner, address: str | None = None) -> None:
-        """`address` is given for a client that the server has let in already."""
+        """`address`: given if the server has already admitted this client."""
         self._server = server
         self._intake = Intake(self, self, server)
         self._receiver = self._intake.receiver
         self._patience = Patience()
         self._transport: asyncio.Transport | None = None
-        self._request: Request | None = None  # the request that is being answered
+        self._request: Request | None = None  # request that is being answered
         self._waiting: deque[Request] = deque()
-        self._refusal: Refusal | None = None  # error to send after the answers that wait; nothing more is read then
+        self._refusal: Refusal | None = None  # error to send after the waiting answers; no more bytes are parsed then
         self.task: asyncio.Task[None] | None = None
-        self._discarding = False  # we read and drop: a refusal was the last answer
+        self._discarding = False  # bytes are read and dropped, because the last answer was a refusal
         self._clogged = False  # the client does not read
-        self._last = False  # the answer under way said `Connection: close`
+        self._last = False  # the answer in flight has `Connection: close`
         self._next_until_s = 0.0  # end of the grace NEXT_S, on the loop's clock; 0 = none
         self.address = address
         self.chunked = False
         self.sender: BodySender | None = None
         self.write: Callable[[bytes], None] = _nowhere
 
-    # -- the transport's side ------------------------------------------------------------------------------------
+    # -- transport side ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio has set TCP_NODELAY; without it a stream on a warm connection would wait 40 ms for an ACK."""
+        """Take over the transport. Asyncio has set TCP_NODELAY; without it a stream on a warm connection would wait 40
+        ms for an ACK."""
         if self.address is None:
             peer = transport.get_extra_info("peername")
             address = str(peer[0]) if peer else ""
@@ -114,7 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._server.clients.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client left: the task that answers it is cancelled."""
+        """Cancel the task that answers the client, which has left."""
         if self.address is not None:
             self._server.left(self.address)
             self.address = None
@@ -125,7 +127,8 @@ class ClientConnection(asyncio.Protocol):
         self._forget_waiting()
         if self._request is not None and self._request.held_bytes:
             self.let_go(self._request)
-        # Cycles, with the bodies in them, wait for the collector, which hardly ever runs (loop.COLLECT).
+        # Reference cycles, and the bodies in them, wait for the garbage collector, which hardly ever runs
+        # (loop.COLLECT).
         self._intake.close()
         self._refusal = None
         task, self._request, self.task = self.task, None, None
@@ -133,13 +136,13 @@ class ClientConnection(asyncio.Protocol):
             task.cancel()
 
     def pause_writing(self) -> None:
-        """The client does not read: the sender of its answer must wait, and so must its next request."""
+        """Pause the sender of the answer, and delay the next request, because the client does not read."""
         self._clogged = True
         if self.sender is not None:
             self.sender.pause()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Resume the sender, because the client reads again."""
         self._clogged = False
         if self.sender is not None:
             self.sender.resume()
@@ -147,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
             self._go_on()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of requests came."""
+        """Parse bytes of requests."""
         if self._refusal is not None or self._discarding:
             if self._transport is not None:
                 self._server.pace.dropped(self._transport, len(data))
@@ -157,18 +160,18 @@ class ClientConnection(asyncio.Protocol):
         except Refusal as error:
             self.refuse(error)
 
-    # -- the receiver's side -------------------------------------------------------------------------------------
+    # -- receiver side -------------------------------------------------------------------------------------------
 
     def headed(self, request: Request, length: int, *, expects: bool) -> bool:
-        """A head came without all of its body."""
+        """Handle a head that arrived without all of its body."""
         return self._intake.headed(request, length, expects=expects)
 
     def grows(self, request: Request, body_bytes: int) -> None:
-        """More came of a body whose length is not known."""
+        """Handle more bytes of a body of unknown length."""
         self._intake.grows(request, body_bytes)
 
     def arrived(self, request: Request) -> None:
-        """A request was read to its end: answer it now, or in its turn. Whoever is not let in gets no turn."""
+        """Handle a complete request: answer it now, or in its turn. A client that is not admitted gets no turn."""
         if self._request is None and not self._clogged:
             self._start(request)
             return
@@ -178,24 +181,24 @@ class ClientConnection(asyncio.Protocol):
             self._intake.wait()
 
     def permit(self) -> None:
-        """Permit the client to send a body. Not told to one that has sent ahead: it does not wait."""
+        """Send `100 Continue`, unless the client has sent other requests ahead: such a client does not wait."""
         if self._request is None and not self._clogged:
             self._server.outbox.flush()
             self.write(_CONTINUE)
 
     def hold(self, request: Request) -> bool:
-        """Count the body of a request."""
+        """Count the body of a request against the budget."""
         return self._intake.hold(request)
 
     def let_go(self, request: Request) -> None:
-        """Count it no longer."""
+        """Stop counting the body of a request."""
         self._intake.let_go(request)
 
     def _far_ahead(self) -> bool:
         waiting = self._waiting
         return len(waiting) >= WAITING_MAX or sum(each.body_bytes for each in waiting) >= WAITING_BYTES_MAX
 
-    # -- one after the other -------------------------------------------------------------------------------------
+    # -- requests in order ---------------------------------------------------------------------------------------
 
     def _start(self, request: Request) -> None:
         self._request = request
@@ -232,8 +235,9 @@ class ClientConnection(asyncio.Protocol):
             self._say(self._refusal)
 
     def refuse(self, error: Refusal) -> None:
-        """Refuse behind the answers that wait. No more is read: nobody knows where the next request would begin."""
-        error.__traceback__ = error.__cause__ = error.__context__ = None  # their frames hold what was read
+        """Refuse after the waiting answers. Reading stops, because the start of the next request is unknown."""
+        # their frames refer to the bytes that were read
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         self._refusal = error
         self._intake.discard()
         if self._request is None and not self._waiting:
@@ -274,7 +278,7 @@ class ClientConnection(asyncio.Protocol):
             self._finish()
 
     def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> ClientConnection:
-        """Send the head of an answer; its body is written to this connection. Raises ClientLeft."""
+        """Send the head of an answer. Its body is written to this connection. Raises ClientLeft."""
         if self._transport is None:
             raise ClientLeft
         if self._server.cors is not None:
@@ -288,8 +292,8 @@ class ClientConnection(asyncio.Protocol):
         return self
 
     def end(self) -> None:
-        """End the body that was begun. A client that was not told that this answer is the last may be sending a request
-        by now, which would fail if the connection were closed: the next answer tells it."""
+        """End the body. If its head did not announce a close, the client may already be sending a request, which would
+        fail if the connection were closed now. The next answer announces the close."""
         if self.chunked:
             self.write(_LAST_CHUNK)
         if self._request is not None and self._last:
@@ -299,14 +303,14 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that were written, and that the client's socket has not taken."""
+        """Number of bytes that were written, and that the client's socket has not accepted."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _closes(self, request: Request) -> bool:
         return request.last or request.version == "1.0" or self._server.closing
 
     def _finish(self) -> None:
-        """Close once all is written, unless a refusal is to be read first (LINGER_S)."""
+        """Close after all bytes are written, unless the client must still read a refusal (LINGER_S)."""
         self._forget_waiting()
         self._server.outbox.flush()
         if self._transport is not None and not self._discarding:
@@ -318,14 +322,15 @@ class ClientConnection(asyncio.Protocol):
         self._waiting.clear()
 
     def close(self) -> None:
-        """Close once all is written."""
+        """Close after all bytes are written."""
         self._server.outbox.flush()
         if self._transport is not None:
             self._transport.close()
 
     def cut(self) -> None:
-        """Break the connection, so that the client can tell that its answer is not whole: a missing last chunk says so;
-        without chunks, only a reset; over TLS, only an end without the close_notify that `close` would send."""
+        """Break the connection, so that the client detects an incomplete answer. With chunks, the missing last chunk
+        shows it. Without chunks, only a reset does. Over TLS, only an end without the close_notify that `close` would
+        send does."""
         self._server.outbox.flush()
         if self._transport is None:
             return
@@ -338,29 +343,29 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close now, whether or not the client has read everything."""
+        """Close now, even if the client has not read everything."""
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered or may be on its way, or an answer is not yet taken."""
+        """True if a request is being answered or may be on its way, or if an answer is not delivered yet."""
         if self._request is not None or self._waiting or self.unread_bytes:
             return True
         return self._next_until_s > 0.0 and self._server.loop.time() < self._next_until_s
 
     @property
     def new(self) -> bool:
-        """Whether no request has come yet."""
+        """True if no request has arrived yet."""
         return not self._receiver.requests and not self.busy
 
     @property
     def idle(self) -> bool:
-        """Whether no request is being read or answered."""
+        """True if no request is being read or answered."""
         return self._request is None and self._receiver.stage == BETWEEN
 
     def overdue(self, now_s: float) -> str:
-        """Why the client has taken too long, of deadlines.REASONS; or ""."""
+        """Return the reason of deadlines.REASONS if the client has exceeded a time limit, else ""."""
         limits, receiver, unread_bytes = self._server.limits, self._receiver, self.unread_bytes
         taken_bytes = 0
         if unread_bytes and self._transport is not None:
@@ -375,7 +380,8 @@ class ClientConnection(asyncio.Protocol):
         return self._patience.sends(now_s, limits, receiver.stage, receiver.requests, receiver.reading_bytes)
 
     def expire(self, why: str) -> None:
-        """Close the connection of a client that took too long, and say why where an answer can still be read."""
+        """Close the connection of a client that exceeded a limit. Send an error first if the client can still read
+        it."""
         if why in (deadlines.HEAD_TIMEOUT, deadlines.BODY_TIMEOUT):
             self.refuse(Refusal(408, "request_timeout", "The request came too slowly."))
         elif why == deadlines.NO_ROOM:
@@ -387,11 +393,11 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _nowhere(_: bytes) -> None:
-    """Drops the writes of a connection that is gone."""
+    """Drop the writes of a connection that is gone."""
 
 
 def _do_not_linger(transport: asyncio.Transport) -> None:
-    """Let closing reset the connection."""
+    """Make a close reset the connection."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

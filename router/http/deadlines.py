@@ -1,17 +1,17 @@
-"""How long a client may take: to send a head, to send a body, to read its answer, to do nothing.
+"""Time limits for clients: to send a head, to send a body, to read an answer, to be idle.
 
-A connection is looked at once a sweep and never in between: no timer, clock or note is spent on a request or a piece.
-What changed since the last look says what the client did.
+A connection is examined once per sweep and never in between. No timer, clock or record is spent on a request or a
+piece. The difference from the last sweep shows the client's progress.
 
-- A head counts from the look that first met it. Its limit is taken two sweeps short, so that a head is ended at its
-  limit or a little before, never after.
-- A body must come at a rate. It begins with `head_timeout_s` seconds of credit, earns one second for every
-  `body_bytes_per_s_min` bytes, and pays one a second. At most `keepalive_s` of credit are saved, so that nobody keeps a
-  large body open with a few bytes an hour. However it comes, all of it must be there after `body_timeout_s`.
-- An answer counts as read by the bytes that the client's kernel has acknowledged (tcp_info). While bytes are left and
-  none is acknowledged, it is the client that blocks, whatever the engine does.
+- A head counts from the sweep that first found it. Its limit is two sweeps shorter than configured, so that a head is
+  ended at its limit or a little earlier, never later.
+- A body must arrive at a minimum rate. It begins with `head_timeout_s` seconds of credit, earns one second for every
+  `body_bytes_per_s_min` bytes, and pays one a second. At most `keepalive_s` of credit are saved, so that a large body
+  cannot be kept open with a few bytes an hour. At any rate, all of it must have arrived after `body_timeout_s`.
+- An answer counts as read by the bytes that the client's kernel has acknowledged (tcp_info). If bytes are left and none
+  is acknowledged, the client blocks, regardless of the engine.
 
-Time is an argument; nothing here reads a clock.
+Time is an argument; no function here reads a clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from router.http.receiver import BETWEEN, HEAD
 
 SWEEP_S_MAX, SWEEP_S_MIN = 1.0, 0.01
-SWEEPS_A_LIMIT = 10  # sweeps within the shortest limit, at most
+SWEEPS_A_LIMIT = 10  # maximum number of sweeps within the shortest limit
 
 HEAD_TIMEOUT, BODY_TIMEOUT, SEND_TIMEOUT, IDLE = "head_timeout", "body_timeout", "send_timeout", "idle"
 TOO_MANY, TOO_MANY_OF_CLIENT, NO_HANDSHAKE = "connections_max", "connections_per_client_max", "tls_handshake"
@@ -37,7 +37,7 @@ _ACKED_AT, _INFO_BYTES = 120, 128  # tcpi_bytes_acked in struct tcp_info (linux/
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What clients may send, and how long they may take (settings/schema.py: `listen`, `limits`)."""
+    """Limits on the size and the duration of clients' requests (settings/schema.py: `listen`, `limits`)."""
 
     body_bytes_max: int
     bodies_bytes_max: int
@@ -52,25 +52,25 @@ class ClientLimits:
 
     @property
     def sweep_s(self) -> float:
-        """Seconds between two looks at a connection."""
+        """Seconds between two sweeps over a connection."""
         shortest_s = min(self.head_timeout_s, self.send_timeout_s, self.keepalive_s)
         return min(SWEEP_S_MAX, max(SWEEP_S_MIN, shortest_s / SWEEPS_A_LIMIT))
 
 
 class Patience:
-    """What one connection looked like at the last sweep, and since when it has looked so."""
+    """State of one connection at the last sweep, and the time since which it has not changed."""
 
     __slots__ = ("_body_bytes", "_credit_s", "_looked_s", "_phase", "_reading_since_s", "_since_s", "_taken_bytes")
 
     def __init__(self) -> None:
-        self._phase = (-1, -1)  # the receiver's stage, and the number of the request; -1: not the client's turn
+        self._phase = (-1, -1)  # the receiver's stage, and the number of the request; -1: the client need not send
         self._since_s = self._looked_s = self._credit_s = 0.0
         self._body_bytes = 0
-        self._taken_bytes = -1  # bytes acknowledged by the client; -1: none were left to read
+        self._taken_bytes = -1  # bytes acknowledged by the client; -1: no bytes were left to read
         self._reading_since_s = 0.0
 
     def reads(self, now_s: float, limits: ClientLimits, left_bytes: int, taken_bytes: int) -> bool:
-        """Whether the client reads: False when `left_bytes` wait for it and it has taken none for `send_timeout_s`.
+        """Return False if the client does not read: `left_bytes` are unread, and it has read none for `send_timeout_s`.
         `taken_bytes` come from `acknowledged`."""
         if not left_bytes:
             self._taken_bytes = -1
@@ -81,12 +81,12 @@ class Patience:
         return True
 
     def pause(self) -> None:
-        """Stop counting: it is not the client's turn to send."""
+        """Stop counting, because the client need not send now."""
         self._phase = (-1, -1)
 
     def sends(self, now_s: float, limits: ClientLimits, stage: int, requests: int, body_bytes: int) -> str:
-        """Why the client has taken too long to send, of REASONS; or "". The receiver is at this `stage` of its
-        `requests`-th request, of whose body `body_bytes` have come."""
+        """Return the reason of REASONS if the client has exceeded a limit, else "". The receiver is at this `stage` of
+        its `requests`-th request, and `body_bytes` of its body have arrived."""
         if (stage, requests) != self._phase:
             self._phase, self._since_s, self._looked_s = (stage, requests), now_s, now_s
             self._body_bytes, self._credit_s = body_bytes, limits.head_timeout_s
@@ -109,8 +109,8 @@ class Patience:
 
 
 def acknowledged(sock: Any, left_bytes: int) -> int:  # noqa: ANN401 - a socket, or what uvloop has for one
-    """Bytes that the client has acknowledged since it connected. Where the kernel does not tell, the `left_bytes` that
-    were written and are not sent yet: that number changes when the client reads, too."""
+    """Return the number of bytes that the client has acknowledged since it connected. If the kernel does not report it,
+    return `left_bytes`, which are written and not sent yet: that number also changes when the client reads."""
     if _TCP_INFO is not None and sock is not None:
         try:
             info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)

@@ -1,18 +1,18 @@
-"""One connection to an engine: requests one after the other. What a streamed token costs is decided here.
+"""One connection to an engine, with requests one after the other. This module determines the cost of a streamed token.
 
-A token comes as one chunk of a chunked body, and the chunk holds one event (vLLM 0.32 and SGLang 0.5 write an event at
-a time). A read of whole chunks, each of which ends with an object and a blank line, takes the shortcut: it is handed on
-as it came, framing included, in one write, without parser, copy, or a task that is woken. Everything else, also the
-short pieces at the end of a stream ([DONE], `message_stop`), goes through httptools, which is llhttp, and is handed on
-as bytes of a body. Skipping the parser is sound: it stands between two chunks before the read and behind it, and each
-size line is one that it has accepted before (chunks.py).
+A token arrives as one chunk of a chunked body, and the chunk contains one event (vLLM 0.32 and SGLang 0.5 write one
+event at a time). A read takes the shortcut if it consists of whole chunks that each end with an object and a blank
+line. It is relayed unchanged, framing included, in one write, without parser, copy, or a task that is woken. Everything
+else goes through httptools, which is llhttp, and is relayed as bytes of a body. This includes the short pieces at the
+end of a stream ([DONE], `message_stop`). It is safe to skip the parser: it stands between two chunks before and after
+the read, and it has accepted each size line before (chunks.py).
 
-Other connections wait while one is read. So a read is parsed in slices, and what is left of it after SLICE_S, or while
-the client does not read, waits for its turn of the loop (pace.py). So does what comes behind TURN_BYTES of an answer,
-however it is cut into reads.
+Other connections wait while one is read. A read is therefore parsed in slices. The rest of it after SLICE_S, or while
+the client does not read, waits for its turn of the loop (pace.py). The same holds for the bytes after TURN_BYTES of an
+answer, however they are cut into reads.
 
-What belongs to no body (trailers, extensions and sizes of chunks) may not go on for ever: each chunk may bring as much
-of it as any honest engine sends, and EXCESS_BYTES_MAX come on top, as in Go's net/http (https://go.dev/issue/64433).
+Bytes outside of bodies (trailers, chunk extensions, chunk sizes) must be bounded. Each chunk may carry as much of them
+as any honest engine sends. In addition, EXCESS_BYTES_MAX are allowed, as in Go's net/http (https://go.dev/issue/64433).
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from router.http.request import ADDRESS_HEADERS, HOP_HEADERS, OWN_HEADERS
 CR = 13
 HEAD_BYTES_MAX = 64 << 10
 LINES_MAX = 256  # header lines in a head
-SLICE_BYTES = 16 << 10  # parsed at once, unless all of it is one body; chunks of one byte cost 1 ms natively
-SLICE_S = 0.001  # CPU time for one connection in one turn of the loop, but for a slice that takes longer
+SLICE_BYTES = 16 << 10  # bytes parsed at once, unless all of it is one body; chunks of one byte cost 1 ms natively
+SLICE_S = 0.001  # CPU time for one connection in one turn of the loop, except if a single slice takes longer
 EXCESS_BYTES_MAX = 16 << 10
-EXCESS_BYTES_A_CHUNK = 18  # a size of up to 14 digits and two line ends; on top come twice the bytes of the chunk
-# What Connection may say without naming a header to take out, or one without which an answer is not what it was.
+EXCESS_BYTES_A_CHUNK = 18  # a size of up to 14 digits and two line ends; in addition, twice the bytes of the chunk
+# Values of Connection that name no header to remove, or headers that an answer cannot do without.
 KEPT_BY_CONNECTION = frozenset((b"", b"close", b"keep-alive", b"content-type", b"content-encoding"))
 
 _NO_PARSER = httptools.HttpResponseParser(object())
 
 
 class EngineConnection(asyncio.Protocol):
-    """A connection to an engine, used for one request after the other."""
+    """A connection to an engine that serves one request after the other."""
 
     __slots__ = (
         "_answer", "_before_last", "_between", "_body_bytes", "_chunks", "_excess_bytes", "_follows", "_headed",
@@ -54,39 +54,39 @@ class EngineConnection(asyncio.Protocol):
     )  # fmt: skip
 
     def __init__(self, give_back: Callable[[EngineConnection], None], outbox: Outbox, pace: Pace) -> None:
-        """`give_back` is called when the connection may take another request."""
+        """`give_back` is called when the connection can accept another request."""
         self._outbox = outbox
         self._pace = pace
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._answer: EngineAnswer | None = None
         self._headed = False  # the head of the answer was read to its end
-        self.head_bytes = 0  # bytes read so far, at least the head's; 0 = the engine has sent nothing
-        self._keep = False  # the connection may take another request behind this answer
+        self.head_bytes = 0  # bytes read so far, including at least the head; 0 = the engine has sent no byte
+        self._keep = False  # the connection can accept another request after this answer
         self._between = False  # the parser stands between two chunks
         self._write: Callable[[bytes], None] | None = None  # the shortcut, while it is open
         self._mark = b""  # BodySink.mark, while the shortcut is open
-        self.events = self.bytes = 0  # events, and bytes with their size lines, that took the shortcut
+        self.events = self.bytes = 0  # events that took the shortcut, and bytes including their size lines
         self._last = self._before_last = b""  # the last two chunks that took the shortcut
         self.give_back = give_back
         self.idle_since_s = 0.0
-        self._piece = b""  # the first piece of the body in the slice that is parsed
-        self._pieces: list[bytes] = []  # pieces that come after that one
-        self._body_bytes = self._chunks = 0  # bytes of the body and chunks in that slice
+        self._piece = b""  # first piece of the body in the slice that is parsed
+        self._pieces: list[bytes] = []  # pieces that follow it
+        self._body_bytes = self._chunks = 0  # bytes of the body and number of chunks in that slice
         self._excess_bytes = 0
         self._follows = False  # more of the read follows the slice that is parsed
         self._rest = b""  # bytes read and not parsed yet
         self._held = False  # the client does not read
-        self._waits = False  # whether it waits for its turn
+        self._waits = False  # the connection waits for its turn
         self._turn_bytes = 0  # bytes of the answer since its last turn
 
     @property
     def usable(self) -> bool:
-        """Whether the connection is open. One on which something unexpected came is not."""
+        """True if the connection is open. It is closed after unexpected bytes."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
-        """Send a request. What comes back goes to `answer`."""
+        """Send a request. The response goes to `answer`."""
         self._answer, self._headed, self.head_bytes, self._excess_bytes = answer, False, 0, 0
         self._turn_bytes = 0
         if self._transport is None:
@@ -95,22 +95,22 @@ class EngineConnection(asyncio.Protocol):
             self._outbox.put(self._transport, head, body)
 
     def peer(self) -> str:
-        """The engine's address; "" where none is known."""
+        """Return the engine's address; "" if it is unknown."""
         there = self._transport.get_extra_info("peername") if self._transport is not None else None
         return str(there[0]) if isinstance(there, tuple) else ""
 
     def says_something(self) -> bool:
-        """Whether the last event that took the shortcut has data."""
+        """True if the last event that took the shortcut has data."""
         return is_progress(self._last)
 
     def pause(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
         self._held = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue to read."""
         self._held = False
         if self._rest:
             self._wait()
@@ -123,7 +123,7 @@ class EngineConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def _wait(self) -> None:
-        """Read no more before this connection's next turn."""
+        """Stop reading until this connection's next turn."""
         transport = self._transport
         if self._waits or transport is None or transport.is_closing():
             return
@@ -132,13 +132,13 @@ class EngineConnection(asyncio.Protocol):
         self._pace.turns.later(self._go_on)
 
     def _go_on(self) -> None:
-        """Its turn has come."""
+        """Take this connection's turn."""
         self._waits, self._turn_bytes = False, 0
         if self._rest and not self._held:
             rest, self._rest = self._rest, b""
             try:
                 self._parse_slices(rest)
-            except BaseException:  # a bug: the transport would close itself if this were its own call
+            except BaseException:  # a bug: the transport would close itself if it had made this call
                 if self._transport is not None:
                     self._transport.abort()
                 raise
@@ -146,28 +146,28 @@ class EngineConnection(asyncio.Protocol):
             self._read_on()
 
     def abort(self) -> None:
-        """Close at once. The answer is not told."""
+        """Close at once, without a notice to the answer."""
         self.detour()
         self._answer, self._rest = None, b""
         if self._transport is not None:
             self._transport.abort()
 
     def detour(self) -> None:
-        """Leave the shortcut, and tell the sink what took it."""
+        """Leave the shortcut, and report to the sink the events that took it."""
         if self._write is not None and self._answer is not None and self._answer.sink is not None:
             self._answer.sink.passed(self.events, self.bytes, (self._before_last, self._last))
             if self.says_something():
                 self._answer.moved = True
         self._write, self.events, self.bytes, self._last, self._before_last = None, 0, 0, b"", b""
 
-    # -- the transport's side ------------------------------------------------------------------------------------
+    # -- transport side -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio has set TCP_NODELAY."""
+        """Take over the transport. Asyncio has set TCP_NODELAY."""
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The engine or the network closed the connection."""
+        """Handle a close by the engine or the network."""
         rest, self._rest = self._rest, b""
         if rest and self._answer is not None:
             self._parse(rest, follows=False)
@@ -182,9 +182,9 @@ class EngineConnection(asyncio.Protocol):
             answer.broke(say(exc) if exc is not None else "connection closed")
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came. The hot path, one chunk that is one event, touches this object and the client's transport and no
-        other: with hundreds of streams each object is a cache miss. Bytes are looked at without calls of methods, which
-        is what native code is fast at."""
+        """Handle received bytes. The hot path, one chunk that is one event, touches this object and the client's
+        transport and no other: with hundreds of streams each object is a cache miss. Bytes are examined without method
+        calls, which is fast in native code."""
         write, size = self._write, len(data)
         self._turn_bytes += size
         if write is not None:
@@ -206,11 +206,11 @@ class EngineConnection(asyncio.Protocol):
                         self._wait()
                     return
             self.detour()
-        if self._rest:  # a transport may still bring what it had when it was told to pause
+        if self._rest:  # a transport may still deliver buffered bytes after a pause
             self._rest += data
         elif len(data) <= SLICE_BYTES:
             self._parse(data, follows=False)
-        elif self._pace.turns.waiting:  # each takes its turn behind those that wait for theirs
+        elif self._pace.turns.waiting:  # each connection takes its turn after those that already wait
             self._rest = data
             self._wait()
         else:
@@ -219,8 +219,8 @@ class EngineConnection(asyncio.Protocol):
             self._wait()
 
     def _pass_chunks(self, data: bytes, write: Callable[[bytes], None]) -> bytes:
-        """Write what may take the shortcut at the beginning of `data`, all at once. Returns what is left. Several
-        chunks come in one read when the engine or the router is behind, which is when each write counts most."""
+        """Write all chunks at the beginning of `data` that may take the shortcut, at once, and return the rest. Several
+        chunks arrive in one read when the engine or the router lags, which is when each write matters most."""
         before_last, last, end = passable(data)
         if not end:
             return data
@@ -233,12 +233,12 @@ class EngineConnection(asyncio.Protocol):
         return data[end:]
 
     def _parse_slices(self, data: bytes) -> None:
-        """Parse in slices, and keep what is left when this connection's time is over."""
+        """Parse in slices, and keep the rest when this connection's time is over."""
         clock, at, size = self._pace.clock, 0, len(data)
         until_s = clock() + SLICE_S
         while at < size:
             answer = self._answer
-            # Events of a stream may each be looked at, which takes far longer than to pass a body on.
+            # Events of a stream may each be examined, which takes far longer than to relay a body.
             is_body = self._headed and answer is not None and answer.body_bytes >= 0 and not answer.streams
             end = size if is_body else min(size, at + SLICE_BYTES)
             self._parse(data[at:end], follows=end < size)
@@ -253,9 +253,9 @@ class EngineConnection(asyncio.Protocol):
                     return
 
     def _parse(self, data: bytes, *, follows: bool) -> None:
-        """Parse what came. `follows`: more has come behind it."""
+        """Parse received bytes. `follows`: more bytes have been read after them."""
         answer = self._answer
-        if answer is None:  # a byte that nobody asked for, such as an engine's notice of a timeout
+        if answer is None:  # an unsolicited byte, such as an engine's notice of a timeout
             self.abort()
             return
         self.head_bytes += len(data)
@@ -287,17 +287,17 @@ class EngineConnection(asyncio.Protocol):
                     learn(data)
 
     def _hand_over(self, answer: EngineAnswer) -> None:
-        """Hand on what was parsed of the body: many small chunks are one piece."""
+        """Pass the parsed part of the body on, with many small chunks joined into one piece."""
         piece, self._piece = self._piece, b""
         if self._pieces:
             piece = b"".join((piece, *self._pieces))
             self._pieces.clear()
         answer.take(piece)
 
-    # -- the parser's side ---------------------------------------------------------------------------------------
+    # -- parser callbacks ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A head begins. Raises RuntimeError where no answer is waited for."""
+        """Begin a head. Raises RuntimeError if no answer is expected."""
         if self._answer is None:
             raise RuntimeError("an answer that nobody asked for")
         self._headed = self._between = False
@@ -307,7 +307,7 @@ class EngineConnection(asyncio.Protocol):
         answer.streams, answer.coded, answer.body_bytes = False, False, -1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header came. Trailers, which come behind the body, are dropped."""
+        """Take a header. Trailers, which follow the body, are dropped."""
         answer = self._answer
         if answer is None or self._headed:
             return
@@ -325,14 +325,14 @@ class EngineConnection(asyncio.Protocol):
         elif low == b"content-length":
             answer.until_eof, answer.body_bytes = False, int(value)
         elif low == b"transfer-encoding":
-            if value.strip().lower() != b"chunked":  # passed on, the body would not be what the client takes it for
+            if value.strip().lower() != b"chunked":  # if it were relayed, the client would misread the body
                 raise RuntimeError("a transfer coding other than chunked")
             answer.until_eof = False
         elif low == b"connection":
             answer.named += b"," + value
 
     def on_headers_complete(self) -> None:
-        """The head is whole. Its body may take long to begin."""
+        """Handle the end of the head. Its body may take long to begin."""
         answer, status = self._answer, self._parser.get_status_code()
         if not 100 <= status <= 599:
             raise RuntimeError("a status that is none")
@@ -346,8 +346,8 @@ class EngineConnection(asyncio.Protocol):
         self._headed = True
 
     def _look_at_head(self, answer: EngineAnswer) -> None:
-        """Take out the headers that Connection names. Raises RuntimeError for a head over its limits, which may have
-        come in one read."""
+        """Remove the headers that Connection names. Raises RuntimeError for a head over its limits, which may have
+        arrived in one read."""
         lines = answer.lines
         if len(lines) > LINES_MAX:
             raise RuntimeError(f"a head of more than {LINES_MAX} lines")
@@ -359,16 +359,17 @@ class EngineConnection(asyncio.Protocol):
                 answer.lines = [line for line in lines if line[: line.index(b":")].lower() not in named]
 
     def on_chunk_header(self) -> None:
-        """A chunk begins."""
+        """Begin a chunk."""
         self._between = False
         self._chunks += 1
 
     def on_chunk_complete(self) -> None:
-        """A chunk has ended."""
+        """Note that a chunk has ended."""
         self._between = True
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body was parsed. Raises RuntimeError for one of an interim answer, which has none."""
+        """Take a parsed piece of the body. Raises RuntimeError for a body of an interim answer, which must not have
+        one."""
         if not self._headed:
             raise RuntimeError("an interim answer with a body")
         self._body_bytes += len(data)
@@ -378,15 +379,15 @@ class EngineConnection(asyncio.Protocol):
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """The answer is whole. The connection is free now, unless the engine wants it closed, has not read all of the
-        request, or has sent more than was asked for."""
+        """Handle the end of the answer. The connection is free now, with three exceptions: the engine wants it closed,
+        has not read all of the request, or has sent excess bytes."""
         answer = self._answer
         if answer is None or not self._headed:
             return
         if self._piece:
             self._hand_over(answer)
             if self._answer is None:
-                return  # the reader has given the answer up
+                return  # the reader has dropped the answer
         self._answer, self._between = None, False
         transport = self._transport
         if transport is not None:

@@ -1,5 +1,5 @@
-"""The failures that have an answer with them. All others, and what each of them means, are in failures.py,
-which says too why neither file is compiled."""
+"""The failures that carry an answer. All others, and the meaning of each, are in failures.py, which also gives the
+reason why neither file is compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.http.failures import Failure
 
 
 class EngineFailed(Failure):
-    """The engine answered that it cannot serve. `answer` goes to the client if no other replica can serve either."""
+    """The engine answered that it cannot serve. `answer` is sent to the client if no other replica can serve either."""
 
     kind = "engine"
 
@@ -19,13 +19,13 @@ class EngineFailed(Failure):
 
 
 class NothingMade(EngineFailed):
-    """The engine gave the request up before anything was generated, though it is well: an operator had it aborted."""
+    """The engine aborted the request before any output, although it is healthy: an operator aborted it."""
 
     ending = Ending.REFUSED_BY_ENGINE
 
 
 class LacksModel(EngineFailed):
-    """The engine does not serve the model that the request names, and has computed nothing. `model` is the name."""
+    """The engine does not serve the model that the request names, and has computed nothing. `model` is its name."""
 
     kind = "model"
     ending = Ending.REFUSED_BY_ENGINE
@@ -36,8 +36,9 @@ class LacksModel(EngineFailed):
 
 
 class BlocksFailed(EngineFailed):
-    """The decode leg of a request failed within its engine, as where blocks of the prompt could not be fetched: no
-    engine says which of the two is at fault (vLLM 0.32, `_raise_if_error`: "Internal server error")."""
+    """The decode stage of a request failed within its engine, for example because blocks of the prompt could not be
+    fetched. No engine reports which of the two engines is at fault (vLLM 0.32, `_raise_if_error`: "Internal server
+    error")."""
 
     kind = "blocks"
     ending = Ending.REFUSED_BY_ENGINE
