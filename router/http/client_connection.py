@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._request: Request | None = None  # request that is being answered
         self._waiting: deque[Request] = deque()
-        self._refusal: Refusal | None = None  # error to send after the waiting answers; no more bytes are parsed then
+        self._refusal: Refusal | None = None  # error to send after the waiting answers; later bytes are not parsed
         self.task: asyncio.Task[None] | None = None
         self._discarding = False  # bytes are read and dropped, because the last answer was a refusal
         self._clogged = False  # the client does not read
@@ -171,7 +171,8 @@ class ClientConnection(asyncio.Protocol):
         self._intake.grows(request, body_bytes)
 
     def arrived(self, request: Request) -> None:
-        """Handle a complete request: answer it now, or in its turn. A client that is not admitted gets no turn."""
+        """Handle a complete request: answer it now, or after the waiting ones. A client that is not admitted does not
+        wait."""
         if self._request is None and not self._clogged:
             self._start(request)
             return

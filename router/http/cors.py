@@ -3,8 +3,8 @@
 A browser requests permission before most requests to an API, with an OPTIONS request without credentials. It also hides
 an answer from the page unless the answer names the page's origin. Each answer of the main listener therefore carries
 these headers, including errors and streams. An engine's own CORS headers are dropped, since its list does not know the
-router's origins. If the router has no list, engines' headers pass, and the router's own answers grant no more than
-engines do (`EnginesCors`).
+router's origins. If the router has no list, engines' headers pass, and the router's own answers grant the same
+(`EnginesCors`).
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A token arrives as one chunk of a chunked body, and the chunk contains one event (vLLM 0.32 and SGLang 0.5 write one
 event at a time). A read takes the shortcut if it consists of whole chunks that each end with an object and a blank
-line. It is relayed unchanged, framing included, in one write, without parser, copy, or a task that is woken. Everything
-else goes through httptools, which is llhttp, and is relayed as bytes of a body. This includes the short pieces at the
-end of a stream ([DONE], `message_stop`). It is safe to skip the parser: it stands between two chunks before and after
-the read, and it has accepted each size line before (chunks.py).
+line. It is relayed unchanged with its framing, in one write, without parser, copy or wake-up of a task. Everything else
+goes through httptools, which is llhttp, and is relayed as bytes of a body. This includes the short pieces at the end of
+a stream ([DONE], `message_stop`). It is safe to skip the parser: it stands between two chunks before and after the
+read, and it has accepted each size line before (chunks.py).
 
 Other connections wait while one is read. A read is therefore parsed in slices. The rest of it after SLICE_S, or while
 the client does not read, waits for its turn of the loop (pace.py). The same holds for the bytes after TURN_BYTES of an

@@ -1,7 +1,7 @@
 """An engine's answer to one request, from the time at which the request is sent.
 
-An answer makes progress by data: by events that have some, or by bytes of any other body. Pings, blank lines and bytes
-of a head or of trailers are none, so that an engine which sends nothing else is as silent as one that sends nothing.
+An answer makes progress by data: by events that have data, or by bytes of any other body. Pings, blank lines, and bytes
+of a head or of trailers do not count. An engine that sends only these counts as silent.
 """
 
 from __future__ import annotations
@@ -13,61 +13,63 @@ from typing import Protocol
 from router.core.facts.progress import has_data
 from router.http.failures import BrokeEarly, BrokeMidway
 
-# A stream counts as begun at its first event with data, or at so many bytes without one. If these have no data, but
-# comments alone, the engine has failed.
+# A stream counts as begun at its first event with data, or after FIRST_EVENT_BYTES_MAX without one. If these bytes have
+# no data, only comments, the engine has failed.
 FIRST_EVENT_BYTES_MAX = 64 << 10
 UNCLAIMED_BYTES_MAX = 1 << 20  # bytes read before a sink takes them; beyond, the engine must wait
-END_BYTES = 2  # bytes of the longest end of an event less one
+END_BYTES = 2  # length of the longest event terminator, minus one
 NO_BODY = (204, 304)
 
 
 class BodySink(Protocol):
-    """Whoever takes the body of an answer."""
+    """Consumer of the body of an answer."""
 
     def body(self, data: bytes) -> None:
-        """Take any bytes of the body."""
+        """Take a piece of the body."""
 
     def shortcut(self) -> Callable[[bytes], None] | None:
-        """Where whole chunks that end with an event may be written as they come; None while they must be looked at."""
+        """Return a function that writes whole chunks unparsed, if each ends with an event. None while they must be
+        parsed."""
 
     @property
     def early(self) -> bool:
-        """Whether all that has come of a stream says only that its request has arrived, and not that it is worked
-        on."""
+        """True if all events of a stream so far only confirm that its request has arrived, and not that work on it has
+        begun."""
 
     @property
     def mark(self) -> bytes:
-        """Bytes of which a chunk that has them may not take the shortcut; b"" where any chunk may."""
+        """Bytes that exclude a chunk which contains them from the shortcut; b"" if every chunk may take it."""
 
     def passed(self, events: int, size: int, last: tuple[bytes, bytes]) -> None:
-        """Note what took the shortcut since it was taken: how many events and bytes, and the last two chunks."""
+        """Account for events that took the shortcut since it was opened: their number, their bytes, and the last two
+        chunks."""
 
 
 class EngineWire(Protocol):
-    """The connection on which an answer comes (engine_connection.py)."""
+    """Interface to the connection that carries an answer (engine_connection.py)."""
 
     events: int
 
     def send(self, answer: EngineAnswer, head: bytes, body: bytes) -> None:
-        """Send a request. What comes back goes to `answer`."""
+        """Send a request. The response goes to `answer`."""
 
     def peer(self) -> str:
-        """The engine's address; "" where none is known."""
+        """Return the engine's address; "" if it is unknown."""
 
     def says_something(self) -> bool:
-        """Whether the last event that took the shortcut has data."""
+        """True if the last event that took the shortcut has data."""
 
     def pause(self) -> None:
-        """Read no more for now."""
+        """Stop reading for now."""
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue to read."""
 
     def abort(self) -> None:
-        """Close at once. The answer is not told."""
+        """Close at once, without a notice to the answer."""
 
     def detour(self) -> None:
-        """Leave the shortcut, and tell the sink what took it."""
+        """Leave the shortcut, and report to the sink the events that took it."""
 
 
 class EngineAnswer:
@@ -83,28 +85,26 @@ class EngineAnswer:
     def __init__(
         self, replica: str, loop: asyncio.AbstractEventLoop, *, until_whole: bool, whole_bytes_max: int
     ) -> None:
-        """A stream of events begins with its first event. Any other body begins with its first bytes, unless it is
-        held (`headed`): then, and with `until_whole` in any case, it begins when it is whole, or longer than
+        """An event stream begins with its first event. Any other body begins with its first bytes, unless it is
+        buffered (`headed`). A buffered body, and any body with `until_whole`, begins when it is whole, or longer than
         `whole_bytes_max` bytes."""
         self.replica = replica
-        self.peer = ""  # address that a whole answer comes from
+        self.peer = ""  # address of the engine, set for whole answers only
         self.until_whole, self.status = until_whole, 0
-        self.lines: list[bytes] = []  # header lines, without those of one connection
-        self.named = b""  # values of Connection, which name more headers of one connection
-        self.tells_where = False  # a header may show where the engine is
-        self.streams = False  # the body is a stream of events that can be read
-        self.unlabelled = False  # a stream of events under another content type
+        self.lines: list[bytes] = []  # header lines, without hop-by-hop headers
+        self.named = b""  # values of Connection, which name more hop-by-hop headers
+        self.tells_where = False  # a header may reveal the engine's address
+        self.streams = False  # the body is an event stream that can be parsed
+        self.unlabelled = False  # an event stream under another content type
         self.coded = False  # the body is compressed
-        self.body_bytes = -1  # length of the body by its head; -1: the head has none
+        self.body_bytes = -1  # length of the body by its head; -1: the head has no length
         self.until_eof = False  # the body ends with the connection
         self.head = b""  # once begun: the first bytes of the body, or all of it
         self.complete = False  # the body was read to the end
         self.begun = False
         self.sink: BodySink | None = None
-        self.moved = True  # data came since the watchdog last looked
-        self.pull_within_s: float | None = (
-            None  # for how long it may be silent before it begins; None: it pulls nothing
-        )
+        self.moved = True  # data arrived since the watchdog last looked
+        self.pull_within_s: float | None = None  # longest silence before it begins; None: no P2P KV transfer
         self.since_s = loop.time()
         self._loop = loop
         self._whole_bytes_max = whole_bytes_max
@@ -114,35 +114,35 @@ class EngineAnswer:
         self._connection: EngineWire | None = None
         self._paused = False
         self._seen_events = 0
-        # The first pieces of a stream that has not begun, which are whole events without data. Of the others only the
-        # last piece may hold the end of an event.
+        # Number of first pieces of a stream that has not begun, which are whole events without data. Of the other
+        # pieces only the last one may contain the end of an event.
         self._barren = 0
 
     @property
     def whole(self) -> bool:
-        """Whether `head` is all of the body, and can be sent at once. A stream of events is relayed in any case."""
+        """True if `head` is all of the body, and can be sent at once. An event stream is relayed in any case."""
         return self.complete and not self._pieces and (self.until_whole or not self.streams)
 
     @property
     def at_work(self) -> bool:
-        """Whether it has begun with more than early events."""
+        """True if the answer has begun with more than early events."""
         return self.begun and (self.sink is None or not self.sink.early)
 
     @property
     def over(self) -> bool:
-        """Whether no more of it will come: it is whole, broken, or nobody wants it."""
+        """True if the rest of the answer is not expected: it is whole, broken, or dropped."""
         return self._connection is None
 
     # -- for the caller ------------------------------------------------------------------------------------------
 
     async def begin(self, connection: EngineWire, head: bytes, body: bytes) -> None:
-        """Send the request, and return when the answer has begun. Raises BrokeEarly, and what `fail` was given."""
+        """Send the request, and return when the answer has begun. Raises BrokeEarly, and any error passed to `fail`."""
         self._connection = connection
         if self.until_whole:
             self.peer = connection.peer()
         self._waiter = self._loop.create_future()
         connection.send(self, head, body)
-        try:  # `_heard` written out: this saves a coroutine for every request
+        try:  # `_heard` inlined: this saves a coroutine for every request
             await self._waiter
         finally:
             self._waiter = None
@@ -152,8 +152,8 @@ class EngineAnswer:
             raise BrokeEarly("the stream ended before its first event")
 
     async def grow(self) -> None:
-        """Wait for more of a body that has begun, unless it has come by now, and add it to `head`. Raises BrokeMidway,
-        and what `fail` was given."""
+        """Wait for more of a body that has begun, unless more has arrived already, and append it to `head`. Raises
+        BrokeMidway, and any error passed to `fail`."""
         if not self._pieces and not self.complete:
             if self._connection is None:
                 raise BrokeMidway("connection closed")
@@ -163,7 +163,7 @@ class EngineAnswer:
         self._pieces, self._size, self._barren = [], 0, 0
 
     async def relay(self, sink: BodySink) -> None:
-        """Hand the body to `sink`, `head` first, and return when it was handed over whole. Raises BrokeMidway."""
+        """Pass the body to `sink`, `head` first, and return when all of it was passed. Raises BrokeMidway."""
         self.resume()  # resume before the first write, which may pause again
         sink.body(self.head)
         for piece in self._pieces:
@@ -185,7 +185,7 @@ class EngineAnswer:
             self._waiter = None  # an error in it refers to frames that refer to this answer (loop.COLLECT)
 
     def pause(self) -> None:
-        """Stop reading from the engine: the client does not read."""
+        """Stop reading from the engine, because the client does not read."""
         if self._connection is not None and not self._paused:
             self._paused = True
             self._connection.pause()
@@ -197,8 +197,8 @@ class EngineAnswer:
             self._connection.resume()
 
     def silent_since(self, now_s: float) -> float:
-        """The time since when no data has come, as seen by the calls of this method. While we do not read, the engine
-        does not count as silent."""
+        """Return the time since which no data has arrived, as observed by the calls of this method. While reading is
+        paused, the engine does not count as silent."""
         connection = self._connection
         events = connection.events if connection is not None else 0
         passed = connection is not None and events != self._seen_events and connection.says_something()
@@ -208,19 +208,19 @@ class EngineAnswer:
         return self.since_s
 
     def detour(self) -> None:
-        """End the shortcut: chunks may no longer be written as they come, since the client is gone."""
+        """End the shortcut, because the client is gone and chunks may no longer be written to it."""
         if self._connection is not None:
             self._connection.detour()
 
     def fail(self, error: Exception) -> None:
-        """End the answer with this error, whatever it waits for."""
+        """End the answer with this error, in any state."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
         self.close()
 
     def close(self) -> None:
-        """Break the connection unless all was read. That cancels the engine's work: vLLM and SGLang abort a request
-        whose client is gone."""
+        """Break the connection unless all was read. This cancels the engine's work: vLLM and SGLang abort a request
+        when its client is gone."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
@@ -229,8 +229,9 @@ class EngineAnswer:
     # -- for the connection --------------------------------------------------------------------------------------
 
     def headed(self, status: int) -> None:
-        """The head is whole: decide what is held. The body of a known and small length is, so that one that breaks off
-        can be tried again. So is an error, which says whether another replica may be tried."""
+        """Handle the end of the head, and decide if the body is buffered. A body of known and small length is, so that
+        the request can be retried if the body breaks off. An error is buffered too, since its text decides about
+        retries."""
         self.status = status
         self.until_eof = self.until_eof and status not in NO_BODY
         self.streams = self.streams and not self.coded and status not in NO_BODY
@@ -238,7 +239,7 @@ class EngineAnswer:
             self.until_whole = True
 
     def take(self, data: bytes) -> None:
-        """A piece of the body came."""
+        """Take a piece of the body."""
         if self.sink is not None:
             self.sink.body(data)
             return
@@ -252,7 +253,7 @@ class EngineAnswer:
             self._waiter.set_result(None)
 
     def _enough(self, data: bytes) -> bool:
-        """Whether the answer has begun with this piece."""
+        """True if the answer has begun with this piece."""
         if self.until_whole:
             if self._size <= self._whole_bytes_max:
                 return False
@@ -285,14 +286,14 @@ class EngineAnswer:
         return False
 
     def ended(self) -> None:
-        """The body is whole, and the connection no longer belongs to this answer."""
+        """Note that the body is whole. The connection no longer belongs to this answer."""
         self.resume()
         self.complete, self._connection = True, None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def broke(self, why: str) -> None:
-        """The connection broke, for the reason `why`."""
+        """Note that the connection broke, for the reason `why`."""
         self._connection = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(BrokeMidway(why) if self.begun else BrokeEarly(why))

@@ -1,42 +1,43 @@
-"""What may go wrong with a call to an engine, and what a retry may do about it.
+"""Failures of a call to an engine, and the retries that they allow.
 
-    failure                                   kind         was sent      tried elsewhere         replica's fault
+    failure                                   kind         was sent      retried elsewhere       replica's fault
+
     refused, no connection in time            connect      nothing       yes, and not counted    yes
     any other end of connecting, such as TLS  connect      nothing       yes                     yes
-    its replica left while we connected       left         nothing       yes, which is no retry  no
-    used connection closed, no byte came      stale        maybe         yes, and not counted    no
+    its replica left during the connect       left         nothing       yes, not as a retry     no
+    used connection closed, no byte received  stale        maybe         yes, and not counted    no
     reset or end before the first event       broke_early  all of it     yes                     yes
-    no stream of events, though promised      garbage      all of it     yes                     yes
+    no event stream, though announced         garbage      all of it     yes                     yes
     silent, and now refuses connections       lost         all of it     yes                     yes
-    silent, and its replica counts as stuck   stuck        all of it     yes                     yes
-    silent, and it was to pull (pulls.stall_s) pull        all of it     yes, without a pull     no
-    500 of a decode leg, or as its first event blocks      all of it     yes, in one leg         no: either leg's
-      that comes of work
-    silent behind its prefill (pulls.stall_s)  blocks_stalled: as above                          no: either leg's
-    silent behind its prefill, to its timeout  blocks_timeout: no, as any timeout                no: either leg's
-    any of these, of the prefill leg           prefill_... as above      as above, both legs     the prefilling one's
+    silent, and its replica is stalled        stuck        all of it     yes                     yes
+    silent P2P KV transfer (pulls.stall_s)    pull         all of it     yes, without transfer   no
+    500 of a decode stage, as status or first blocks       all of it     yes, on one replica     no: either one's
+      event that results from GPU work
+    silent after its prefill (pulls.stall_s)  blocks_stalled: as above                           no: either one's
+    silent after its prefill, to its timeout  blocks_timeout: no, as any timeout                 no: either one's
+    any of these, of the prefill stage        prefill_...  as above      as above, both stages   the prefill one's
     502, 503, 500 of a shutdown, or an error  engine       all of it     yes                     yes
       of 500 and above as first event
-    an answer that its engine gave up          engine       all of it     yes                     see engine_failed.py
-    429, or 503 with Retry-After; a full queue shed         all of it     one other replica       no
+    an answer that its engine aborted         engine       all of it     yes                     see engine_failed.py
+    429, or 503 with Retry-After; full queue  shed         all of it     one other replica       no
     it does not serve the model that it lists model        nothing       one other replica       no
     no first byte in time                     timeout      all of it     only by setting         yes
-    no file descriptor left to connect with   descriptors  nothing       no: it is ours          no
+    no file descriptor left to connect with   descriptors  nothing       no: router's fault      no
 
-An answer that breaks off after its beginning (broke_midway) or ends without saying that it is whole (unfinished) cannot
-be tried again, and is the replica's fault. Nor can one that falls silent (stalled), which alone is nobody's fault: an
-engine may hide what it makes. Where its client wants that, the stream is
-continued on another replica (edge/continuing.py); it is also ended for that alone (drain), which is nobody's fault, nor
-is it when the other replica does not say again what was said (differs).
+An answer cannot be retried after its beginning. If it breaks off (broke_midway) or ends incomplete (unfinished), its
+replica is at fault. If it falls silent (stalled), no replica is known to be at fault, since an engine may hide its
+output. With stream failover it is continued on another replica (edge/continuing.py). A stream may also be ended only to
+be continued elsewhere (drain), or the other replica may not repeat the text so far (differs). Neither is a replica's
+fault.
 
-What stores an answer (Responses) is only tried again where nothing was sent, or where the engine refused to begin. Any
-other status is the engine's answer, and passed on: 4xx is the request's fault and blames nobody.
+A request that stores its response (Responses) is retried only if nothing was sent, or if the engine refused it. Any
+other status is the engine's answer and is forwarded: 4xx is an error of the request, and of no replica.
 
-Behind a stale connection a request goes out on a new one, and what stores an answer always does.
+After a stale connection a request is sent on a new one. A request that stores its response always is.
 
-Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its
-body: `Upstream.call` returns then, and everything before is a failure that another replica may make good. Generation
-has no side effects; what a retry costs is GPU time, which is why timeouts are not retried by default.
+Engines send status and headers before they prefill, so an answer only counts as begun with the first event of its body.
+`Upstream.call` returns then, and another replica may replace the engine after any earlier failure. Generation has no
+side effects. A retry costs GPU time, which is why timeouts are not retried by default.
 
 This file is not compiled (deploy/compiled.py): instances of a compiled exception lose the attributes of their class.
 """
@@ -53,8 +54,12 @@ from router.core.facts.placements import Ending
 
 
 class Failure(Exception):
-    """An attempt that failed before its answer began. `kind` is a metric label; `retry`: another replica may be tried;
-    `ending` says whose fault it was."""
+    """An attempt that failed before its answer began.
+
+    - `kind`: a metric label.
+    - `retry`: True if another replica may be tried.
+    - `ending`: the outcome of the lease, which attributes the failure.
+    """
 
     kind = "failed"
     retry = True
@@ -62,43 +67,43 @@ class Failure(Exception):
 
 
 class BrokeEarly(Failure):
-    """The connection broke, or the body ended, before the answer had begun; before it was whole, where the call was for
-    a whole answer."""
+    """The connection broke, or the body ended, before the answer had begun. If the call was for a whole answer: before
+    it was whole."""
 
     kind = "broke_early"
 
 
 class BrokeMidway(Exception):
-    """The answer broke off after its beginning, so nothing can be retried. `kind` is a metric label."""
+    """The answer broke off after its beginning, so it cannot be retried. `kind` is a metric label."""
 
     kind = "broke_midway"
 
 
 class Unfinished(BrokeMidway):
-    """The stream ended correctly as HTTP, and did not say that it was whole."""
+    """The stream ended correctly as HTTP, but without a finish reason or last event."""
 
     kind = "unfinished"
 
 
 class NobodysBreak(BrokeMidway):
-    """The stream broke through no fault of its replica's."""
+    """The stream broke, and its replica is not at fault."""
 
 
 class HandedOver(NobodysBreak):
-    """The stream was ended by us, to be continued on another replica: its own is about to leave."""
+    """The router ended the stream to continue it on another replica, because its own is about to leave."""
 
     kind = "drain"
 
 
 class Diverged(NobodysBreak):
-    """The replica that was to continue a stream said something else than was said."""
+    """The replica that was chosen to continue a stream generated a different text."""
 
     kind = "differs"
 
 
 class ConnectFailed(Failure):
-    """No connection, so nothing was sent. `refused`: nobody listens there, which proves that the engine is gone;
-    `timed_out`: nothing was heard, which may be the network's fault or this machine's."""
+    """No connection, so nothing was sent. `refused`: no process listens there, which proves that the engine is gone.
+    `timed_out`: nothing was received, which may be caused by the network or by this machine."""
 
     kind = "connect"
 
@@ -110,14 +115,14 @@ class ConnectFailed(Failure):
 
 
 class ReplicaLeft(ConnectFailed):
-    """Nothing was sent: discovery says that the replica is gone, or is another engine by now."""
+    """Nothing was sent: according to discovery the replica is gone, or is another engine by now."""
 
     kind = "left"
     ending = Ending.CLIENT_LEFT
 
 
 class NoDescriptor(Failure):
-    """The router has no file descriptor left for a connection: its own trouble, and nothing was sent."""
+    """The router has no file descriptor left for a connection. This is its own fault, and nothing was sent."""
 
     kind = "descriptors"
     retry = False
@@ -125,8 +130,8 @@ class NoDescriptor(Failure):
 
 
 class Stale(Failure):
-    """A connection that had been used before was closed at once, without a byte: the engine closed it as idle while the
-    request was on its way (RFC 9112 section 9.3.1), which is nobody's fault."""
+    """A connection that had been used before was closed at once, without a byte. The engine closed it as idle while the
+    request was on its way (RFC 9112 section 9.3.1), so no replica is at fault."""
 
     kind = "stale"
     ending = Ending.CLIENT_LEFT
@@ -139,36 +144,38 @@ class ReplicaLost(Failure):
 
 
 class ReplicaStuck(Failure):
-    """The request was silent, as is everything else on a replica that accepts and does not answer."""
+    """The request was silent, like all other requests on a replica that accepts connections and does not answer."""
 
     kind = "stuck"
 
 
 class PullStalled(Failure):
-    """The request was silent for longer than its pull may take: its replica may wait for a source without end."""
+    """The request was silent for longer than its P2P KV transfer may take: its replica may wait for a source without
+    end."""
 
     kind = "pull"
     ending = Ending.REFUSED_BY_ENGINE
 
 
 class BlocksStalled(Failure):
-    """The prefill leg of a request ended, and the decode leg was silent for longer than the blocks may take: its
-    replica may wait without end for another one that is gone."""
+    """The prefill stage of a request ended, and the decode stage was silent for longer than the transfer of the blocks
+    may take. Its replica may wait without end for another one that is gone."""
 
     kind = "blocks_stalled"
     ending = Ending.REFUSED_BY_ENGINE
 
 
 class ForeignHostNamed(Failure):
-    """The answer of a prefill leg names a host that is not its replica's own."""
+    """The answer of a prefill stage names a host that is not its replica's own."""
 
     kind = "foreign_host"
 
 
 class PrefillFailed(Failure):
-    """The prefill leg of a request failed, for this cause: its replica is at fault, not the one that is to decode."""
+    """The prefill stage of a request failed, for this cause. The prefill replica is at fault, and not the decode
+    replica."""
 
-    kind = "engine"  # replaced by the kind of the cause, behind "prefill_"
+    kind = "engine"  # replaced by "prefill_" and the kind of the cause
     ending = Ending.CLIENT_LEFT
 
     def __init__(self, replica: str, cause: Failure) -> None:
@@ -178,29 +185,29 @@ class PrefillFailed(Failure):
 
 
 class TimedOut(Failure):
-    """No byte of the body in time."""
+    """No byte of the body arrived in time."""
 
     kind = "timeout"
     retry = False
 
 
 class BlocksTimedOut(TimedOut):
-    """No byte of the body in time, where one of two engines may have waited for the other one: whose fault that is
-    cannot be told."""
+    """No byte of the body arrived in time, and one of two engines may have waited for the other one. The engine at
+    fault is unknown."""
 
     kind = "blocks_timeout"
     ending = Ending.REFUSED_BY_ENGINE
 
 
 class NotStream(Failure):
-    """An answer that says it is a stream of events does not begin as one."""
+    """An answer with the content type of an event stream does not begin as one."""
 
     kind = "garbage"
 
 
 class EngineShed(Failure):
-    """The engine is well and takes no more requests for `retry_after_s` seconds. `full`: it did not say for how long;
-    its queue was full."""
+    """The engine is well and takes no requests for `retry_after_s` seconds. `full`: its queue was full, and it stated
+    no time."""
 
     kind = "shed"
     ending = Ending.REFUSED_BY_ENGINE
@@ -211,13 +218,13 @@ class EngineShed(Failure):
 
 
 class Stalled(BrokeMidway):
-    """The answer had begun, and no more of it came in time."""
+    """The answer had begun, and the rest did not arrive in time."""
 
     kind = "stalled"
 
 
 def say(error: BaseException) -> str:
-    """One line about an error, without addresses: those are the operator's business and not the client's."""
+    """Describe an error in one line, without addresses: these are for the operator and not for the client."""
     cause = getattr(error, "os_error", None) or error
     if isinstance(cause, socket.gaierror):
         return "name does not resolve"

@@ -1,11 +1,12 @@
-"""What a connection reads, and when it does not: how a read is parsed, and how a body gets its room.
+"""Flow control of one client connection: parsing of reads, and admission of bodies to the memory budget.
 
-A read is parsed at once where at most one request can end within it, as nearly all do. Any other is parsed in pieces,
-so that no more requests are parsed than may wait for their turn; what is left of the read is kept as it came.
+A read is parsed at once if at most one request can end within it, as in nearly all cases. Any other read is parsed in
+pieces, so that the number of parsed requests stays within the limit of waiting ones. The rest of the read is kept
+unparsed.
 
-A connection is not read while too many requests were sent ahead, while there is no room for the body that comes
-(body_budget.py), and until its next turn of the loop once it has brought TURN_BYTES, or as many chunks as take as long
-(pace.py).
+A connection is not read while too many pipelined requests wait, or while the arriving body exceeds the memory budget
+(body_budget.py). After TURN_BYTES, or after chunks that take as much time to parse, it is not read before its next turn
+of the loop (pace.py).
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from router.http.pace import CHUNK_BYTES, TURN_BYTES, Pace
 from router.http.receiver import BODY, Receiver
 from router.http.request import BodyShare, Connection, Refusal, Request
 
-PIECE_BYTES_MAX = 16 << 10  # a piece ends with the next head, or after so many bytes
-GROWS_BYTES = 256 << 10  # a body whose length is not known counts as held in steps of so many bytes
+PIECE_BYTES_MAX = 16 << 10  # a piece ends with the next head, or after PIECE_BYTES_MAX
+GROWS_BYTES = 256 << 10  # step in which a body of unknown length is accounted
 _HEAD_END = b"\r\n\r\n"
 
 Admit = Callable[[Request], bool]
 
 
 class Gate(Protocol):
-    """What is asked before anything is kept of a body."""
+    """The part of the server that admits bodies before they are stored."""
 
     admit: Admit
     bodies: BodyBudget
@@ -41,14 +42,14 @@ class Reads(Protocol):
     """The connection that is read."""
 
     def permit(self) -> None:
-        """Tell the client to send its body."""
+        """Send the client permission to send its body."""
 
     def refuse(self, error: Refusal) -> None:
-        """Refuse what is being read."""
+        """Refuse the request that is being read."""
 
 
 class Intake:
-    """The reading of one connection."""
+    """Flow control of the reads of one connection."""
 
     __slots__ = (
         "_ahead", "_expects", "_gate", "_reads", "_rest", "_rest_at", "_rest_held", "_room_bytes", "_room_since_s",
@@ -56,20 +57,20 @@ class Intake:
     )  # fmt: skip
 
     def __init__(self, client: Connection, reads: Reads, gate: Gate) -> None:
-        """`client` and `reads` are the same connection: as requests know it, and as it is read."""
+        """`client` and `reads` are the same connection: the first for its requests, the second for its reader."""
         self.receiver = Receiver(client, gate.limits.body_bytes_max)
         self._gate = gate
         self._reads: Reads | None = reads
         self._transport: asyncio.Transport | None = None
-        self.holder = ""  # in whose name bodies are held that have no holder of their own
-        self._ahead = False  # too many requests were sent ahead
-        self._yields = False  # it waits for its turn of the loop
+        self.holder = ""  # name under which bodies without their own holder are accounted
+        self._ahead = False  # too many pipelined requests wait
+        self._yields = False  # the connection waits for its turn of the loop
         self._turn_bytes = 0  # bytes since its last turn
-        self._roomless: Request | None = None  # the request for whose body there is no room
-        self._room_bytes = 0  # bytes for which it needs room, in all
+        self._roomless: Request | None = None  # the request with a body that exceeds the budget
+        self._room_bytes = 0  # total bytes that this body needs
         self._room_since_s = 0.0
         self._expects = False  # its client waits for permission to send it
-        self._rest = b""  # what was read and is not parsed yet, from `_rest_at` on
+        self._rest = b""  # bytes that were read and are not parsed yet, from `_rest_at` on
         self._rest_at = 0
         self._rest_held = BodyShare("")
 
@@ -78,13 +79,13 @@ class Intake:
         self._transport, self.holder = transport, address
 
     def close(self) -> None:
-        """Read no more. The connection refers to this object as it does to the connection."""
+        """Stop reading. The connection and this object refer to each other, so the references are cut."""
         self.drop()
         self.receiver.close()
         self._transport = self._reads = None
 
     def drop(self) -> None:
-        """Forget what was read and is not answered: the body that comes, and what is behind it."""
+        """Drop buffered input: the current body and pipelined requests."""
         if self._roomless is not None:
             self._gate.bodies.go(self._roomless)
         self.receiver.let_go()
@@ -92,7 +93,7 @@ class Intake:
         self._roomless, self._ahead = None, False
 
     def discard(self) -> None:
-        """`drop`, and read whatever still comes: unread, it would reset the connection in the end."""
+        """`drop`, but continue to read from the client: unread bytes would reset the connection at its end."""
         self.drop()
         if self._transport is not None:
             self._transport.resume_reading()
@@ -100,9 +101,9 @@ class Intake:
     # -- bytes ---------------------------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
-        """Parse what was read. Raises Refusal."""
+        """Parse bytes that were read. Raises Refusal."""
         receiver = self.receiver
-        if self._rest:  # a transport may still bring what it had when it was told to pause
+        if self._rest:  # a transport may still deliver buffered bytes after a pause
             self._rest, self._rest_at = self._rest[self._rest_at :] + data, 0
         elif receiver.left_bytes >= len(data) or (receiver.stage != BODY and _one_request(data)):
             receiver.feed(data)
@@ -131,7 +132,7 @@ class Intake:
                 self._yield()
 
     def _keep_rest(self, data: bytes, at: int) -> None:
-        """Keep the rest of a read, and read no more. Raises Refusal where there is no room for it either."""
+        """Keep the rest of a read, and stop reading. Raises Refusal if the rest exceeds the memory budget."""
         self._rest, self._rest_at = data, at
         self._pause()
         if not self._rest_held.held_bytes:
@@ -145,20 +146,20 @@ class Intake:
         if self._rest_held.held_bytes:
             self._gate.bodies.give_back(self._rest_held)
 
-    # -- when it is read -----------------------------------------------------------------------------------------
+    # -- flow control --------------------------------------------------------------------------------------------
 
     @property
     def waits(self) -> bool:
-        """Whether the connection is not read, for longer than a turn of the loop."""
+        """True if the connection is not read for longer than a turn of the loop."""
         return self._ahead or self._roomless is not None
 
     def wait(self) -> None:
-        """Read no more until `go_on`: too many requests were sent ahead."""
+        """Stop reading until `go_on`, because too many pipelined requests wait."""
         self._ahead = True
         self._pause()
 
     def go_on(self) -> None:
-        """Requests that were sent ahead were answered."""
+        """Continue after pipelined requests were answered."""
         if self._ahead:
             self._ahead = False
             self._read_on()
@@ -168,7 +169,7 @@ class Intake:
             self._transport.pause_reading()
 
     def _yield(self) -> None:
-        """Read no more before this connection's next turn."""
+        """Stop reading until this connection's next turn."""
         self._yields = True
         self._pause()
         self._gate.pace.turns.later(self._next_turn)
@@ -178,7 +179,7 @@ class Intake:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Read again, unless something speaks against it: first what was kept of the last read."""
+        """Read again if no condition forbids it, beginning with the rest of the last read."""
         if self._yields or self.waits or self._transport is None or self._reads is None:
             return
         if self._rest:
@@ -194,11 +195,11 @@ class Intake:
         if not self._yields and not self.waits and self._transport is not None:
             self._transport.resume_reading()
 
-    # -- room for bodies -----------------------------------------------------------------------------------------
+    # -- memory budget for bodies --------------------------------------------------------------------------------
 
     def headed(self, request: Request, length: int, *, expects: bool) -> bool:
-        """Let the client in, and make room for the body, before any more of it is read; `Connection.headed`. A client
-        that waits for permission gets it then, and has sent nothing before."""
+        """Admit the client, and reserve memory for the body before more of it is read; `Connection.headed`. A client
+        that waits for permission receives it then, and has sent nothing before."""
         if not self._gate.admit(request):
             if expects and self._reads is not None:
                 self._reads.permit()
@@ -209,12 +210,13 @@ class Intake:
         return True
 
     def grows(self, request: Request, body_bytes: int) -> None:
-        """Make more room for a body whose length is not known; `Connection.grows`."""
+        """Reserve more memory for a body of unknown length; `Connection.grows`."""
         if body_bytes > request.held_bytes:
             self._make_room(request, body_bytes + GROWS_BYTES)
 
     def _make_room(self, request: Request, body_bytes: int) -> None:
-        """Raises Refusal where what has come is too much already."""
+        """Reserve memory, or pause until it is available. Raises Refusal if the bytes that were read already exceed the
+        budget."""
         bodies = self._gate.bodies
         if bodies.take(request, body_bytes):
             self._roomy()
@@ -227,7 +229,7 @@ class Intake:
         self._pause()
 
     def _ask_again(self) -> None:
-        """There may be room by now."""
+        """Retry the reservation."""
         request, bodies = self._roomless, self._gate.bodies
         if request is not None and bodies.take(request, max(self._room_bytes, request.held_bytes)):
             bodies.go(request)
@@ -241,7 +243,7 @@ class Intake:
             self._reads.permit()
 
     def stands(self, request: Request) -> None:
-        """A request waits for its turn: its client is let in, and its body counts. Raises Refusal."""
+        """Admit the client of a request that waits for its turn, and account for its body. Raises Refusal."""
         if not self._gate.admit(request):
             request.bring([], 0)
         elif request.body_bytes:
@@ -251,23 +253,23 @@ class Intake:
                 raise no_room()
 
     def hold(self, request: Request) -> bool:
-        """Count the body of a request that is whole; `Connection.hold`."""
+        """Account for the body of a complete request; `Connection.hold`."""
         if self._transport is None:
             return True  # the client is gone, and so is the request
         request.holder = request.holder or self.holder
         return self._gate.bodies.take(request, request.body_bytes)
 
     def let_go(self, request: Request) -> None:
-        """Count a request's body no longer; `Connection.let_go`."""
+        """Stop accounting for a request's body; `Connection.let_go`."""
         self._gate.bodies.give_back(request)
 
     def roomless_for_s(self, now_s: float) -> float:
-        """Seconds for which a body has waited for room; negative where none does."""
+        """Return the seconds for which a body has waited for memory; negative if no body waits."""
         return now_s - self._room_since_s if self._roomless is not None else -1.0
 
 
 def _one_request(data: bytes) -> bool:
-    """Whether at most one request can end within these bytes: behind the end of a head no other line ends. Of JSON that
-    is one look through its body."""
+    """True if at most one request can end within these bytes: after the end of a head no other line ends. For JSON this
+    is one search through its body."""
     end = data.find(_HEAD_END)
     return end < 0 or data.find(b"\r", end + len(_HEAD_END)) < 0

@@ -18,7 +18,7 @@ from router.settings.tls import replica_context
 
 
 class EnginePool:
-    """One engine's address and the free connections to it, the one used last on top."""
+    """One engine's address and its free connections, with the last used on top."""
 
     __slots__ = (
         "_forgotten",
@@ -36,32 +36,33 @@ class EnginePool:
 
     def __init__(self, url: str, outbox: Outbox, pace: Pace, tls: Callable[[], ssl.SSLContext]) -> None:
         self._outbox, self._pace = outbox, pace
-        self._loop = asyncio.get_running_loop()  # the loop is kept: asking for the running one takes a system call
+        self._loop = asyncio.get_running_loop()  # cached, because the call for the running loop takes a system call
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._tls = tls if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
         self._free: list[EngineConnection] = []
         self._forgotten = False
-        self.served_s = float("-inf")  # time at which it last gave an answer that is no error
+        self.served_s = float("-inf")  # time at which it last gave an answer without an error
         self.host_line = f"host: {parts.netloc}\r\n".encode("idna" if not parts.netloc.isascii() else "ascii")
         self.path = parts.path
 
     def free(self, since_s: float) -> EngineConnection | None:
-        """A free connection that was used at this time or later; None where there is none."""
+        """Return a free connection that was used at this time or later, or None."""
         while self._free:
             connection = self._free.pop()
             if not connection.usable:
                 continue
             if connection.idle_since_s >= since_s:
                 return connection
-            # The watchdog is late, as on a machine that stood still: the engine may be closing this connection.
+            # The watchdog is late, for example because the machine was suspended: the engine may be closing this
+            # connection.
             connection.abort()
         return None
 
     async def connect(self, timeout_s: float) -> EngineConnection:
-        """A new connection. Raises ConnectFailed, ReplicaLeft if the engine is forgotten meanwhile, and NoDescriptor
-        where this process may open no more files."""
+        """Return a new connection. Raises ConnectFailed, ReplicaLeft if the engine is forgotten in the meantime, and
+        NoDescriptor if this process may open no further files."""
         loop, connection = self._loop, EngineConnection(self._give_back, self._outbox, self._pace)
         try:
             async with asyncio.timeout(timeout_s):
@@ -69,7 +70,7 @@ class EnginePool:
                     lambda: connection, self._host, self._port, ssl=self._tls() if self._tls else None
                 )
         except asyncio.CancelledError:
-            connection.connection_lost(None)  # uvloop closes the transport, and does not always say so
+            connection.connection_lost(None)  # uvloop closes the transport, and does not always report it
             raise
         except TimeoutError as late:
             raise ConnectFailed("timed out", timed_out=True) from late
@@ -90,7 +91,7 @@ class EnginePool:
             connection.abort()
 
     def forget(self) -> None:
-        """The engine left: close its free connections now, and the others when they are given back."""
+        """Close the free connections of an engine that left, and the others when they are returned."""
         self._forgotten = True
         self.close_idle(float("inf"))
 
@@ -104,13 +105,13 @@ class EnginePool:
 
 @cache
 def client_tls() -> ssl.SSLContext:
-    """One context for all engines: reading the machine's certificates takes 20 ms and a megabyte."""
+    """Return one TLS context for all engines: reading the machine's certificates takes 20 ms and a megabyte."""
     return replica_context("", "", "")
 
 
 def _refused(error: OSError) -> bool:
-    """Whether nobody listens there. A name with several addresses counts as refused when each of them refused; asyncio
-    then raises an error with a message and no number."""
+    """True if no process listens there. A name with several addresses counts as refused if each of them refused.
+    Asyncio then raises an error with a message and no number."""
     if error.errno is not None:
         return error.errno == errno.ECONNREFUSED
     said = str(error)

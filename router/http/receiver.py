@@ -1,8 +1,8 @@
-"""A connection's receiving half: parses bytes into requests.
+"""Receiving half of a connection: parses bytes into requests.
 
-httptools, which is llhttp, the parser of Node.js, reads heads and chunked bodies and refuses what could be read in two
-ways: two lengths, bare line feeds, odd codings (RFC 9112 sections 6.3 and 11.2). A body of known length needs no
-parser: its pieces are only collected. Everything that comes in has a limit.
+httptools, which is llhttp, the parser of Node.js, reads heads and chunked bodies. It refuses ambiguous input: two
+lengths, bare line feeds, odd codings (RFC 9112 sections 6.3 and 11.2). A body of known length needs no parser: its
+pieces are only collected. All input has a limit.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ import httptools
 
 from router.http.request import Connection, Refusal, Request, is_websocket, no_websockets
 
-HEAD_BYTES_MAX = 64 << 10  # limit of a head's names, values and target together, and of those of trailers
-# Limit of what comes of a head, or behind a body, before its end, white space included: the parser keeps such a line.
+HEAD_BYTES_MAX = 64 << 10  # limit of the total size of a head's names, values and target, and of the size of trailers
+# Limit of the incomplete bytes of a head, or after a body, white space included: the parser keeps such a line.
 UNFINISHED_BYTES_MAX = 96 << 10
 VALUE_BYTES_MAX = 16 << 10  # limit of one header's value, and of the target
 LENGTH_DIGITS_MAX = 15
 LINES_MAX = 256  # header lines in a head
-# A piece of a body below the first size is joined to the piece before it, up to the second: on its own a small piece
-# would take many times its size.
+# A piece of a body below the first size is joined to the piece before it, up to the second. Alone, a small piece would
+# take many times its size.
 PIECE_BYTES_MIN, JOINED_BYTES_MAX = 4 << 10, 64 << 10
-# A body in more pieces than this is refused while they have fewer bytes on average: a chunk costs as much as 4 KiB do.
+# A body in more pieces than this is refused if they have fewer bytes on average: a chunk costs as much as 4 KiB.
 TINY_PIECES_MAX, TINY_BYTES = 16_384, 16
-BETWEEN, HEAD, BODY = range(3)  # stages: where in a request the receiver is
+BETWEEN, HEAD, BODY = range(3)  # stages: the receiver's position in a request
 
 # A name or an address, and a port (RFC 9110 section 7.2), without the comma that a list of hosts would have.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[\w.~%!$&'()*+;=-]*)(:[0-9]*)?")
 
-# The stubs of httptools say that no part of a URL is None, and native code would insist on it.
+# The stubs of httptools declare that no part of a URL is None, and native code would enforce that.
 _parse_url: Callable[[bytes], Any] = httptools.parse_url
 
 
 class _Behind(Exception):
-    """A request came behind the last one of its connection."""
+    """A request follows the last one of its connection."""
 
 
 class Receiver:
-    """Parses the requests of one connection."""
+    """Parser of the requests of one connection."""
 
     __slots__ = (
         "_barren_bytes", "_body_bytes_max", "_client", "_ended", "_expects", "_fed_bytes", "_head_bytes", "_host",
@@ -54,37 +54,37 @@ class Receiver:
         self._client = client
         self._body_bytes_max = body_bytes_max
         self._parser = httptools.HttpRequestParser(self)
-        self._reading = _NOTHING  # the request that is being read
+        self._reading = _NOTHING  # request that is being read
         self.stage = BETWEEN
-        self._upgrades = False  # the request wants another protocol, and will be read again without that
+        self._upgrades = False  # the request wants another protocol, and will be parsed again without that
         self.reading_bytes = 0  # bytes read so far of the request's body
-        self._length = -1  # the body's length by its head; -1: the head does not say
-        self.left_bytes = -1  # bytes to come of a body of known length; -1: the parser reads
+        self._length = -1  # the body's length by its head; -1: no length in the head
+        self.left_bytes = -1  # bytes left of a body of known length; -1: the parser reads
         self._expects = False  # the client waits for permission to send the body
-        self._known = False  # the client was told of this request's head
+        self._known = False  # the client connection has received this request's head
         self._wanted = True  # the body is kept
-        self.chunks = 0  # pieces of the body that the parser gave
+        self.chunks = 0  # number of pieces of the body that the parser gave
         self._pieces: list[bytes | bytearray] = []
-        self.requests = 0  # requests begun
-        self._barren_bytes = 0  # bytes behind the last byte of a body: chunk extensions, trailers
-        self._ended = False  # the last request of the connection has come: what comes behind it is not read
+        self.requests = 0  # number of requests begun
+        self._barren_bytes = 0  # bytes after the last byte of a body: chunk extensions, trailers
+        self._ended = False  # the last request of the connection has arrived, and later bytes are not parsed
         self._head_bytes = 0  # bytes of names, values and target, or of trailers
         self._unfinished_bytes = 0  # bytes fed since the head began, if it has not ended
-        self._host = b""  # the last Host header that was found valid
+        self._host = b""  # last Host header that was found valid
         self._fed_bytes = 0  # size of the last read
 
     @property
     def unfinished(self) -> Request | None:
-        """The request of which a part has come; None between requests."""
+        """The request that has arrived in part; None between requests."""
         if self.stage == BETWEEN:
             return None
         if not self._reading.path:
             with suppress(Refusal):
-                _locate(self._reading)  # the path says which dialect the client speaks
+                _locate(self._reading)  # the path determines the dialect of the client
         return self._reading
 
     def close(self) -> None:
-        """Stop reading. Parser, requests and connection refer to the receiver as it does to them, and the collector of
+        """Stop reading. Parser, requests and connection are in reference cycles with the receiver, and the collector of
         cycles hardly ever runs (loop.COLLECT)."""
         self._parser, self._reading, self._pieces, self.stage = _NO_PARSER, _NOTHING, [], BETWEEN
         self._client = _NOBODY
@@ -95,7 +95,7 @@ class Receiver:
         self._reading.let_go()
 
     def feed(self, data: bytes) -> None:
-        """Parse more bytes. Raises Refusal, and must not be fed again then."""
+        """Parse more bytes. Raises Refusal, and must not be called again then."""
         if self.left_bytes >= len(data):
             self._more_body(data)
             return
@@ -103,11 +103,11 @@ class Receiver:
             data = self._parse(data)
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes that need a parser. Returns what is to be parsed next: what a head that wants another protocol
-        becomes, and what stands behind it. Raises Refusal."""
+        """Parse bytes that need a parser. Return the bytes to parse next: the rewritten head of a request for another
+        protocol, and the bytes after it. Raises Refusal."""
         if self._ended:
             return b""
-        upgraded = -1  # offset of what stands behind a head that wants another protocol
+        upgraded = -1  # offset of the bytes after a head that wants another protocol
         try:
             if self.left_bytes >= 0:  # the body ends within these bytes
                 end = self.left_bytes
@@ -132,8 +132,8 @@ class Receiver:
         return self._no_upgrade(data[upgraded:]) if upgraded >= 0 else b""
 
     def _after_feed(self, before_bytes: int, begun: int) -> None:
-        """Hold what is not whole within its limits. `before_bytes` were there of a body, -1 for none; so many requests
-        have `begun` since then."""
+        """Enforce the limits of an incomplete request. `before_bytes`: bytes that the body had before the parse, -1 for
+        no body. `begun`: number of requests that have begun since then."""
         if self.stage == HEAD:
             if before_bytes < 0 and begun <= 1:  # otherwise the head began somewhere within these bytes
                 self._unfinished_bytes += self._fed_bytes
@@ -154,7 +154,7 @@ class Receiver:
                 self._client.grows(self._reading, self.reading_bytes)
 
     def _more_body(self, data: bytes) -> None:
-        """More of a body of known length, which needs no parser. The one that waits for the body is replaced."""
+        """Take more of a body of known length, without the parser. The parser that waits for the body is replaced."""
         self._keep(data)
         self.left_bytes -= len(data)
         self.reading_bytes += len(data)
@@ -176,8 +176,9 @@ class Receiver:
             pieces.append(data)
 
     def _no_upgrade(self, rest: bytes) -> bytes:
-        """Ignore a wish for another protocol (RFC 9110 section 7.8). The parser stops at such a head and takes the body
-        for the new protocol, so a new parser is given the head again, without that wish, and the `rest` behind it."""
+        """Ignore a request for another protocol (RFC 9110 section 7.8). The parser stops at such a head and takes the
+        body for the new protocol. A new parser therefore gets the head again, without that request, and the `rest`
+        after it."""
         request = self._reading
         if request.method == "CONNECT":
             raise Refusal(405, "method_not_allowed", "There is no tunnel here.")
@@ -192,10 +193,10 @@ class Receiver:
         head = f"{request.method} {request.target} HTTP/{request.version}\r\n".encode("latin-1")
         return b"".join((head, *lines, b"\r\n", rest))
 
-    # -- the parser's side ---------------------------------------------------------------------------------------
+    # -- parser callbacks ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A head begins. Raises _Behind where there is to be no more of them."""
+        """Begin a head. Raises _Behind if the last request has already arrived."""
         if self._ended:
             raise _Behind
         self.requests += 1
@@ -205,14 +206,14 @@ class Receiver:
         self._known, self._wanted, self.chunks = False, True, 0
 
     def on_url(self, url: bytes) -> None:
-        """A part of path and query came. The parser has refused what is not ASCII."""
+        """Take a part of path and query. The parser has refused non-ASCII bytes."""
         self._reading.target += url.decode("latin-1")
         self._head_bytes += len(url)
         if len(self._reading.target) > VALUE_BYTES_MAX:
             raise Refusal(414, "target_too_long", f"The request's target is longer than {VALUE_BYTES_MAX} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header came. Trailers, which come behind the body, are dropped."""
+        """Take a header. Trailers, which follow the body, are dropped."""
         self._head_bytes += len(name) + len(value)
         if self.stage != HEAD:
             if self._head_bytes > HEAD_BYTES_MAX:
@@ -224,9 +225,9 @@ class Receiver:
         if low in request.fields:
             if low == b"host":
                 raise Refusal(400, "bad_http", "There is more than one Host.")  # RFC 9112 section 3.2
-            if low == b"content-type" and value != request.fields[low]:  # a body is read and passed on by one of them
+            if low == b"content-type" and value != request.fields[low]:  # a body is parsed and forwarded by one of them
                 raise Refusal(400, "bad_http", "There are two Content-Types.")
-            if low == b"connection":  # a list that may stand in several lines (RFC 9110 sections 5.3 and 7.6.1)
+            if low == b"connection":  # a list that may be spread over several lines (RFC 9110 sections 5.3 and 7.6.1)
                 request.fields[low] += b"," + value
         else:
             request.fields[low] = value
@@ -237,7 +238,7 @@ class Receiver:
             raise _head_too_large()
 
     def on_headers_complete(self) -> None:
-        """The head is whole. Raises Refusal for whatever can be refused without the body."""
+        """Handle the end of the head. Raises Refusal for every error that can be found without the body."""
         request, parser = self._reading, self._parser
         self.stage, self._head_bytes, self._upgrades = BODY, 0, parser.should_upgrade()
         request.method, request.version = parser.get_method().decode(), parser.get_http_version()
@@ -268,7 +269,7 @@ class Receiver:
             _locate(request)
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body was parsed."""
+        """Take a parsed piece of the body."""
         self._keep(data)
         self.reading_bytes += len(data)
         self.chunks += 1
@@ -278,9 +279,9 @@ class Receiver:
             raise self._too_large()
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Handle the end of the request."""
         if self._upgrades:
-            return  # `_no_upgrade` will have it read again
+            return  # `_no_upgrade` has it parsed again
         request = self._reading
         if self._wanted:
             request.bring(self._pieces, self.reading_bytes)
@@ -294,7 +295,7 @@ class Receiver:
 
 
 def _locate(request: Request) -> None:
-    """Set the path, and the target in the form that servers are given. Raises Refusal."""
+    """Set the path, and the target in the origin form that servers receive. Raises Refusal."""
     target = request.target
     if not target.startswith("/"):
         target = request.target = _origin_form(target)
@@ -303,8 +304,9 @@ def _locate(request: Request) -> None:
 
 
 def _origin_form(target: str) -> str:
-    """Path and query of a target that is a whole URL: its client takes us for a forward proxy (RFC 9112 section 3.2.2).
-    The URL is read by its grammar, since whoever stands before us may have gone by its path. Raises Refusal."""
+    """Return path and query of a target that is a whole URL: its client takes the router for a forward proxy (RFC 9112
+    section 3.2.2). The URL is parsed by its grammar, since a proxy in front of the router may have decided by its path.
+    Raises Refusal."""
     if target == "*":  # of OPTIONS (RFC 9112 section 3.2.4): no path, and not answered here
         return target
     try:
@@ -337,4 +339,4 @@ def _trailers_too_large() -> Refusal:
 
 _NO_PARSER = httptools.HttpRequestParser(object())
 _NOBODY = cast("Connection", None)
-_NOTHING = Request(_NOBODY)  # stands for the request while none is being read
+_NOTHING = Request(_NOBODY)  # placeholder while no request is being read

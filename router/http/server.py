@@ -1,9 +1,9 @@
-"""The server of both listeners: HTTP/1.1 from clients, at a third of what a general server costs.
+"""HTTP/1.1 server of both listeners, at a third of the cost of a general server.
 
 aiohttp's server takes 40 us of a short request and 110 us more to read a body of 200 KB (both in trials before it was
-replaced); a router that is to cost some 100 us in all cannot spend that. This file has what all connections share: who
-is let in, who takes too long, and how to stop. client_connection.py has what is done with each of them, and receiver.py
-parses their requests.
+replaced). A router with a target of about 100 us in total cannot afford that. This file implements the functions that
+all connections share: admission, timeouts and shutdown. client_connection.py handles a single connection, and
+receiver.py parses its requests.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from router.http.outbox import Outbox
 from router.http.pace import Pace
 from router.settings.descriptors import shortage
 
-# Connections looked at, and closed, in one turn of the loop. To close one and say why takes some 50 us.
+# Connections examined, and closed, in one turn of the loop. A close with an error answer takes about 50 us.
 LOOKED_AT_ONCE_MAX, CLOSED_AT_ONCE_MAX = 256, 16
 ACCEPT_S = 1.0  # limit for accepting the last connections of the kernel's queue
-# `drain` closes a connection without a request after LATE_S, since one may be on its way; and after NEW_S where none
-# has come yet, since whoever connects wants to ask.
+# `drain` closes a connection without a request after LATE_S, since a request may be on its way. If none has arrived
+# yet, it waits for NEW_S, since a new connection is usually followed by a request.
 LATE_S, NEW_S = 0.1, 1.0
-LOOK_S = 0.02  # between two looks of `drain`
-BACKLOG = 1_024  # connections that the kernel keeps for us to accept
+LOOK_S = 0.02  # polling interval of `drain`
+BACKLOG = 1_024  # connections that the kernel queues before they are accepted
 
 
 class Server:
@@ -52,11 +52,16 @@ class Server:
         cors: Cors | None = None,
         bodies: BodyBudget | None = None,
     ) -> None:
-        """`handler` answers a request. `refuse` answers one that cannot be read, whose method and path are empty where
-        they are not known. `admit` is called with a request whose body is not all there or that must wait for its turn:
-        it raises Refusal for a client that is not let in, names the holder of the body, and returns whether the body is
-        wanted. `tls` may be replaced, for connections to come, and `cors`, without which answers say nothing to
-        browsers, for answers to come. Without an `outbox`, a `pace` or `bodies`, room for bodies, it has its own."""
+        """The arguments:
+
+        - `handler`: answers a request.
+        - `refuse`: answers a request that cannot be read. Its method and path are empty if they are unknown.
+        - `admit`: called with a request if its body is incomplete or if it must wait for its turn. It raises Refusal
+          for a client without access, names the holder of the body, and returns True if the body is wanted.
+        - `tls`: may be replaced, for later connections.
+        - `cors`: may be replaced, for later answers. If None, answers have no CORS headers.
+        - `outbox`, `pace`, `bodies` (the memory budget for bodies): created if None.
+        """
         self.handler = handler
         self.refuse = refuse
         self.admit = admit
@@ -70,7 +75,7 @@ class Server:
         self.clients: set[ClientConnection] = set()
         self.closing = False  # each connection ends with its next answer
         self._draining = False  # idle connections are closed, too
-        self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections that we closed, by reason
+        self.closed = Counter(dict.fromkeys(deadlines.REASONS, 0))  # connections that the server closed, by reason
         self._slots = ConnectionSlots(limits)
         self._listener: asyncio.Server | Acceptor | None = None
         self._shared = False  # other processes accept on the same socket, too
@@ -78,13 +83,13 @@ class Server:
         self._sweeper: asyncio.Handle | None = None
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Bind and listen. Returns address and port. Raises OSError."""
+        """Bind and listen. Return address and port. Raises OSError."""
         if self.tls is not None:
             return await self._accept_on(await bound(self.loop, host, port, BACKLOG))
         return self._begin(await self.loop.create_server(lambda: ClientConnection(self), host, port, backlog=BACKLOG))
 
     async def take(self, listening: socket.socket) -> tuple[str, int]:
-        """Accept on a socket that listens already; other processes may accept on it, too."""
+        """Accept on a socket that already listens; other processes may accept on it, too."""
         self._shared = True
         return await self._accept_on(listening)
 
@@ -96,7 +101,7 @@ class Server:
         )
 
     def configure(self, limits: ClientLimits) -> None:
-        """Go by these limits from now on."""
+        """Apply these limits from now on."""
         self.limits = limits
         self._slots.limits = limits
         self.bodies.bytes_max = limits.bodies_bytes_max
@@ -107,26 +112,26 @@ class Server:
         address = listener.sockets[0].getsockname()
         return address[0], address[1]
 
-    # -- who comes -----------------------------------------------------------------------------------------------
+    # -- admission -----------------------------------------------------------------------------------------------
 
     @property
     def connections(self) -> int:
-        """Connections that are open, or still shake hands."""
+        """Number of connections that are open or in the TLS handshake."""
         return self._slots.taken
 
     def lets_in(self, address: str) -> bool:
-        """Whether one more connection from this address is allowed. It is then counted until `left`."""
+        """True if one more connection from this address is allowed. It is then counted until `left`."""
         why = self._slots.refuses(address)
         if why:
             self.closed[why] += 1
         return not why
 
     def left(self, address: str) -> None:
-        """A connection from this address is gone."""
+        """Note that a connection from this address has closed."""
         self._slots.leave(address)
 
     def _arrived(self, sock: socket.socket, address: str) -> None:
-        """A connection that is to speak TLS. One that is not let in gets no handshake."""
+        """Handle a new TLS connection. If it is not admitted, it gets no handshake."""
         if not self.lets_in(address):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
             sock.close()
@@ -136,7 +141,8 @@ class Server:
         task.add_done_callback(self._shaking.discard)
 
     async def _shake_hands(self, sock: socket.socket, address: str) -> None:
-        """A handshake may take as long as a head. Closing, which sends what is left, may take as long as sending."""
+        """Run the handshake, within the time limit of a head. The TLS shutdown, which sends the last bytes, has the
+        time limit of a send."""
         client = ClientConnection(self, address)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -154,15 +160,15 @@ class Server:
                 client.address = None
                 self.left(address)
 
-    # -- who takes too long --------------------------------------------------------------------------------------
+    # -- time limits ---------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Look at all connections: one timer serves them all, coarsely, and none has its own."""
+        """Examine all connections. One coarse timer serves all of them."""
         shortage.look()
         self._look(list(self.clients))
 
     def _look(self, clients: list[ClientConnection]) -> None:
-        """Look at these connections, some in each turn of the loop."""
+        """Examine these connections, a limited number in each turn of the loop."""
         now_s, looked, closed = self.loop.time(), 0, 0
         while clients and looked < LOOKED_AT_ONCE_MAX and closed < CLOSED_AT_ONCE_MAX:
             client = clients.pop()
@@ -179,14 +185,14 @@ class Server:
             self._sweeper = self.loop.call_later(self.limits.sweep_s, self._sweep)
 
     def lame_duck(self) -> None:
-        """Serve on, and end each connection with its next answer: clients that keep connections move elsewhere, after
-        one more request."""
+        """Continue to serve, and end each connection with its next answer. Clients with persistent connections move
+        elsewhere after one more request."""
         self.closing = True
 
     async def drain(self) -> None:
-        """Accept no more, and return when every request that came was answered and its answer taken. Answers say
-        `Connection: close`. Connections that were accepted, or are in the kernel's queue, may bring a request that was
-        sent by now, so both are looked at before anything is closed."""
+        """Stop accepting, and return when every received request was answered and its answer delivered. Answers carry
+        `Connection: close`. Accepted connections, and those in the kernel's queue, may already carry a request. Both
+        are therefore examined before any connection is closed."""
         self.closing = self._draining = True
         if self._listener is not None:
             await self._accept_last(self._listener)
@@ -213,7 +219,7 @@ class Server:
             await asyncio.sleep(0)
 
     async def cancel_all(self) -> None:
-        """Cancel every request that is being answered, and return when their handlers have ended."""
+        """Cancel every request in flight, and return when their handlers have ended."""
         running = [client.task for client in self.clients if client.task is not None]
         for task in running:
             task.cancel()
@@ -225,7 +231,7 @@ class Server:
             self._listener.close()
 
     async def close(self) -> None:
-        """Close everything."""
+        """Close all connections and the listener."""
         self._stop()
         self.outbox.flush()
         if self._sweeper is not None:
@@ -240,8 +246,8 @@ class Server:
 
 
 def close_queue(listening: socket.socket) -> None:
-    """Let no more connections into the kernel's queue of a listening socket, which stays open for those in the queue. A
-    client that connects now is refused when the socket closes. In the queue it would count itself as connected, send a
-    request, and be reset with it."""
+    """Let no further connections into the kernel's queue of a listening socket, which stays open for those in the
+    queue. A client that connects now is refused when the socket closes. In the queue it would count itself as
+    connected, send a request, and be reset with it."""
     with socket.socket(fileno=os.dup(listening.fileno())) as same:
         same.listen(0)

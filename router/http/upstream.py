@@ -1,8 +1,8 @@
-"""Calls to engines, and the watchdog over them. What may go wrong with a call is in failures.py.
+"""Calls to engines, and their watchdog. The failures of a call are in failures.py.
 
-One watchdog for all calls takes the place of a timer for each call and each chunk. It ends calls that are silent for
-too long. `lost` ends calls that are silent on a replica where nobody listens any more: vLLM 0.32, on SIGTERM, closes
-its listener and leaves requests in flight without a byte or a close.
+One watchdog for all calls replaces a timer for each call and each chunk. It ends calls that are silent for too long.
+`lost` ends silent calls on a replica that no longer listens: on SIGTERM, vLLM 0.32 closes its listener and leaves
+requests in flight without a byte or a close.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ from router.http.pool import EnginePool, client_tls
 from router.settings.descriptors import shortage
 
 WATCH_INTERVAL_S = 0.5
-# Words in a 500 of vLLM 0.32 whose engine is shutting down.
+# Strings in a 500 of vLLM 0.32 while its engine shuts down.
 SHUTTING_DOWN = (b"after shutdown", b"EngineCore encountered an issue", b"EngineDeadError")
 STATUS_RETRIED = (502, 503)
 STATUS_SHED = (429, 503)
-RETRY_AFTER_S = 1.0  # rest assumed for a 429 without Retry-After
-FULL_S = 1.0  # rest of an engine whose queue is full: a place may be free with its next answer
-RUNS_S = 60.0  # an engine that gave a good answer so lately does not refuse everything
-ASKED_BYTES_MAX = 16 << 10  # longest body of an answer that is no work
-WELL_WAIT_S, WELL_S = 1.0, 1.0  # longest wait for `/health`, and time for which what it said counts
-# A used connection that breaks within this time was stale: its engine had closed it as idle. One that lasts longer was
-# open when the request came, so the engine broke while it worked.
+RETRY_AFTER_S = 1.0  # cooldown assumed for a 429 without Retry-After
+FULL_S = 1.0  # cooldown of an engine with a full queue: a slot may be free after its next answer
+RUNS_S = 60.0  # an engine that gave a good answer within this time does not refuse everything
+ASKED_BYTES_MAX = 16 << 10  # longest body of an answer that needs no GPU work
+WELL_WAIT_S, WELL_S = 1.0, 1.0  # longest wait for `/health`, and validity of its result
+# A used connection that breaks within this time was stale: its engine had closed it as idle. If it lasts longer, it was
+# open when the request arrived, so the engine broke while it worked.
 STALE_S = 1.0
-# A replica counts as at work for so long behind the last sign of it, and no longer than a stream may be silent, but for
-# the time in which the next sign may come. A stream that stays silent for longer than HIDDEN_S_MAX is cut all the same.
+# A replica counts as at work after the last sign of work for as many seconds as a stream may be silent, within these
+# bounds, which leave time for the next sign. A stream that stays silent for longer than HIDDEN_S_MAX is cut in any
+# case.
 WORK_S_MIN, WORK_S_MAX = 3.0, 30.0
 HIDDEN_S_MAX = 3_600.0
-LOST_SILENCE_S = 2.0  # an answer that has begun and is silent for longer will not go on, if nobody listens there
+LOST_SILENCE_S = 2.0  # an answer that has begun and is silent for longer will not continue, if no process listens there
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """How long engines may take, and how much of an answer is held until it is whole (settings/schema.py: `upstream`,
+    """Time limits for engines, and the size up to which an answer is buffered whole (settings/schema.py: `upstream`,
     `limits.held_answer_bytes_max`)."""
 
     connect_timeout_s: float
@@ -82,21 +83,26 @@ class Upstream:
         full: Callable[[EngineAnswer], bool | None] = lambda _: False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`outbox` and `pace` None: new ones. `tls` None: replicas' certificates are checked against the machine's
-        authorities. `alive(replica)` is called at most twice a second for each replica whose streams go on. `full`
-        judges answers of status 503: True for a full queue, None for an error that may mean that.
+        """The optional arguments:
 
-        `limits` may be replaced, for calls under way too, `tls` for connections to come, and `on_lost`, which is called
-        with each replica that is lost."""
+        - `outbox`, `pace`: created if None.
+        - `tls`: may be replaced, for later connections. If None, replicas' certificates are checked against the
+          machine's authorities.
+        - `alive(replica)`: called at most twice a second for each replica with streams that make progress.
+        - `full`: judges answers of status 503. True for a full queue, None for an error that may mean that.
+
+        `limits` may be replaced, also for calls in flight. So may `on_lost`, which is called with each replica that is
+        lost.
+        """
         self.limits = limits
         self.tls = tls
         self.on_lost: Callable[[str], None] = lambda _: None
         self._alive, self._full = alive, full
         self._answers: set[EngineAnswer] = set()
-        self._streaming: set[EngineAnswer] = set()  # answers that had begun and moved when the watchdog looked
+        self._streaming: set[EngineAnswer] = set()  # answers that had begun and made progress when the watchdog looked
         self._checks: dict[str, tuple[float, asyncio.Task[bool]]] = {}  # begin and outcome of `is_well`, by replica
         self._worked: dict[str, float] = {}  # time of the last sign that a replica is at work, by its id
-        self._well: dict[str, float] = {}  # last time at which one that counts nothing was known to be well
+        self._well: dict[str, float] = {}  # last time at which a replica without work counters was known to be well
         self._pools: dict[str, EnginePool] = {}  # pool of each replica, by its id
         self._loop = asyncio.get_running_loop()
         self._outbox = outbox or Outbox(self._loop)
@@ -113,7 +119,7 @@ class Upstream:
         await asyncio.sleep(0)  # transports close in the next turn of the loop
 
     def forget(self, replica: str) -> None:
-        """The replica left: its free connections are closed."""
+        """Close the free connections of a replica that left."""
         pool = self._pools.pop(replica, None)
         if pool is not None:
             pool.forget()
@@ -121,13 +127,13 @@ class Upstream:
             known.pop(replica, None)
 
     async def watch(self) -> None:
-        """The watchdog: runs until cancelled."""
+        """Run the watchdog until cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             self.look(self._loop.time())
 
     def look(self, now_s: float) -> None:
-        """Look at all answers, as the watchdog does every WATCH_INTERVAL_S."""
+        """Examine all answers, as the watchdog does every WATCH_INTERVAL_S."""
         limits, alive = self.limits, set[str]()
         for pool in self._pools.values():
             pool.close_idle(now_s - limits.keepalive_s)
@@ -135,7 +141,7 @@ class Upstream:
             since_s, at_work = answer.silent_since(now_s), answer.at_work
             limit_s = limits.idle_timeout_s if at_work else limits.first_byte_timeout_s
             if since_s == now_s and at_work and answer.streams:
-                # A stream of a stored response comes of no work at all, so its first move proves nothing.
+                # A stream of a stored response needs no GPU work, so its first progress proves nothing.
                 if answer in self._streaming:
                     alive.add(answer.replica)
                 self._streaming.add(answer)
@@ -148,14 +154,14 @@ class Upstream:
             self._alive(replica)
 
     def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
-        """The first of these replicas have shown work, the others count nothing and are well."""
+        """Note signs of work: `moving` replicas have shown work, `uncounted` ones have no counters and are well."""
         now_s = self._loop.time()
         self._worked.update(dict.fromkeys(moving, now_s))
         self._well.update(dict.fromkeys(uncounted, now_s))
 
     def _works(self, replica: str, since_s: float, now_s: float) -> bool:
-        """Whether a stream that is silent since then may yet go on, since its replica works: it may hide what it makes.
-        Where nothing is counted, the silence may last as long as that before a first byte."""
+        """True if a stream that is silent since then may still continue, because its replica works and may hide its
+        output. If the replica has no counters, the silence may last up to the time limit of a first byte."""
         silent_s, never_s = now_s - since_s, float("-inf")
         if now_s - self._worked.get(replica, never_s) <= min(max(WORK_S_MIN, self.limits.idle_timeout_s), WORK_S_MAX):
             return silent_s <= HIDDEN_S_MAX
@@ -163,15 +169,16 @@ class Upstream:
         return is_well and silent_s <= self.limits.first_byte_timeout_s
 
     def stuck(self, replica: str) -> None:
-        """The replica accepts and does not answer: fail its silent calls, so that they are tried elsewhere. Where a
-        client has heard that its request arrived, and no more, nobody else can go on: it is told the end."""
+        """Fail the silent calls of a replica that accepts connections and does not answer, so that they are retried
+        elsewhere. If a client has already received early events, no retry is possible, and its stream ends with an
+        error."""
         for answer in list(self._answers):
             if answer.replica == replica and not answer.at_work:
                 why = "its replica is stuck"
                 answer.fail(Stalled(why) if answer.begun else ReplicaStuck(why))
 
     def lost(self, replica: str) -> None:
-        """The replica refuses connections: fail its silent calls, and those of every other rank of its server, since
+        """Fail the silent calls of a replica that refuses connections, and of every other rank of its server, since
         they will never be answered."""
         server, now_s = Replica(replica).url, self._loop.time()
         self.on_lost(replica)
@@ -196,13 +203,15 @@ class Upstream:
         sent: Callable[[], None] | None = None,
         fresh: bool = False,
     ) -> EngineAnswer:
-        """Send a request, and return when its answer has begun (EngineAnswer); with `whole`, when the answer is whole
-        or too long to be kept. One that pulls may be silent for `pull_within_s` before that. `sent` is called when
-        there is a connection, on which the request goes out at once. With `fresh` that is a new one, which cannot be
-        stale. Raises a Failure.
+        """Send a request, and return when its answer has begun (EngineAnswer). `done` must be called with the answer.
+        Raises a Failure.
 
-        `target` is path and query, as the client encoded them; `lines` are header lines without those that belong to
-        a connection. `done` must be called with the answer.
+        - `target`: path and query, as the client encoded them.
+        - `lines`: header lines without hop-by-hop headers.
+        - `whole`: return when the answer is whole or too long to be buffered.
+        - `pull_within_s`: longest silence before the answer, for a request with a P2P KV transfer.
+        - `sent`: called when there is a connection, on which the request is sent at once.
+        - `fresh`: use a new connection, which cannot be stale.
         """
         answer = await self._called(replica, method, target, lines, body, whole, pull_within_s, sent, fresh)
         after_s = _retry_after_s(answer) if answer.status in STATUS_SHED else None
@@ -221,8 +230,8 @@ class Upstream:
         return answer
 
     async def is_full(self, answer: EngineAnswer) -> bool:
-        """Whether an answer of status 503, or a stream whose first event is that, says only that the engine takes no
-        more requests just now: by its words, or since the engine is well and serves others."""
+        """True if an answer of status 503, or a stream with such a first event, only means that the engine takes no
+        requests at the moment. This is known from its text, or because the engine is well and serves other requests."""
         full, pool = self._full(answer), self._pools.get(answer.replica)
         if full is not None:
             return full
@@ -235,8 +244,8 @@ class Upstream:
             raise
 
     async def is_well(self, replica: str) -> bool:
-        """False if the replica, at this moment, takes no connection or says on `/health` that it is not well. Silence
-        says nothing: SGLang's `/health` waits for its scheduler."""
+        """Return False if the replica, at this moment, accepts no connection or reports on `/health` that it is not
+        well. Silence proves nothing: SGLang's `/health` waits for its scheduler."""
         now_s = self._loop.time()
         begun_s, check = self._checks.get(replica, (float("-inf"), None))
         if check is None or now_s - begun_s > WELL_S:
@@ -257,8 +266,8 @@ class Upstream:
         return answer.status < 500
 
     async def ask(self, replica: str, method: str, target: str, lines: Sequence[bytes]) -> EngineAnswer:
-        """A small answer that is no work for an engine, on a new connection; `head` has all of it if it is `whole`.
-        Nothing is learned of the replica. `done` must be called with it. Raises a Failure."""
+        """Return a small answer that needs no GPU work, on a new connection. If it is `whole`, `head` has all of it.
+        The state of the replica is not updated. `done` must be called with the answer. Raises a Failure."""
         return await self._called(replica, method, target, lines, b"", True, None, None, True, ASKED_BYTES_MAX)
 
     async def _called(
@@ -274,7 +283,7 @@ class Upstream:
         fresh: bool,
         whole_bytes_max: int | None = None,
     ) -> EngineAnswer:
-        """An answer that has begun, whatever it is. Raises a Failure."""
+        """Return an answer that has begun, with any status. Raises a Failure."""
         whole_bytes_max = self.limits.whole_bytes_max if whole_bytes_max is None else whole_bytes_max
         pool = self._pools.get(replica)
         if pool is None:
@@ -322,7 +331,7 @@ class Upstream:
             raise Stale(str(error)) from error
 
     async def _connect(self, pool: EnginePool) -> EngineConnection:
-        """A new connection, in the place of those that are idle where no descriptor is left. Raises a Failure."""
+        """Return a new connection. If no descriptor is left, close idle connections first. Raises a Failure."""
         with suppress(NoDescriptor):
             return await pool.connect(self.limits.connect_timeout_s)
         for each in self._pools.values():
@@ -335,14 +344,14 @@ class Upstream:
             raise
 
     def done(self, answer: EngineAnswer) -> None:
-        """The answer was read, or nobody wants it any more: its connection is closed unless all was read."""
+        """Release an answer that was read or is no longer needed. Its connection is closed unless all was read."""
         self._answers.discard(answer)
         self._streaming.discard(answer)
         answer.close()
 
 
 def _retry_after_s(answer: EngineAnswer) -> float | None:
-    """Seconds for which an engine that sheds load wants no requests, from seconds or a date in Retry-After (RFC 9110
+    """Return the cooldown in seconds of an engine that sheds load, from seconds or a date in Retry-After (RFC 9110
     section 10.2.3). None for a 503 without a valid Retry-After: that engine is full, or fails."""
     said = next((line[12:].strip() for line in answer.lines if line[:12].lower() == b"retry-after:"), b"")
     after_s: float | None = RETRY_AFTER_S if answer.status == 429 else None
