@@ -1,21 +1,22 @@
-"""The second face: an endpoint picker for Envoy and the Gateway API, by Envoy's external processing over gRPC.
+"""Endpoint picker frontend for Envoy and the Gateway API, by Envoy's external processing (ext_proc) over gRPC.
 
-Envoy carries the bytes. For each request it opens a stream here, sends the head and the body, and is told which replica
-takes them, and which others if that one cannot be reached. This room asks a hub through `placer.Placer`, reads requests
-in `reading` as the other face does, and imports neither `router.hub` nor `router.edge` (contracts in pyproject.toml).
+Envoy carries the bytes. For each request it opens a stream to the picker, and sends the head and the body. The picker
+returns the replica for the request, and fallbacks in case that replica cannot be reached. This package reaches the
+placement layer through `placer.Placer`, parses requests in `reading` like the HTTP frontend, and imports neither
+`router.hub` nor `router.edge` (contracts in pyproject.toml).
 
-gateway       owns the listeners, health, and the life of the face; credentials are its TLS
-picker        the service that gateways call; parts are what all its streams share
-stream        the story of one request: read, placed, told
-following     from its lease to its end: who served, what the client is told; answer is what is seen of the answer
-heads         whose first message is read
-messages      what a stream brings, one message after the other, once there is room for it
-incoming      its body, in whatever pieces the gateway sends it
-head          an HTTP request out of Envoy's headers, and what of them goes on
-hints         what gateways and clients say in headers and metadata: subset, served, objective, fairness, SLO, model
-endpoints     replicas as addresses, the chosen one first
-words         answers to Envoy, as bytes; wire is protobuf's format for those
-extproc_pb2   messages from Envoy, made of extproc.proto by `python -m deploy.protos`
+gateway       owns the listeners, the health checks and the lifecycle of this frontend; credentials is its TLS
+picker        the service that gateways call; parts has the state shared by all its streams
+stream        main flow of one request: read, place, respond
+following     from the lease to its end: the serving replica and the client's headers; answer observes the answer
+heads         limits the streams that may send a first message at a time
+messages      parses the messages of a stream one by one, each after memory for it is reserved
+incoming      the request's body, in any pieces that the gateway sends
+head          parses an HTTP request from Envoy's headers, and computes the header mutations for the engine
+hints         headers and metadata of gateways and clients: subset, served, objective, fairness, SLO, model
+endpoints     addresses of replicas, the chosen one first
+words         encodes responses to Envoy; wire is protobuf's format for these
+extproc_pb2   messages from Envoy, generated from extproc.proto by `python -m deploy.protos`
 
-Its libraries are the extra `gateway`, imported only where `listen.face` asks for this face.
+Its libraries are the extra `gateway`, imported only if `listen.face` selects this frontend.
 """

@@ -1,8 +1,8 @@
-"""What is seen of an answer on its way through a gateway, and what became of its lease.
+"""Observation of an answer that passes through a gateway, and the resulting outcome of its lease.
 
-In the cheap mode that is the head and the end of the stream: a status, an endpoint, and how long it took. Whether the
-engine finished or the client left is then the same, so an answer that began well counts as one that ended well, of
-which no token was counted.
+In the cheap mode only the head and the end of the stream are visible: a status, an endpoint, and the duration. It is
+then unknown if the engine finished or the client left. An answer that began well therefore counts as one that ended
+well, with an unknown number of tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from router.reading.question import Question
 from router.reading.used import believed, tokens_in, tokens_of
 
 UNSEEN = Outcome(Ending.OK, unseen=True)
-STREAM_BYTES_MAX = 32 << 10  # of a stream, what is kept of its end
+STREAM_BYTES_MAX = 32 << 10  # bytes kept of the end of a stream
 
 
 class AnswerWatch:
-    """One answer as it passes."""
+    """Observer of one answer."""
 
     def __init__(self, question: Question, whole_bytes_max: int, begun: Callable[[], None]) -> None:
-        """`begun` is called once, when a piece of a stream shows that its prefill is done. Of an answer that does not
-        stream so many bytes are kept."""
+        """- `whole_bytes_max`: number of bytes kept of an answer that does not stream.
+        - `begun`: called once, when a piece of a stream shows that its prefill is done.
+        """
         self._question = question
         self._begun: Callable[[], None] | None = begun
         self._whole_bytes_max = whole_bytes_max
@@ -35,10 +36,10 @@ class AnswerWatch:
         self._kept_bytes = 0
         self.head = b""  # the first piece
         self.status = 0  # 0 before the head
-        self.of_gateway = False  # the gateway itself gave the answer, for want of a replica
-        self.judged = False  # the body is a stream of events that can be read, whatever was asked for
-        self.seen = False  # whether its body comes by here
-        self.ended = False  # whether all of its body came
+        self.of_gateway = False  # the gateway itself gave the answer, because no replica could
+        self.judged = False  # the body is a parseable event stream, regardless of the request
+        self.seen = False  # the body passes through the picker
+        self.ended = False  # the whole body has passed
         self.events = self.bytes = 0
 
     @property
@@ -48,20 +49,20 @@ class AnswerWatch:
 
     @property
     def usage_unasked(self) -> bool:
-        """Whether the stream showed that its engine sends usage whether it is asked for or not."""
+        """True if the stream showed that its engine sends usage without a request for it."""
         return self._usage is not None and self._usage.unasked
 
     def take_usage_out(self) -> None:
-        """Take usage out of the stream that has not begun: only the router asked for it."""
+        """Remove usage from a stream that has not begun, since only the router requested it."""
         self._usage = UsageFilter(self._question.dialect)
 
     @property
     def _streams(self) -> bool:
-        """Whether the answer streams, or was asked to."""
+        """True if the answer streams, or if a stream was requested."""
         return self.judged or self._question.wanted.ask.stream
 
     def take(self, piece: bytes, *, end: bool) -> bytes | None:
-        """A piece of the body came. Returns what the client gets in its stead; None: the piece itself."""
+        """Take a piece of the body. Return the bytes that replace it for the client, or None to keep it."""
         self.seen, self.ended = True, end
         if piece:
             self._keep(piece)
@@ -84,8 +85,11 @@ class AnswerWatch:
             self._kept_bytes -= len(self._pieces.popleft())
 
     def outcome(self, context_tokens: int, *, heads_told: bool) -> Outcome:
-        """What became of the lease, now that the gateway has ended the stream. `context_tokens` is the longest context
-        of the model; `heads_told` says whether this gateway shows heads of answers at all."""
+        """Return the outcome of the lease, after the gateway has ended the stream.
+
+        - `context_tokens`: the longest context of the model.
+        - `heads_told`: True if this gateway sends heads of answers at all.
+        """
         if not self.status:
             return LEFT if heads_told else UNSEEN
         if self.status == 503 and errors.says_full(self.tail):
@@ -109,7 +113,7 @@ class AnswerWatch:
         return Outcome(Ending.OK, usage, self.events if usage is not None else self._used())
 
     def _ending(self, dialect: Dialect) -> Ending:
-        """How a stream ended: FAILED also if it did not say that it was whole."""
+        """Return the ending of a stream. An incomplete stream is FAILED."""
         if (status := dialect.event_error(self.head)) is not None:
             return errors.ending_of(status, self.head)
         judge = self._question.judge

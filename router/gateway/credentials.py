@@ -1,4 +1,4 @@
-"""TLS of the picker: whoever connects is shown the certificate that was read last."""
+"""TLS of the picker: each new handshake uses the certificate that was read last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pem = tuple[bytes, bytes, bytes]  # certificate chain, private key, authorities 
 
 
 def read(files: ListenerFiles) -> Pem | None:
-    """What is in the files; None where no certificate is named. Raises OSError."""
+    """Return the contents of the files, or None if no certificate is configured. Raises OSError."""
     if not files.tls_certificate:
         return None
     names = (files.tls_certificate, files.tls_key or files.tls_certificate, files.tls_client_ca)
@@ -22,17 +22,17 @@ def read(files: ListenerFiles) -> Pem | None:
 
 
 class PickerCertificate:
-    """What gateways are shown. `pem` may be replaced at any time, by one that is no None."""
+    """Certificate of the picker. `pem` may be replaced at any time, but not by None."""
 
     def __init__(self, pem: Pem) -> None:
         self.pem = self._shown = pem
 
     def credentials(self) -> Any:  # noqa: ANN401 - grpc ships no types
-        """Credentials of a server."""
+        """Return the credentials of a server."""
         return grpc.dynamic_ssl_server_credentials(_configuration(self.pem), self._renewed, bool(self.pem[2]))
 
     def _renewed(self) -> Any | None:  # noqa: ANN401 - likewise
-        """The configuration, if it is a new one; a thread of gRPC's asks at each handshake."""
+        """Return the configuration if it is new. A thread of gRPC's calls this at each handshake."""
         pem = self.pem
         if pem == self._shown:
             return None

@@ -1,7 +1,7 @@
-"""Replicas as gateways name them: `ip:port`, the chosen one first, then those that come next by price.
+"""Replicas as gateways name them: `ip:port`, the chosen one first, then the others by price.
 
-A gateway goes down the list where a replica cannot be reached, and tells which one served. A request that was made for
-one data-parallel rank names that in a header, so only replicas of the same rank may take it in its stead.
+A gateway tries the list in order until it reaches a replica, and reports the one that served. A request for one
+data-parallel rank names that rank in a header, so only replicas of the same rank are valid fallbacks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from router.settings.networks import is_address
 
 @lru_cache(4_096)
 def endpoint_of(replica: str) -> str:
-    """The replica's address as `ip:port`; "" where its host is a name, which no gateway takes."""
+    """Return the replica's address as `ip:port`; "" if its host is a name, which no gateway accepts."""
     address = address_of(replica)
     return address if is_address(address.rpartition(":")[0]) else ""
 
 
 def destinations(receipt: Receipt, chosen: str, fallbacks_max: int) -> list[str]:
-    """Endpoints for a request: that of the replica `chosen`, then at most so many others, the cheapest first."""
+    """Return endpoints for a request: the replica `chosen`, then at most `fallbacks_max` others, the cheapest first."""
     listed = [endpoint_of(chosen)]
     if not fallbacks_max:
         return listed
@@ -31,10 +31,10 @@ def destinations(receipt: Receipt, chosen: str, fallbacks_max: int) -> list[str]
         if candidate.id == chosen or candidate.id.partition(RANK_MARK)[2] != rank:
             continue
         if pull is not None and candidate.id == pull.source:
-            continue  # whoever serves gets the order, and no replica pulls from itself
+            continue  # the serving replica gets the transfer order, and no replica can transfer from itself
         endpoint = endpoint_of(candidate.id)
         if endpoint and endpoint == prefiller:
-            continue  # likewise: no server prefills for itself
+            continue  # no server can prefill for itself
         if endpoint and endpoint not in listed:
             listed.append(endpoint)
         if len(listed) > fallbacks_max:

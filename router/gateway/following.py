@@ -1,11 +1,12 @@
-"""From a lease to its end: what a gateway shows of the answer, and what the client is told.
+"""One request from its lease to its end: observes the answer and sets the client's headers.
 
-The gateway says which endpoint served. If that is another one than was picked, it has gone down the list since the
-first could not be reached: then the lease moves, and the first replica is charged with it.
+The gateway reports the endpoint that served. If this is not the picked one, the gateway could not reach the first
+endpoints of the list. The lease then moves, and the failure is attributed to the first replica.
 
-Of a request that pulls (core/fleet/pulls.py) the gateway is asked to show the answer: engines send heads before they
-prefill, so only the first piece says that the pull is over. Where none comes in time the source rests. The request goes
-on waiting, since a gateway hears only answers to what it asks: nothing can be sent again or ended from here.
+If a request has a P2P KV transfer (core/fleet/pulls.py), the gateway is requested to send the answer. Engines send
+heads before they prefill, so only the first piece shows that the transfer is over. If no piece arrives in time, the
+source gets a cooldown. The request continues to wait, since a gateway only accepts answers to its own messages: the
+picker can neither resend nor end it.
 """
 
 from __future__ import annotations
@@ -37,52 +38,53 @@ from router.settings.keys import Caller
 from router.telemetry.catalogue import FALLBACK
 from router.telemetry.record import RequestRecord
 
-ALIVE_S = 0.5  # least time between two signs of life of a replica
-ASKED_MAX = 8  # answers that may be asked for in vain before it counts as known that the gateway sends none
-SHOWN_MIN = 64  # answers that are asked for before only a sample is: speeds must be known first
+ALIVE_S = 0.5  # minimum interval between two signs of life of a replica
+ASKED_MAX = 8  # requested answers without a piece after which the gateway is known to send none
+SHOWN_MIN = 64  # answers that are requested before sampling begins: speeds must be known first
 LINGER_S_MAX = 600.0
 _ADDRESSES = frozenset(name.decode() for name in ADDRESS_HEADERS)
 _OWN = OWN_HEADERS.decode()
 
 
 class Following:
-    """One request that has been picked for, or is about to be."""
+    """One request that has an endpoint, or is about to get one."""
 
     def __init__(
         self, parts: PickerParts, question: Question, record: RequestRecord, caller: Caller, answers: int
     ) -> None:
-        """`answers`: how the gateway shows the answer's body. Where it does not, it may be asked to."""
+        """`answers`: the gateway's mode for the body of the answer. If it sends no body, it may be requested to."""
         self._parts = parts
         self._question = question
         self._record = record
         self._caller = caller
         self._relayed, self._duplex = answers != NONE, answers == DUPLEX
-        self._pieces = answers in (STREAMED, DUPLEX)  # they come as the engine sends them
+        self._pieces = answers in (STREAMED, DUPLEX)  # pieces arrive as the engine sends them
         ratio = parts.rules.sampled_ratio
         sampled = random.random() < ratio or (parts.shown < SHOWN_MIN and ratio > 0)  # noqa: S311 - no secret
         self._asks = sampled and not self._relayed and parts.asked < ASKED_MAX
-        # Whether the body of its answer comes by here, as far as known before it does.
+        # True if the body of its answer is expected to pass through the picker.
         self.shown = self._relayed or (self._asks and parts.answers_come)
         self.lease: Placed | None = None
-        self._told_s = self._alive_s = 0.0  # times at which the gateway was told, and of the last sign of life
+        self._told_s = self._alive_s = 0.0  # time of the response to the gateway, and of the last sign of life
         self._watch = AnswerWatch(question, parts.rules.answer_bytes_max, self._begun)
-        self._stall: asyncio.TimerHandle | None = None  # when the pull counts as stalled; None: there is none under way
-        self.lingers = False  # the gateway ended the stream as soon as it was told, and tells no end of the answer
+        self._stall: asyncio.TimerHandle | None = None  # timer of the stalled transfer; None: no transfer in flight
+        # the gateway ended the stream after the response, and does not report the end of the answer
+        self.lingers = False
 
     @property
     def shows_stalls(self) -> bool:
-        """Whether the first piece of its answer is seen when it comes, or may be if the gateway, which shows heads of
-        answers, is asked for it."""
+        """True if the first piece of its answer is visible at once. It may also become so: a gateway that sends heads
+        of answers can be requested to send the pieces."""
         parts = self._parts
         return self._pieces or (not self._relayed and parts.heads_told and parts.asked < ASKED_MAX)
 
     @property
     def may_be_released(self) -> bool:
-        """Whether Envoy carries the answer on without us."""
+        """True if Envoy carries the answer without the picker."""
         return self.lease is not None and not self._relayed and not self._watch.seen
 
     def begin(self, lease: Placed) -> None:
-        """The request has a lease."""
+        """Take the lease of the request."""
         self.lease, self._told_s = lease, self._parts.clock()
         self._record.receipt = lease.receipt
         usage = self._parts.desk.usage
@@ -99,7 +101,7 @@ class Following:
         read: Callable[[], Awaitable[Any]],
         write: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Answer what comes until the stream ends. `read` returns the next message, and EOF behind the last one."""
+        """Answer messages until the stream ends. `read` returns the next message, and EOF after the last one."""
         while (message := await read()) is not EOF:
             kind = message.WhichOneof("request")
             if kind == "response_headers":
@@ -109,7 +111,7 @@ class Following:
             elif kind == "response_trailers":
                 self._watch.ended = True
                 await write(words.PASS_TRAILERS)
-            elif kind == "request_body":  # of a gateway that streams bodies while the request is on its way
+            elif kind == "request_body":  # from a gateway that streams bodies after the head
                 await write(words.CONTINUE_BODY)
             elif kind == "request_trailers":
                 await write(words.CONTINUE_TRAILERS)
@@ -117,7 +119,7 @@ class Following:
     # -- the answer ----------------------------------------------------------------------------------------------
 
     async def _head(self, message: pb.ProcessingRequest) -> bytes:
-        """The head of the answer came. Returns what Envoy makes of it."""
+        """Handle the head of the answer. Return the response to Envoy."""
         parts, watch = self._parts, self._watch
         head: pb.HttpHeaders = message.response_headers
         served = hints.served_by(message)
@@ -129,7 +131,7 @@ class Following:
         )
         watch.ended = head.end_of_stream
         if watch.ended or watch.status != 200 or not watch.judged:
-            self._pulled()  # no piece that could say so can be read
+            self._pulled()  # no readable piece will show it
         self._record.status, parts.heads_told = watch.status, True
         if self._question.trace is not None:
             self._question.trace.answered(watch.status, parts.clock(), whole=head.end_of_stream)
@@ -142,21 +144,21 @@ class Following:
         return self._told(fields, served, end=head.end_of_stream)
 
     def _heed(self, lease: Placed, fields: dict[str, bytes]) -> None:
-        """Take the answer as a sign of life, and let a replica rest that asks for it."""
+        """Take the answer as a sign of life, and start a cooldown of the replica if the answer requests one."""
         self._parts.placer.alive(lease.replica)
         after, status, leg = fields.get("retry-after", b""), self._watch.status, lease.receipt.leg
         if status in (429, 503) and after.isdigit():
             self._parts.placer.rest(lease.replica, float(after))
-        elif status == 404:  # the body, which would say what was not found, may not come by here
+        elif status == 404:  # the body has the reason, but may not pass through the picker
             self._parts.placer.lacks(lease.replica, "")
-        elif status >= 500 and leg is not None:  # no engine says which of the two is at fault
+        elif status >= 500 and leg is not None:  # no engine reports which of the two is at fault
             self._parts.placer.pair_broke(leg.replica, lease.replica)
 
     async def _move(self, first: Placed, served: str) -> None:
-        """Another endpoint served: move the lease there."""
+        """Move the lease to the endpoint that served in place of the first one."""
         parts, wanted = self._parts, self._question.wanted
         self._pulled()
-        wanted.may_pull = False  # what it was told was decided for the first one
+        wanted.may_pull = False  # the transfer was decided for the first replica
         parts.placer.finish(first, Outcome(Ending.UNREACHED), parts.clock())
         parts.placer.failed(first.replica, FALLBACK)
         self._record.retries += ((FALLBACK, first.replica),)
@@ -164,11 +166,11 @@ class Following:
         try:
             self.lease = await parts.placer.place(wanted, frozenset((first.replica,)))
             self._record.receipt = self.lease.receipt
-        except (NoReplica, Shed, UnknownResponse):  # nobody whom we know: the gateway chose among its own
+        except (NoReplica, Shed, UnknownResponse):  # an unknown replica: the gateway chose among its own
             self.lease = None
 
     def _told(self, fields: dict[str, bytes], served: str, *, end: bool) -> bytes:
-        """What the client gets of the head: the engine's headers and ours."""
+        """Return the header mutations for the client: the engine's headers and the router's."""
         rules, lease, record, question = self._parts.rules, self.lease, self._record, self._question
         removed = [name for name in fields if name.startswith(_OWN)]
         if rules.receipts and question.receipts and lease is not None:
@@ -181,7 +183,7 @@ class Following:
         if rules.conformance and served:
             text += f"{hints.CONFORMANCE_SERVED}: {served}\r\n"
         elif rules.conformance and hints.CONFORMANCE_SERVED in fields:
-            removed.append(hints.CONFORMANCE_SERVED)  # a backend's own word stands in for nobody's
+            removed.append(hints.CONFORMANCE_SERVED)  # a backend must not report the serving endpoint itself
         set_ = _pairs(text)
         lost: list[bytes] = []
         if removed:
@@ -192,7 +194,7 @@ class Following:
         return words.to_client(set_, lost, streamed=asks)
 
     def _body(self, body: pb.HttpBody) -> bytes:
-        """A piece of the answer came. Returns what Envoy makes of it."""
+        """Handle a piece of the answer. Return the response to Envoy."""
         now_s, lease = self._parts.clock(), self.lease
         if self._asks and not self._watch.seen:
             self._parts.asked, self._parts.answers_come = 0, True
@@ -213,11 +215,11 @@ class Following:
         return words.answer_piece(instead, end=body.end_of_stream, duplex=False)
 
     def _begun(self) -> None:
-        """A piece of the stream shows that prefill is done."""
+        """Note that a piece of the stream shows that prefill is done."""
         self._pulled()
         if self.lease is not None:
             now_s = self._parts.clock()
-            if self._question.wanted.ask.stream:  # otherwise its prompt's length may be a guess
+            if self._question.wanted.ask.stream:  # otherwise its prompt's length may be an estimate
                 self._parts.placer.first_token(self.lease, now_s)
             self._record.ttft_s = now_s - self._told_s
             due_s = self._question.wanted.due_s
@@ -225,22 +227,23 @@ class Following:
                 self._record.in_time = now_s <= due_s
 
     def _pulled(self) -> None:
-        """Whatever was pulled is there, or nobody will say any more."""
+        """Stop the timer of the transfer, because it is over, or its end will not be visible."""
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
 
     def _stalled(self, source: str) -> None:
-        """No first piece came in time, which says nothing of a gateway that has shown no answer yet."""
+        """Handle a missing first piece. It proves nothing if the gateway has sent no answer yet."""
         self._stall = None
         if self._pieces or self._parts.answers_come:
-            self._parts.asked = 0  # unanswered asks in a row: the gateway shows answers, and this engine sent none
+            # the counter of unanswered requests restarts: the gateway sends answers, and this engine sent none
+            self._parts.asked = 0
             self._parts.placer.pull_stalled(source)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The stream has ended: give the lease back, and record how the answer ended, as far as that was seen."""
+        """Release the lease after the end of the stream, and record the visible outcome of the answer."""
         self._pulled()
         parts, lease, record, now_s = self._parts, self.lease, self._record, self._parts.clock()
         model = self._question.wanted.model
@@ -270,7 +273,7 @@ class Following:
             parts.placer.finish(lease, outcome, now_s)
 
     def _learn(self, replica: str, outcome: Outcome) -> None:
-        """Learn from a stream whether its replica sends usage that nobody asked for."""
+        """Learn from a stream if its replica sends usage without a request for it."""
         question, watch = self._question, self._watch
         left_alone = question.asks_usage and not question.usage_asked and watch.judged and watch.ended
         if watch.usage_unasked or (left_alone and outcome.ending is Ending.OK and not outcome.unseen):
@@ -282,7 +285,7 @@ class Following:
 
 
 def _pairs(text: str) -> list[words.Header]:
-    """Names and values of header lines."""
+    """Return the names and values of header lines."""
     pairs: list[words.Header] = []
     for line in text.encode().split(b"\r\n"):
         if line:
@@ -292,7 +295,7 @@ def _pairs(text: str) -> list[words.Header]:
 
 
 def _expected_s(lease: Placed) -> float:
-    """Seconds that the answer should take, by what is known of its replica; LINGER_S_MAX at most."""
+    """Return the expected duration of the answer in seconds, by the estimates of its replica; at most LINGER_S_MAX."""
     for each in lease.receipt.candidates:
         if each.id == lease.replica:
             return min((each.pending_ms + each.kv_wait_ms + each.uncached_ms + each.decode_ms) / 1e3, LINGER_S_MAX)

@@ -1,5 +1,5 @@
-"""Everything that faces gateways in one process: the picker's listener, health, TLS. It places requests through a
-Placer (placer.py)."""
+"""Gateway frontend of one process: the picker's listener, health, TLS. It places requests through a Placer
+(placer.py)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from router.telemetry.process_counts import BODIES, MALFORMED
 
 log = logging.getLogger(__name__)
 
-REFUSED_MAX = 256  # streams of one connection beyond `gateway.streams_max` that are told so
-WINDOW_BYTES = 64 << 10  # bytes of a stream that gRPC holds unread
-HEAD_BYTES = 1 << 20  # room in one message besides the body
+REFUSED_MAX = 256  # streams of one connection beyond `gateway.streams_max` that receive a refusal
+WINDOW_BYTES = 64 << 10  # bytes of a stream that gRPC buffers unread
+HEAD_BYTES = 1 << 20  # bytes of a message in addition to the body
 LIVENESS, READINESS = "liveness", "readiness"  # names of health checks
-EXTENSION = "inference-extension"  # what the upstream's manifests ask for, of liveness and readiness alike
-READY_S = 0.25  # interval of the looks whether a replica is ready
+EXTENSION = "inference-extension"  # the upstream's manifests use it for liveness and readiness
+READY_S = 0.25  # polling interval of the replicas' readiness
 MUST_FAIL_CLOSED = (
     "have the gateway refuse requests while no picker answers: failure_mode_allow: false in Envoy's ext_proc, FailClose"
     " in an InferencePool; one that fails open serves clients without a key then (docs/guide/gateway.md)"
@@ -46,17 +46,17 @@ _READY, _NOT = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckRes
 
 
 class Gateway:
-    """`async with Gateway(settings, placer, desk) as gateway`; leaving it drains."""
+    """`async with Gateway(settings, placer, desk) as gateway`; leaving the block drains."""
 
     def __init__(self, settings: Settings, placer: Placer, desk: Desk, bodies: BodyBudget) -> None:
-        """`desk` and `bodies`, room for bodies, may be shared with another face of this process."""
+        """`desk` and `bodies` (the memory budget for bodies) may be shared with another frontend of this process."""
         self._settings = settings
         self._bodies = bodies
         self._placer = placer
         self._desk = desk
         self._stack = AsyncExitStack()
         self._leaving = False
-        self._built = False  # until then the hub asks what is in flight, and the answer is nothing
+        self._built = False  # until then the hub may request the number of requests in flight, which is 0
         self.port = self.health_port = 0
 
     async def __aenter__(self) -> Self:
@@ -68,9 +68,9 @@ class Gateway:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain: health checks fail at once, no new stream is taken (by HTTP/2's GOAWAY gateways ask another picker),
-        streams under way may end within `listen.drain_s`, then everything is closed. Streams whose answers go past us
-        are let go at once. A block that was cancelled is not drained."""
+        """Drain. Health checks fail at once, and no new stream is accepted: after HTTP/2's GOAWAY gateways use another
+        picker. Streams in flight may end within `listen.drain_s`, then everything is closed. Streams whose answers
+        bypass the picker are released at once. A cancelled block is not drained."""
         self.lame_duck()
         try:
             await self._look()
@@ -85,12 +85,12 @@ class Gateway:
             await self._stack.aclose()
 
     def lame_duck(self) -> None:
-        """Serve on, but fail health checks whatever the hub says."""
+        """Keep serving, but fail health checks regardless of the hub."""
         self._leaving = True
 
     def reload(self, settings: Settings) -> None:
-        """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything
-        has changed, or not at all."""
+        """Apply settings that may change at run time (settings/reloading.py). Raises SettingsError before anything has
+        changed, or not at all."""
         with files_of_settings():
             pem = read(settings.gateway)
         self._desk.reload(settings)
@@ -101,36 +101,36 @@ class Gateway:
 
     @property
     def in_flight(self) -> int:
-        """Requests that gateways have asked about, and whose streams are open."""
+        """Number of requests with an open stream."""
         return self._picker.in_flight if self._built else 0
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
-        """None besides the desk's."""
+        """Return no prefixes in addition to the desk's."""
         return {}
 
     def figures(self) -> dict[str, int]:
-        """Totals of this face for the hub's metrics; bytes of bodies are a level, of all faces where there is an
-        edge."""
+        """Return totals of this frontend for the hub's metrics. Bytes of bodies are a gauge, which the edge reports for
+        all frontends if there is one."""
         alone = self._settings.listen.face == "picker"
         malformed = self._parts.malformed.total if self._built else 0
         return {BODIES: self._bodies.held_bytes if alone else 0, MALFORMED: malformed}
 
     def lost(self, replica: str) -> None:
-        """Nobody listens at the replica any more: the gateway finds out, and goes down its list."""
+        """Forget a replica that no longer listens. The gateway detects it, and uses the next endpoint of its list."""
         self._desk.usage.forget(replica)
 
     def stuck(self, replica: str) -> None:
-        """The replica does not answer: what is there already is the gateway's."""
+        """Do nothing about a stalled replica: requests in flight belong to the gateway."""
 
     def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
-        """Silent streams are the gateway's."""
+        """Do nothing: silent streams belong to the gateway."""
 
     def left(self, replica: str) -> None:
-        """Discovery no longer names the replica: the gateway's own discovery says so, too."""
+        """Forget a replica that discovery no longer lists. The gateway's own discovery drops it too."""
         self._desk.usage.forget(replica)
 
     def ready(self, replica: str) -> None:
-        """The replica may be sent requests: nothing is kept of it here."""
+        """Do nothing about a ready replica, since no state of it is kept here."""
 
     def _build(self) -> None:
         s = self._settings
@@ -164,12 +164,12 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where gateways reach the picker."""
+        """URL of the picker for gateways."""
         host = self._settings.gateway.host
         return f"grpc://[{host}]:{self.port}" if ":" in host else f"grpc://{host}:{self.port}"
 
     async def _watch(self) -> None:
-        """Say on health checks what `/readyz` says, until cancelled."""
+        """Copy the state of `/readyz` to the health checks, until cancelled."""
         while True:
             await asyncio.sleep(READY_S)
             await self._look()
@@ -197,12 +197,12 @@ def _bound(server: Any, host: str, port: int, tls: Any) -> int:  # noqa: ANN401 
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
-    """Options of the servers of gRPC."""
+    """Return the options of the gRPC servers."""
     keepalive_ms = int(settings.gateway.keepalive_s * 1e3)
     return [
-        # A body of the longest that comes in one message. A longer one is refused by its head or by Envoy's own limit.
+        # The longest body in one message. A longer one is refused by its head or by Envoy's own limit.
         ("grpc.max_receive_message_length", _message_bytes_max(settings)),
-        # What is kept of a stream from which no message is read: its window, which must not grow by itself.
+        # Bytes buffered of a stream from which no message is read: its window, which must not grow by itself.
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         ("grpc.http2.bdp_probe", 0),
         ("grpc.max_send_message_length", 2 * settings.limits.body_bytes_max + HEAD_BYTES),

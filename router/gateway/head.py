@@ -1,4 +1,4 @@
-"""An HTTP request out of the headers that Envoy sends, and the difference between those and what the engine gets."""
+"""Parses an HTTP request from Envoy's headers, and computes the difference to the headers for the engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENVOYS = HOP_HEADERS | {DESTINATION.encode()}  # never removed: they are Envoy'
 
 
 def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request:
-    """The request whose head this is. Envoy has checked the names, and made them lower case."""
+    """Return the request with this head. Envoy has validated the names, and made them lower case."""
     request = Request(client)
     fields, lines = request.fields, request.lines
     for header in headers:
@@ -35,8 +35,8 @@ def request_of(headers: Iterable[pb.HeaderValue], client: Connection) -> Request
 
 
 def changes(request: Request, lines: Iterable[bytes]) -> tuple[list[Header], list[bytes]]:
-    """Headers to set and to remove, so that the engine gets these lines. Headers that belong to a connection are
-    Envoy's business."""
+    """Return headers to set and to remove, so that the engine receives these lines. Hop-by-hop headers are left to
+    Envoy."""
     had = {b"%b: %b\r\n" % (name, value): low for low, name, value in request.lines}
     stay, set_ = set(_ENVOYS), list[Header]()
     for line in lines:

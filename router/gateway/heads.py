@@ -1,8 +1,8 @@
-"""First messages of streams: as many are read at once as have room if each is as long as any may be.
+"""Limits the number of first messages that are read at a time, to as many as fit into memory at maximum length.
 
-A gateway opens a stream to send the head of a request, which is there at once. Until it is there nobody knows how long
-it is, nor whose it is, and gRPC holds all of it: so their number is limited, and those that come then wait for a turn.
-A stream that brings nothing is cut after the time that a head may take, and much sooner while others wait.
+A gateway opens a stream to send the head of a request, which is available at once. Its length and tenant are unknown
+until it has arrived, and gRPC buffers all of it. The number of such streams is therefore limited, and later ones wait
+for a turn. A stream without a message is cut after the time limit of a head, and much sooner while others wait.
 """
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from typing import Any
 
 from router.gateway.messages import Messages
 
-CROWDED_S = 1.0  # seconds that a stream may be without a head while others wait for their turn
+CROWDED_S = 1.0  # seconds that a stream may be without a head while other streams wait for a turn
 
 
 class HeadTurns:
-    """Whose first message is being read."""
+    """Semaphore over the streams with a first message that is being read."""
 
     def __init__(self, bytes_max: int, message_bytes_max: int) -> None:
-        """Room for first messages, at least for one, and the longest that each may be."""
+        """- `bytes_max`: memory for first messages; at least one is always read.
+        - `message_bytes_max`: maximum length of each.
+        """
         self.reading_max = max(1, bytes_max // message_bytes_max)
         self._turns = asyncio.Semaphore(self.reading_max)
-        self._reading: dict[asyncio.Timeout, None] = {}  # the one that began first comes first
+        self._reading: dict[asyncio.Timeout, None] = {}  # in the order in which they began
 
     @property
     def reading(self) -> int:
-        """Streams whose first message is being read."""
+        """Number of streams with a first message that is being read."""
         return len(self._reading)
 
     async def read(self, messages: Messages, timeout_s: float) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
-        """The first message of a stream, or EOF. Raises TimeoutError, also where no turn came in time, and
+        """Return the first message of a stream, or EOF. Raises TimeoutError, also if no turn came in time, and
         MalformedMessage."""
         if self._turns.locked():
             await self._wait(timeout_s)
@@ -46,7 +48,7 @@ class HeadTurns:
             self._turns.release()
 
     async def _wait(self, timeout_s: float) -> None:
-        """Wait for a turn, and hurry those who have one."""
+        """Wait for a turn, and shorten the time limits of the streams that hold one."""
         soon_s = asyncio.get_running_loop().time() + CROWDED_S
         for limit in self._reading:
             when_s = limit.when()

@@ -1,8 +1,8 @@
-"""What gateways and their clients say besides the request: names of the Endpoint Picker Protocol (version 1.0.0 of
-kubernetes-sigs/gateway-api-inference-extension) and of llm-d, present and past.
+"""Headers and metadata of gateways and their clients, in addition to the request. The names are those of the Endpoint
+Picker Protocol (version 1.0.0 of kubernetes-sigs/gateway-api-inference-extension) and of llm-d, present and past.
 
-What a client says by such a header it may say by ours as well (callers.py), so it is put where ours are read: an
-objective is a priority, a fairness id a tenant. Where API keys are asked for, both are the key's, as always.
+Each of these headers has an equivalent of the router's own (callers.py), and is copied to it: an objective is a
+priority, a fairness id a tenant. If API keys are required, the key determines both, as always.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from router.reading.gateway_rules import DESTINATION, SERVED, SUBSET
 from router.settings.keys import sane_name
 from router.telemetry.record import session_key
 
-__all__ = ["DESTINATION", "SERVED", "SUBSET"]  # keys of metadata, the first a header, too
+__all__ = ["DESTINATION", "SERVED", "SUBSET"]  # keys of metadata; the first is also a header
 
 LB, SUBSET_HINT = "envoy.lb", "envoy.lb.subset_hint"  # namespaces of metadata
 ATTRIBUTES, UPSTREAM_ADDRESS = "envoy.filters.http.ext_proc", "upstream.address"
-DROPPED = "x-llm-d-request-dropped-reason"  # header of an answer of our own
-CONFORMANCE_ASKED = b"test-epp-endpoint-selection"  # header by which the upstream suite names the endpoints it wants
-CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"  # header by which it is told which one served
+DROPPED = "x-llm-d-request-dropped-reason"  # header of the router's own answers
+# header in which the upstream suite lists the endpoints that it wants
+CONFORMANCE_ASKED = b"test-epp-endpoint-selection"
+CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"  # header that returns the serving endpoint to the suite
 
-# Headers of llm-d, the present name first.
+# Headers of llm-d, the current name first.
 FAIRNESS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
 OBJECTIVE = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 MODEL = (b"x-llm-d-model-name-rewrite", b"x-gateway-model-name-rewrite")
 
-SUBSET_MAX = 4_096  # endpoints of a subset hint that are looked at
+SUBSET_MAX = 4_096  # endpoints of a subset hint that are examined
 MODEL_CHARS_MAX = 256
 
 
 def apply(request: Request, objectives: Mapping[str, str]) -> None:
-    """Put an objective and a fairness id where our own headers are read, unless the request has ours. `objectives` maps
-    a name to a priority's; a name that is not there is an ordinary one."""
+    """Copy an objective and a fairness id to the router's own headers, unless the request has these. `objectives` maps
+    the name of an objective to the name of a priority; an unknown objective has the default priority."""
     fields = request.fields
     if TENANT not in fields and (fairness := _said(request, FAIRNESS)):
         name = fairness.decode("latin-1")
@@ -48,7 +49,7 @@ def apply(request: Request, objectives: Mapping[str, str]) -> None:
 
 
 def model_of(request: Request) -> str:
-    """The model that the gateway wants in place of the body's; "" where it names none. Raises Refusal."""
+    """Return the model that the gateway wants in place of the body's; "" if it names no model. Raises Refusal."""
     said = _said(request, MODEL)
     if not said:
         return ""
@@ -61,8 +62,8 @@ def model_of(request: Request) -> str:
 
 
 def subset_of(message: pb.ProcessingRequest, request: Request, *, conformance: bool) -> frozenset[str] | None:
-    """Addresses (`ip:port`, or `ip` for all its ports) of the only replicas that may take the request; None: all may.
-    With `conformance` a client's header says so before the gateway does, as the upstream suite wants."""
+    """Return the addresses (`ip:port`, or `ip` for all its ports) of the only replicas that may take the request. None:
+    all may. With `conformance` a client's header has precedence over the gateway, as the upstream suite requires."""
     if conformance and CONFORMANCE_ASKED in request.fields:
         return _split(request.header(CONFORMANCE_ASKED))
     if SUBSET_HINT in message.metadata_context.filter_metadata:
@@ -73,7 +74,7 @@ def subset_of(message: pb.ProcessingRequest, request: Request, *, conformance: b
 
 
 def served_by(message: pb.ProcessingRequest) -> str:
-    """The endpoint that gave this answer, by its metadata, or by Envoy's attribute; "" where nobody says."""
+    """Return the endpoint that gave this answer, by its metadata, or by Envoy's attribute; "" if it is unknown."""
     metadata = message.metadata_context.filter_metadata
     if LB in metadata and SERVED in metadata[LB].fields:
         return str(metadata[LB].fields[SERVED].string_value)
@@ -85,7 +86,7 @@ def served_by(message: pb.ProcessingRequest) -> str:
 
 
 def tells_served(message: pb.ProcessingRequest) -> bool:
-    """Whether this gateway is set up to say which endpoint served, so that its silence says something."""
+    """True if this gateway is configured to report the serving endpoint. A missing report is then meaningful."""
     return LB in message.metadata_context.filter_metadata or ATTRIBUTES in message.attributes
 
 
@@ -97,7 +98,7 @@ def _said(request: Request, names: tuple[bytes, ...]) -> bytes:
 
 
 def _addresses(value: Any) -> frozenset[str]:  # noqa: ANN401 - google.protobuf.Value, which has no types
-    """Addresses of a list, or of a text with commas."""
+    """Return the addresses of a list, or of a comma-separated text."""
     if value.WhichOneof("kind") == "list_value":
         return _split(",".join(each.string_value for each in value.list_value.values[:SUBSET_MAX]))
     return _split(value.string_value)

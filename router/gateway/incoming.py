@@ -1,4 +1,4 @@
-"""A request that comes in messages of Envoy: its body, in whatever pieces, and room for it."""
+"""Request in Envoy's messages: reads its body, in any pieces, and reserves memory for it."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ NONE, STREAMED, BUFFERED, PARTIAL, DUPLEX = range(5)  # pb.ProcessingMode.BodySe
 
 
 class GatewayClient:
-    """The client of one request, as far as a gateway lets it be seen (http.request.Connection): it can be answered
-    once, at once."""
+    """Client of one request behind a gateway (http.request.Connection). It can be answered once, with a whole
+    answer."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
-        self.code = ""  # why there is no other answer
-        self.said: bytes | None = None  # the answer, once there is one
+        self.code = ""  # reason for an answer that does not come from an engine
+        self.said: bytes | None = None  # the encoded answer, once there is one
 
     def hold(self, request: Request) -> bool:
-        """Count the request's body, as far as it has come."""
+        """Account for the part of the request's body that has arrived."""
         return self._budget.take(request, request.body_bytes)
 
     async def make_room(self, request: Request, body_bytes: int, wait_s: float) -> bool:
-        """Count the body as so long, as soon as there is room for it. False where there is none in time."""
+        """Reserve `body_bytes` for the body as soon as they are available. False after `wait_s`."""
         return await room_for(self._budget, request, body_bytes, wait_s)
 
     def let_go(self, request: Request) -> None:
-        """Count the request's body no longer."""
+        """Stop accounting for the request's body."""
         self._budget.give_back(request)
 
     def answer(self, request: Request, status: int, lines: Iterable[bytes], body: bytes, *, own: bool = False) -> None:
@@ -41,34 +41,34 @@ class GatewayClient:
         self.said = words.immediate(status, lines, b"" if request.method == "HEAD" else body, self.code)
 
     def headed(self, request: Request, length: int, *, expects: bool) -> NoReturn:
-        """Not for a request whose head Envoy has read."""
+        """Not used, since Envoy has read the head."""
         raise NotImplementedError
 
     def grows(self, request: Request, body_bytes: int) -> NoReturn:
-        """Likewise."""
+        """Not used, since Envoy has read the head."""
         raise NotImplementedError
 
     def arrived(self, request: Request) -> NoReturn:
-        """Likewise."""
+        """Not used, since Envoy has read the head."""
         raise NotImplementedError
 
     def begin(self, request: Request, status: int, lines: Iterable[bytes]) -> Stream:
-        """Not where Envoy carries the answer."""
+        """Not used, since Envoy carries the answer."""
         raise NotImplementedError
 
     def cut(self) -> NoReturn:
-        """Likewise."""
+        """Not used, since Envoy carries the answer."""
         raise NotImplementedError
 
 
 def length_of(request: Request) -> int:
-    """Bytes of the body by its head; -1 where that does not say."""
+    """Return the length of the body by its head; -1 if the head does not have it."""
     length = request.fields.get(b"content-length", b"")
     return int(length[:20]) if length.isdigit() else -1
 
 
 def check_length(request: Request, body_bytes_max: int) -> None:
-    """Raises Refusal for a body that is too long by its head, before it comes."""
+    """Raise Refusal for a body that is too long by its head, before it arrives."""
     if length_of(request) > body_bytes_max:
         raise _too_large(body_bytes_max)
 
@@ -78,8 +78,8 @@ def _too_large(body_bytes_max: int) -> Refusal:
 
 
 async def await_room(client: GatewayClient, request: Request, mode: int, body_bytes_max: int, wait_s: float) -> None:
-    """Return once there is room for the body, before any of it is read: as long as its head says, or as it may be
-    where it comes in one message and its head does not say. Raises Refusal where there is none in time."""
+    """Return once memory for the body is reserved, before any of it is read. The reservation is the length in the head.
+    If the head has no length and the body arrives in one message, it is the maximum. Raises Refusal after `wait_s`."""
     length = length_of(request)
     if length < 0:
         length = body_bytes_max if mode == BUFFERED else GROWS_BYTES
@@ -90,8 +90,8 @@ async def await_room(client: GatewayClient, request: Request, mode: int, body_by
 async def read_body(
     messages: Messages, client: GatewayClient, request: Request, mode: int, body_bytes_max: int, wait_s: float
 ) -> bool:
-    """Read the request's body, for whose beginning there is room. Returns whether trailers ended it, which are to be
-    answered too. Raises Refusal for one that is too long or has no room, and ClientLeft where it ends unfinished."""
+    """Read the request's body; memory for its beginning is reserved. Return True if trailers ended it, which must be
+    answered too. Raises Refusal if it is too long or exceeds the memory budget, and ClientLeft if it is incomplete."""
     pieces, size, trailers = list[bytes | bytearray](), 0, False
     open_ended = length_of(request) < 0
     while not trailers:
@@ -113,6 +113,6 @@ async def read_body(
         if last or mode == BUFFERED:
             break
     request.bring(pieces, size)
-    if not request.hold():  # the whole body takes no more room than was kept for it
+    if not request.hold():  # the whole body takes at most the memory that was reserved for it
         raise no_room()
     return trailers

@@ -1,8 +1,9 @@
-"""The messages of one stream, as a gateway sends them: read one after the other, and parsed here.
+"""Messages of one stream from a gateway, read and parsed one after the other.
 
-gRPC holds as many bytes of a stream as its window has (64 KB) until a message is read, and all of that message then. So
-nothing is read before there is room for it (body_budget.py), and a message of whatever length is parsed by us: one that
-is no message of Envoy's is counted and told once a minute, while gRPC's own log would have a traceback of each.
+gRPC buffers as many bytes of a stream as its window has (64 KB) until a message is read, and then all of that message.
+A message is therefore read only after memory for it is reserved (body_budget.py). Messages of any length are parsed
+here. A malformed message is counted, and logged at most once a minute, while gRPC's own log would have a traceback of
+each.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from router.http.request import BodyShare
 
 log = logging.getLogger(__name__)
 
-LONG = 64 << 10  # bytes of a message from which on its body is cut out of it, which copies it once instead of twice
-SAY_S = 60.0  # between two lines about messages that cannot be read
+LONG = 64 << 10  # size of a message from which its body is sliced out of it, with one copy instead of two
+SAY_S = 60.0  # minimum interval between two log lines about malformed messages
 
 
 class MalformedMessage(Exception):
@@ -32,16 +33,16 @@ class MalformedMessage(Exception):
 
 
 class MalformedCount:
-    """How many messages could not be read."""
+    """Counter of malformed messages, with a rate-limited log."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._said_s = -SAY_S
-        self._told = 0  # how many the log has
+        self._told = 0  # number of messages that were logged
         self.total = 0
 
     def add(self, why: str) -> None:
-        """Count one, and tell the log of those since its last line, at most once a minute."""
+        """Count one message. Log the count since the last line, at most once a minute."""
         self.total += 1
         now_s = self._clock()
         if now_s - self._said_s < SAY_S:
@@ -52,20 +53,20 @@ class MalformedCount:
 
 
 class Messages:
-    """What a gateway sends by one stream."""
+    """Messages of one stream from a gateway."""
 
     def __init__(self, context: Any, malformed: MalformedCount) -> None:  # noqa: ANN401 - grpc ships no types
         self._context = context
         self._malformed = malformed
 
     async def read(self) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
-        """The next message, and EOF behind the last one. Raises MalformedMessage."""
+        """Return the next message, and EOF after the last one. Raises MalformedMessage."""
         raw = await self._context.read()
         return raw if raw is grpc.aio.EOF else self._parsed(raw)
 
     async def read_body(self) -> tuple[str, bytes, bool]:
-        """Kind of the next message, and of a piece of the request's body its bytes, and whether it is the last one.
-        The kind is "" behind the last message. Raises MalformedMessage."""
+        """Return the kind of the next message. For a piece of the request's body, also return its bytes, and True if it
+        is the last one. The kind is "" after the last message. Raises MalformedMessage."""
         raw = await self._context.read()
         if raw is grpc.aio.EOF:
             return "", b"", True
@@ -90,8 +91,8 @@ REQUEST_BODY = 4  # field of a ProcessingRequest
 
 
 async def room_for(budget: BodyBudget, share: BodyShare, size_bytes: int, wait_s: float) -> bool:
-    """Hold so many bytes in all in the name of the share's holder as soon as there is room for them, and wait for that.
-    False after `wait_s`, and nothing has changed."""
+    """Reserve `size_bytes` in total under the share's holder as soon as they are available. Return False after
+    `wait_s`; the reservation is then unchanged."""
     if budget.take(share, size_bytes):
         return True
     turn = _Turn()
@@ -110,13 +111,13 @@ async def room_for(budget: BodyBudget, share: BodyShare, size_bytes: int, wait_s
 
 
 class _Turn:
-    """Somebody who waits for room."""
+    """One waiter for memory."""
 
     def __init__(self) -> None:
-        self.ready = asyncio.Event()  # there may be room
+        self.ready = asyncio.Event()  # memory may be available
         self.over = False
 
     def end(self) -> None:
-        """Wait no longer."""
+        """Stop waiting."""
         self.over = True
         self.ready.set()

@@ -1,4 +1,4 @@
-"""What all streams of one picker share."""
+"""State shared by all streams of one picker."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from router.reading.desk import Desk
 
 
 class OpenStream(Protocol):
-    """A stream under way, as its picker knows it."""
+    """Interface of a stream in flight, for its picker."""
 
     def release(self) -> None:
-        """Let go of the stream if Envoy carries its answer on without the picker."""
+        """Release the stream if Envoy carries its answer without the picker."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickerRules:
-    """What a picker goes by (settings/schema.py: `gateway`, `limits`, `listen`, `api`, `pulls`)."""
+    """Settings of a picker (settings/schema.py: `gateway`, `limits`, `listen`, `api`, `pulls`)."""
 
-    inference: frozenset[str]  # paths of prompts, and those that are passed on
+    inference: frozenset[str]  # paths of prompts, and those that are forwarded
     objectives: Mapping[str, str]  # name -> name of a priority
     fallbacks_max: int
     streams_max: int
@@ -31,29 +31,29 @@ class PickerRules:
     body_bytes_max: int
     body_timeout_s: float
     head_timeout_s: float
-    bodies_wait_s: float  # how long a body may wait for room
-    answer_bytes_max: int  # of an answer that does not stream, what is kept to read its usage
+    bodies_wait_s: float  # time for which a body may wait for memory
+    answer_bytes_max: int  # bytes kept of an answer that does not stream, to read its usage
     sampled_ratio: float
     conformance: bool
     receipts: bool
-    pull_stall_s: float  # beyond the predicted time to the first token (settings/schema.py: `pulls`)
+    pull_stall_s: float  # added to the predicted time to first token (settings/schema.py: `pulls`)
 
 
 @dataclass(slots=True)
 class PickerParts:
-    """The parts, and what is counted over all streams. `rules` may be replaced, for requests to come."""
+    """Parts and counters shared by all streams. `rules` may be replaced, for later requests."""
 
     placer: Placer
     desk: Desk
     rules: PickerRules
-    bodies: BodyBudget  # room for bodies, of all faces of this process
+    bodies: BodyBudget  # memory budget for bodies, of all frontends of this process
     malformed: MalformedCount
     clock: Callable[[], float]
-    streams: set[OpenStream] = field(default_factory=set)  # streams under way
-    cut_why: str = ""  # why streams are cut; "" while one that is cancelled means that its client left
-    served_told: bool = False  # the gateway says which endpoint served, so that its silence says something
+    streams: set[OpenStream] = field(default_factory=set)  # streams in flight
+    cut_why: str = ""  # reason for which streams are cut; "": a cancelled stream means that its client left
+    served_told: bool = False  # the gateway reports the serving endpoint, so a missing report is meaningful
     known: bool = False  # `/readyz` was 200, or a replica ready, since this process began
-    heads_told: bool = False  # it shows heads of answers, so that a stream without one has lost its client
-    answers_come: bool = False  # it sends answers that it is asked for
-    shown: int = 0  # answers that were asked for and came
-    asked: int = 0  # answers that were asked for, of which nothing came, since the last that came
+    heads_told: bool = False  # the gateway sends heads of answers, so a stream without one has lost its client
+    answers_come: bool = False  # the gateway sends answers when requested
+    shown: int = 0  # answers that were requested and arrived
+    asked: int = 0  # requested answers without a piece since the last that arrived

@@ -1,7 +1,7 @@
-"""The service that a gateway calls: one stream of gRPC a request.
+"""gRPC service that a gateway calls: one stream per request.
 
-Messages go in and out as bytes that this room makes (words.py), under the name that Envoy calls: no stub of Envoy's is
-needed for that.
+Messages are exchanged as bytes, which this package encodes (words.py), under the service name that Envoy calls. No stub
+of Envoy's is needed for that.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ METHOD = "Process"
 
 
 class Picker:
-    """Serves streams, and knows those that are under way."""
+    """Serves streams, and tracks those in flight."""
 
     def __init__(self, parts: PickerParts, heads: HeadTurns) -> None:
         self._parts = parts
         self._heads = heads
         self._idle = asyncio.Event()
         self._idle.set()
-        self._complained: set[str] = set()  # mistakes of a gateway's settings that the log has
+        self._complained: set[str] = set()  # errors of a gateway's settings that were logged
 
     def handler(self) -> Any:  # noqa: ANN401 - grpc ships no types
-        """What a server of gRPC calls."""
+        """Return the handler for a gRPC server."""
         process = grpc.stream_stream_rpc_method_handler(
             self._process, request_deserializer=None, response_serializer=None
         )
@@ -42,15 +42,15 @@ class Picker:
 
     @property
     def in_flight(self) -> int:
-        """Streams under way."""
+        """Number of streams in flight."""
         return len(self._parts.streams)
 
     async def idle(self) -> None:
-        """Return when no stream is under way."""
+        """Return when no stream is in flight."""
         await self._idle.wait()
 
     def release(self) -> None:
-        """Let go of streams whose answers Envoy carries on without us."""
+        """Release streams with answers that Envoy carries without the picker."""
         for stream in list(self._parts.streams):
             stream.release()
 
@@ -63,7 +63,7 @@ class Picker:
             await context.abort(*why)
         parts.known = parts.known or parts.placer.others_ready(frozenset())
         if not parts.known and parts.desk.keys is None:
-            # Nothing was found out yet, which says nothing of the replicas: the gateway may choose, if it fails open.
+            # No replica has been probed yet, so nothing is known of them: the gateway may choose, if it fails open.
             # With keys it must not, and gets a refusal (PickerStream).
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no replica is known yet")
         stream, streams = PickerStream(parts, context, messages), parts.streams
@@ -76,12 +76,12 @@ class Picker:
             if not streams:
                 self._idle.set()
         if not stream.answered:
-            # To Envoy a stream that ends well and unanswered says that the request may pass, whatever the gateway does
-            # while no picker answers.
+            # If a stream ends well and unanswered, Envoy lets the request pass, even if the gateway fails closed while
+            # no picker answers.
             await context.abort(grpc.StatusCode.ABORTED, "the request was not answered")
 
     async def _first(self, context: Any, messages: Messages) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401 - likewise
-        """The first message, or EOF, or None and the status to end the stream with."""
+        """Return the first message, or EOF. Otherwise return None, and the status that ends the stream."""
         try:
             first = await self._heads.read(messages, self._parts.rules.head_timeout_s)
         except TimeoutError:
@@ -99,7 +99,7 @@ class Picker:
         return first, ()
 
     def _complain(self, setting: str, what: str) -> tuple[Any, ...]:
-        """The status to end a stream with, by which Envoy does not let the request pass."""
+        """Return the status that ends a stream in such a way that Envoy does not let the request pass."""
         if setting not in self._complained:
             self._complained.add(setting)
             log.error(

@@ -1,15 +1,15 @@
-"""The story of one request that a gateway asks about: one stream of gRPC, from its head to the end of its answer.
+"""Main flow of one request from a gateway: one gRPC stream, from its head to the end of its answer.
 
-    head         whose it is, within its rate, and what is for engines; a page of ours, or a refusal, is told at once
-    body         as the gateway sends it: whole, in pieces, or not at all
+    head         caller, rate limit, path; one of the router's pages, or a refusal, is sent at once
+    body         in the gateway's mode: whole, in pieces, or not at all
     pick         understand, place: a lease, and endpoints in order of price
-    tell         the endpoint as a header and as metadata, and what of head and body the engine is to get
-    follow       the answer, as far as it is shown: who served, with which status; its body where it comes by here
+    tell         send the endpoint as a header and as metadata, and the mutations of head and body
+    follow       the visible part of the answer: endpoint, status, and its body if it passes through the picker
     close        the lease, at the end of the stream, which is the end of the answer or of the client
 
-A stream that ends before its answer began means that the client left. While a request is read and waits for a place
-somebody has to listen for that: `_listen`, which begins when the loop gets a turn, so that a request that is placed at
-once costs nothing.
+A stream that ends before its answer began means that the client left. This must be detected while a request is read and
+waits for a slot. `_listen` does so. It starts in the next turn of the loop, so that it costs nothing for a request that
+is placed at once.
 """
 
 from __future__ import annotations
@@ -57,29 +57,29 @@ _T = TypeVar("_T")
 
 
 class PickerStream:
-    """One stream. `serve` answers it, whatever happens, and reports its request once."""
+    """One stream. `serve` always answers it, also after an error, and reports its request once."""
 
     def __init__(self, parts: PickerParts, context: Any, messages: Messages) -> None:  # noqa: ANN401 - grpc ships no types
         self._parts = parts
         self._context = context
         self._messages = messages
-        self._received = b""  # the body as it came, until the gateway was told what the engine gets
-        self.answered = False  # the gateway was told what becomes of the request
+        self._received = b""  # body as it arrived, until the gateway has received the body for the engine
+        self.answered = False  # the gateway has received an answer
         self._task = asyncio.current_task()
-        self._next: asyncio.Task[Any] | None = None  # the message that is listened for
+        self._next: asyncio.Task[Any] | None = None  # read of the next message, started by `_listen`
         self._picking = self._left = self._released = self._late = False
         self._caller: Caller = ANYBODY
         self._following: Following | None = None  # None until the request has a lease
         self._trace: Moments | None = None
 
     async def serve(self, first: pb.ProcessingRequest) -> None:
-        """Serve the request whose head came first."""
+        """Serve the request of the first message."""
         parts, started_s = self._parts, self._parts.clock()
         client = GatewayClient(parts.bodies)
         request = request_of(first.request_headers.headers.headers, client)
         hints.apply(request, parts.rules.objectives)
         record = RequestRecord(id=request_id(request), route="other", at_s=time.time())
-        answered = False  # by a page of ours
+        answered = False  # by one of the router's pages
         try:
             answered, refusal = await self._outcome(first, request, client, record, started_s)
             if refusal is not None:
@@ -95,8 +95,8 @@ class PickerStream:
         record: RequestRecord,
         started_s: float,
     ) -> tuple[bool, Refusal | None]:
-        """Whether a page of ours was the answer, and the refusal that is to be: native code must not await while it
-        handles an exception (deploy/compiled.py)."""
+        """Return True if one of the router's pages was the answer, and the refusal to send. The refusal is not raised,
+        since native code must not await while it handles an exception (deploy/compiled.py)."""
         try:
             return await self._serve(first, request, client, record, started_s), None
         except Refusal as refusal:
@@ -116,7 +116,7 @@ class PickerStream:
         return False, None
 
     def release(self) -> None:
-        """Let go of a stream whose answer goes past us: the router stops, and Envoy carries it on."""
+        """Release a stream if its answer bypasses the picker, because the router stops and Envoy carries the answer."""
         if self._task is not None and self._following is not None and self._following.may_be_released:
             self._released = True
             self._task.cancel()
@@ -131,13 +131,13 @@ class PickerStream:
         record: RequestRecord,
         started_s: float,
     ) -> bool:
-        """Returns whether a page of ours was the answer. Raises Refusal."""
+        """Return True if one of the router's pages was the answer. Raises Refusal."""
         parts, rules = self._parts, self._parts.rules
         if len(request.lines) > HEADERS_MAX:
             raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
         if len(parts.streams) > rules.streams_max:
             raise Refusal(503, "too_many_streams", "More requests are under way than the picker may have; try again.")
-        without_slash(request)  # limits what is read here; what the engine gets is the gateway's business
+        without_slash(request)  # limits apply to the parsed request; the gateway determines the engine's
         self._caller = caller = parts.desk.callers.meet(request)
         record.tenant = request.holder = caller.name
         if not rules.conformance and not is_for_engines(request, rules.inference):
@@ -163,7 +163,7 @@ class PickerStream:
         answers = NONE if config is None else config.response_body_mode
         subset = hints.subset_of(first, request, conformance=rules.conformance)
         question = await self._while_there(self._pick(request, record, whole=whole, answers=answers, subset=subset))
-        if self._following is None:  # `_pick` has it, or raises
+        if self._following is None:  # `_pick` has set it, or raised
             raise RuntimeError("a request without a lease")
         record.overhead_s = parts.clock() - read_s - record.queued_s
         await self._answer(question, mode if whole and not head.end_of_stream else NONE, trailers=trailers)
@@ -182,7 +182,8 @@ class PickerStream:
             raise Refusal(408, "request_timeout", "The request's body did not come in time.") from None
 
     async def _within(self, limit_s: float, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await this as long. Raises TimeoutError. It is `asyncio.timeout` for one's own task, at half the price."""
+        """Await this for at most `limit_s`. Raises TimeoutError. It is `asyncio.timeout` for the current task, at half
+        the price."""
         timer = asyncio.get_running_loop().call_later(limit_s, self._too_late)
         try:
             return await work
@@ -200,7 +201,7 @@ class PickerStream:
             self._task.cancel()
 
     async def _page(self, request: Request, client: GatewayClient, caller: Caller) -> None:
-        """Answer with one of our own pages that clients know. Raises Refusal where there is none."""
+        """Answer with one of the router's pages that clients know. Raises Refusal if there is no such page."""
         if is_websocket(request):
             raise no_websockets()
         path, placer = request.path, self._parts.placer
@@ -220,7 +221,8 @@ class PickerStream:
     async def _pick(
         self, request: Request, record: RequestRecord, *, whole: bool, answers: int, subset: frozenset[str] | None
     ) -> Question:
-        """Understand and place. `whole`: its body is here. `answers`: how the gateway shows the body of the answer."""
+        """Understand and place. `whole`: its body has arrived. `answers`: the gateway's mode for the body of the
+        answer."""
         parts, caller = self._parts, self._caller
         reader, relayed = parts.desk.reader, answers != NONE
         model = hints.model_of(request)
@@ -252,13 +254,13 @@ class PickerStream:
         return question
 
     def _check(self, lease: Placed) -> None:
-        """Raises Refusal for a replica that no gateway can be told of."""
+        """Raise Refusal for a replica without an address for gateways."""
         if not endpoint_of(lease.replica):
             what = f"The replica {lease.replica} has a name where a gateway needs an address"
             raise Refusal(503, "no_address", f"{what}; give its address.")
 
     async def _while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Await this, unless the client leaves meanwhile. Raises ClientLeft."""
+        """Await this, unless the client leaves in the meantime. Raises ClientLeft."""
         handle = asyncio.get_running_loop().call_soon(self._listen)
         self._picking = True
         try:
@@ -284,14 +286,15 @@ class PickerStream:
             self._task.cancel()
 
     async def _read(self) -> Any:  # noqa: ANN401 - a message, or grpc.aio.EOF
-        """What comes next: the message that was listened for, then those behind it."""
+        """Return the message that `_listen` has read, then those after it."""
         listened, self._next = self._next, None
         return await (listened if listened is not None else self._messages.read())
 
-    # -- telling -------------------------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------------------------
 
     async def _answer(self, question: Question, mode: int, *, trailers: bool) -> None:
-        """Tell the gateway what the engine gets. No body is kept: the stream lasts as long as the answer."""
+        """Send the gateway the request for the engine. No body is kept, since the stream lasts until the end of the
+        answer."""
         said = self._tell(question, mode, trailers=trailers)
         question.let_go()
         self._received = b""
@@ -301,7 +304,8 @@ class PickerStream:
         self.answered = True
 
     def _tell(self, question: Question, mode: int, *, trailers: bool) -> list[bytes]:
-        """Answers that send the request to its replica. `mode` is that of the body that came; NONE where none did."""
+        """Return the responses that send the request to its replica. `mode`: the mode of the body that arrived; NONE if
+        none did."""
         following, parts = self._following, self._parts
         if following is None or following.lease is None:
             raise RuntimeError("a request without a lease")
@@ -314,7 +318,7 @@ class PickerStream:
         if (leg := lease.receipt.leg) is not None:
             if prefiller := endpoint_of(leg.replica):
                 lines = [*lines, b"%b: %b\r\n" % (PREFILLER_HEADER, prefiller.encode())]
-            else:  # a replica with a name, which the header cannot have
+            else:  # a replica with a host name, which the header must not have
                 leg.alone = True
                 parts.placer.prefilled(lease, Outcome(Ending.REFUSED_BY_ENGINE), parts.clock())
         if lease.receipt.pull is not None:
@@ -323,7 +327,7 @@ class PickerStream:
         destination = ",".join(listed).encode()
         set_, removed = changes(request, lines)
         if mode == DUPLEX or (mode == BUFFERED and body is not received):
-            # Without it Envoy sends chunks in full duplex, and refuses a body that was changed.
+            # Without it Envoy sends chunks in full duplex, and refuses a modified body.
             set_.append((b"content-length", b"%d" % len(body)))
         common = words.to_engine(destination, set_, removed)
         if mode == BUFFERED:
@@ -347,18 +351,18 @@ class PickerStream:
     async def _say(self, client: GatewayClient) -> None:
         if client.said is not None:
             self.answered = True
-            with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream has ended: nobody hears it
+            with suppress(grpc.RpcError, asyncio.InvalidStateError):  # the stream has ended, so the answer is dropped
                 await self._context.write(client.said)
 
     def _cancelled(self, record: RequestRecord) -> None:
-        """The stream was broken off: by the gateway, since the client left; or by us."""
+        """Record a cancelled stream: by the gateway, since the client left, or by the router."""
         if self._parts.cut_why:
             record.ending, record.error, record.detail = DRAINED, DRAINED, self._parts.cut_why
         elif not record.status:
             record.status, record.ending = CLIENT_LEFT_STATUS, Ending.CLIENT_LEFT
 
     def _end(self, request: Request, record: RequestRecord, started_s: float, *, report: bool) -> None:
-        """Give everything back, and report."""
+        """Release all resources, and report."""
         parts = self._parts
         if self._next is not None:
             self._next.cancel()
@@ -375,8 +379,8 @@ class PickerStream:
 
 
 def named(body: bytes, model: str) -> bytes:
-    """The same request for another model: of two equal keys engines and we take the last (tenancy.py). What is no
-    object stays as it is, and is refused where it is read."""
+    """Return the same request for another model: of two equal keys, engines and the router take the last (tenancy.py).
+    A body that is no object stays unchanged, and is refused by its reader."""
     end = body.rfind(b"}")
     if end < 0 or not is_object(body):
         return body

@@ -1,7 +1,7 @@
-"""Protobuf's wire format (https://protobuf.dev/programming-guides/encoding/), as far as answers to Envoy need it.
+"""Subset of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/) for responses to Envoy.
 
-An answer is a few headers in messages within messages. Library objects for all of these take several times as long as
-putting their bytes together, and copy a request's body twice.
+A response consists of a few headers in nested messages. Library objects for all of these take several times as long as
+the concatenation of their bytes, and copy a request's body twice.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ _SHORT = tuple(bytes((size,)) for size in range(128))
 
 
 def tag(number: int) -> bytes:
-    """What begins field `number`, below 16, of a message where it is a message, text or bytes."""
+    """Return the tag of field `number`, below 16, which is a message, text or bytes."""
     return bytes((number << 3 | 2,))
 
 
 def flag(number: int, value: int = 1) -> bytes:
-    """Field `number`, below 16, whose value is True or a number below 128."""
+    """Return field `number`, below 16, with the value True or a number below 128."""
     return bytes((number << 3, value))
 
 
 def varint(number: int) -> bytes:
-    """A number, at least 0, in groups of seven bits, the lowest first."""
+    """Encode a number, at least 0, in groups of seven bits, the lowest first."""
     if number < 128:
         return _SHORT[number]
     groups = bytearray()
@@ -34,13 +34,13 @@ def varint(number: int) -> bytes:
 
 
 def field(begins: bytes, value: bytes) -> bytes:
-    """One field: its tag, the length of its value in bytes, and the value."""
+    """Encode one field: its tag, the length of its value in bytes, and the value."""
     return b"".join((begins, varint(len(value)), value))
 
 
 def within(tags: Sequence[bytes], pieces: Iterable[bytes], behind: bytes = b"") -> bytes:
-    """The value that these pieces make together, in messages within messages: `tags` are those of their fields, the
-    outermost first. `behind` are more fields beside the outermost. The pieces are copied once."""
+    """Encode the pieces as one value in nested messages. `tags` are the tags of their fields, the outermost first.
+    `behind` are more fields after the outermost. The pieces are copied once."""
     parts = list(pieces)
     size, heads = 0, list[bytes]()
     for piece in parts:
@@ -54,9 +54,9 @@ def within(tags: Sequence[bytes], pieces: Iterable[bytes], behind: bytes = b"") 
 
 
 def bytes_and_end(message: bytes, number: int) -> tuple[bytes, bool] | None:
-    """The bytes of field 1 and the flag of field 2 of the message in field `number`, below 16, which are cut out of
-    `message` with one copy. None unless that field is there once and has no other fields: a parser of all of protobuf
-    must look at it."""
+    """Return the bytes of field 1 and the flag of field 2 of the message in field `number`, below 16. They are sliced
+    out of `message` with one copy. None unless that field occurs once and has no other fields: a full protobuf parser
+    is needed then."""
     found: tuple[int, int] | None = None
     at, end = 0, len(message)
     while at < end:
@@ -86,8 +86,8 @@ def bytes_and_end(message: bytes, number: int) -> tuple[bytes, bool] | None:
 
 
 def _next(message: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Key of the field that begins here, and where its value begins and stops; -1 where it does not stop before `end`,
-    or is of a kind that is not asked for here."""
+    """Return the key of the field that begins at `at`, and the begin and end of its value. The end is -1 if it is not
+    before `end`, or if the field has an unsupported type."""
     key, at = _number(message, at, end)
     kind = key & 7
     if at < 0 or kind not in (0, 2):
@@ -101,7 +101,7 @@ def _next(message: bytes, at: int, end: int) -> tuple[int, int, int]:
 
 
 def _number(message: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number of at most 63 bits, and what is behind it; -1 where there is none."""
+    """Return a number of at most 63 bits, and the offset after it; -1 if there is no valid number."""
     value = shift = 0
     while at < end and shift < 63:
         byte = message[at]
