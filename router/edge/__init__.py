@@ -5,12 +5,12 @@ pyproject.toml). It is therefore the same with one process and with many. Reques
 gateway frontend uses too.
 
 edge          owns the parts and the listener
-routes        dispatches a request to an engine, to one of the router's pages, or to a 404
+routes        dispatches requests by path: to an engine, to one of the router's pages or to a 404
 preflights    forwards CORS preflights to engines if the router has no list of origins
 proxy         main flow of one request to an engine
-attempts      placement, call and retries until an answer has begun, within a retry_budget
-legs          disaggregated prefill: calls the prefill replica and the decode replica
+attempts      placement, call and retries until an answer has begun (limited by retry_budget)
+legs          disaggregated prefill with a prefill replica and a decode replica
 early         streams that begin with events sent before any GPU work
-continuing    stream failover, after a break or before a replica leaves
+continuing    stream failover after a break or before a replica leaves
 relay         copies the answer's bytes from engine to client
 """

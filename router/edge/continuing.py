@@ -1,7 +1,7 @@
 """Stream failover: reads the events of a stream, and continues the stream on another replica when it breaks.
 
     body       splits the engine's bytes into events, notes the generated text, removes ids, passes the rest to Relay
-    _go_on     after a break or a hand-over: places elsewhere with the text so far as prompt, and relays the new events
+    _go_on     after a break or a hand-over, places elsewhere with the text so far as prompt and relays the new events
 
 A broken stream is continued once, within the retry budget, and within the silence that any stream may keep. A hand-over
 (`hand_over`) breaks a stream on purpose, so that a replica that is about to leave need not be waited for. It requires

@@ -1,11 +1,11 @@
 """Main flow of one request, in the order of `Proxy._serve`.
 
-    understand   parse the body; identity and blocks (reader)
-    record       the facts known so far, for metrics, log and trace
-    begin        match and place (a lease); call the replica, and retry on another one if allowed (attempts)
-    deliver      send the whole answer, or its head
+    understand   parse the body into identity and blocks (reader)
+    record       the facts known so far for metrics, log and trace
+    begin        match and place (a lease), then call the replica, with retries on others if allowed (attempts)
+    deliver      send the whole answer or its head
     relay        bytes as they arrive (relay)
-    close        the lease, at the end of the answer; one metrics call, one log line
+    close        the lease at the end of the answer, with one metrics call and one log line
 
 The client receives nothing before the first body bytes of the replica, so until then another replica can replace a
 failed one. After that, a broken stream is continued on another replica if the client opted in, and otherwise ends in an

@@ -5,17 +5,21 @@ returns the replica for the request, and fallbacks in case that replica cannot b
 placement layer through `placer.Placer`, parses requests in `reading` like the HTTP frontend, and imports neither
 `router.hub` nor `router.edge` (contracts in pyproject.toml).
 
-gateway       owns the listeners, the health checks and the lifecycle of this frontend; credentials is its TLS
-picker        the service that gateways call; parts has the state shared by all its streams
-stream        main flow of one request: read, place, respond
-following     from the lease to its end: the serving replica and the client's headers; answer observes the answer
-heads         limits the streams that may send a first message at a time
-messages      parses the messages of a stream one by one, each after memory for it is reserved
-incoming      the request's body, in any pieces that the gateway sends
-head          parses an HTTP request from Envoy's headers, and computes the header mutations for the engine
-hints         headers and metadata of gateways and clients: subset, served, objective, fairness, SLO, model
-endpoints     addresses of replicas, the chosen one first
-words         encodes responses to Envoy; wire is protobuf's format for these
+gateway       listeners, health checks and lifecycle of this frontend
+credentials   TLS of the picker
+picker        the gRPC service that gateways call
+parts         state shared by all streams of a picker
+stream        main flow of one request from its head to its endpoint
+following     the request from its lease to the end of its answer
+answer        observes the answer and derives the outcome of the lease
+heads         limits the number of first messages that are read at a time
+messages      reads and parses the messages of a stream after memory for them is reserved
+incoming      the request's body in any pieces that the gateway sends
+head          parses an HTTP request from Envoy's headers and computes the header mutations for the engine
+hints         headers and metadata of gateways and clients (subset / served / objective / fairness / model)
+endpoints     addresses of replicas with the chosen one first
+words         encodes responses to Envoy
+wire          subset of protobuf's wire format for these
 extproc_pb2   messages from Envoy, generated from extproc.proto by `python -m deploy.protos`
 
 Its libraries are the extra `gateway`, imported only if `listen.face` selects this frontend.

@@ -21,7 +21,7 @@ class OpenStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PickerRules:
-    """Settings of a picker (settings/schema.py: `gateway`, `limits`, `listen`, `api`, `pulls`)."""
+    """Settings of a picker, from `gateway`, `limits`, `listen`, `api` and `pulls` of settings/schema.py."""
 
     inference: frozenset[str]  # paths of prompts, and those that are forwarded
     objectives: Mapping[str, str]  # name -> name of a priority

@@ -1,11 +1,11 @@
 """Main flow of one request from a gateway: one gRPC stream, from its head to the end of its answer.
 
-    head         caller, rate limit, path; one of the router's pages, or a refusal, is sent at once
-    body         in the gateway's mode: whole, in pieces, or not at all
-    pick         understand, place: a lease, and endpoints in order of price
-    tell         send the endpoint as a header and as metadata, and the mutations of head and body
-    follow       the visible part of the answer: endpoint, status, and its body if it passes through the picker
-    close        the lease, at the end of the stream, which is the end of the answer or of the client
+    head         caller, rate limit and path; a page of the router or a refusal is sent at once
+    body         in the gateway's mode (whole / in pieces / not at all)
+    pick         understand and place: a lease and endpoints in order of price
+    tell         send the endpoint as a header and as metadata with the mutations of head and body
+    follow       the visible part of the answer: endpoint and status, and its body if the picker can see it
+    close        the lease at the end of the stream (the answer has ended or the client left)
 
 A stream that ends before its answer began means that the client left. This must be detected while a request is read and
 waits for a slot. `_listen` does so. It starts in the next turn of the loop, so that it costs nothing for a request that
