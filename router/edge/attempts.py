@@ -10,8 +10,8 @@ Limits on the attempts of one request, with their reasons:
 - The retry budget, shared by all requests. It keeps retries from hammering a dead fleet.
 
 The next attempt never uses the replica that failed. It uses another rank of the same server only if no other server is
-left. If no other replica is left, one replica gets a second attempt, provided that the network failed and not the
-replica: it did not accept a connection in time, or it had closed the connection before the request was sent.
+left. If no other replica is left, a replica that may not be at fault is tried a second time. Examples are a connect
+timeout, a pooled connection that it had closed as idle, and a stalled transfer of blocks.
 
 If the prefill of a disaggregated request failed, the request is placed once more in the same way, without the replica
 at fault, and then on one replica. It is placed on one replica at once if its blocks did not arrive, or if the prefill
@@ -120,7 +120,8 @@ class Tried:
     @property
     def excluded(self) -> list[frozenset[str]]:
         """Return the sets of replicas that the next placement must exclude, in order of preference. The first set has
-        all replicas that were tried. If no other replica is left, the second set omits those with a failed network."""
+        all replicas that were tried. If no other replica is left, the second set omits those that may be tried a second
+        time."""
         return [self.replicas, self.replicas - self._again] if self._again else [self.replicas]
 
 

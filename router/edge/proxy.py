@@ -278,8 +278,8 @@ class Proxy:
                 call.outcome = Outcome(outcome.ending, counts, outcome.events)
 
     def _whole(self, call: Call, relay: Relay, broke: BrokeMidway, record: RequestRecord) -> bool:
-        """Return True if the answer was complete before it broke. If not, report an error to the client and attribute
-        the failure to its replica."""
+        """Return True if the answer was complete before it broke. If not, report an error to the client, and attribute
+        the failure to the replica unless the break has another cause."""
         if relay.broke(_stalled if isinstance(broke, Stalled) else _broken):
             return True
         record.error = f"{broke.kind}: {broke}"

@@ -25,9 +25,8 @@ class AnswerWatch:
     """Observer of one answer."""
 
     def __init__(self, question: Question, whole_bytes_max: int, begun: Callable[[], None]) -> None:
-        """- `whole_bytes_max`: number of bytes kept of an answer that does not stream.
-        - `begun`: called once, when a piece of a stream shows that its prefill is done.
-        """
+        """`whole_bytes_max`: number of bytes kept of an answer that does not stream. `begun`: called once, when a piece
+        of a stream shows that its prefill is done."""
         self._question = question
         self._begun: Callable[[], None] | None = begun
         self._whole_bytes_max = whole_bytes_max

@@ -19,9 +19,8 @@ class HeadTurns:
     """Semaphore over the streams with a first message that is being read."""
 
     def __init__(self, bytes_max: int, message_bytes_max: int) -> None:
-        """- `bytes_max`: memory for first messages; at least one is always read.
-        - `message_bytes_max`: maximum length of each.
-        """
+        """`bytes_max`: memory for first messages; at least one is always read. `message_bytes_max`: maximum length of
+        each."""
         self.reading_max = max(1, bytes_max // message_bytes_max)
         self._turns = asyncio.Semaphore(self.reading_max)
         self._reading: dict[asyncio.Timeout, None] = {}  # in the order in which they began

@@ -137,7 +137,7 @@ class PickerStream:
             raise Refusal(431, "head_too_large", f"The request has more than {HEADERS_MAX} headers.")
         if len(parts.streams) > rules.streams_max:
             raise Refusal(503, "too_many_streams", "More requests are under way than the picker may have; try again.")
-        without_slash(request)  # limits apply to the parsed request; the gateway determines the engine's
+        without_slash(request)  # affects only the request as parsed here; the engine's path is set by the gateway
         self._caller = caller = parts.desk.callers.meet(request)
         record.tenant = request.holder = caller.name
         if not rules.conformance and not is_for_engines(request, rules.inference):

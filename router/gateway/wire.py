@@ -86,7 +86,7 @@ def bytes_and_end(message: bytes, number: int) -> tuple[bytes, bool] | None:
 
 
 def _next(message: bytes, at: int, end: int) -> tuple[int, int, int]:
-    """Return the key of the field that begins at `at`, and the begin and end of its value. The end is -1 if it is not
+    """Return the key of the field that begins at `at`, and the start and end of its value. The end is -1 if it is not
     before `end`, or if the field has an unsupported type."""
     key, at = _number(message, at, end)
     kind = key & 7

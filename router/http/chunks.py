@@ -29,8 +29,8 @@ def learn(data: bytes) -> None:
 
 
 def passable(data: bytes) -> tuple[int, int, int]:
-    """Return the begins of the last two such chunks at the beginning of `data`, and the end of the last one. `(0, 0,
-    0)`: there is no such chunk. `(0, 0, end)`: there is one."""
+    """Return the start offsets of the last two such chunks at the beginning of `data`, and the end offset of the last
+    one. `(0, 0, 0)`: there is no such chunk. `(0, 0, end)`: there is one."""
     before_last = last = at = 0
     while at < len(data):
         end = data.find(b"\r\n", at + 1, at + SIZE_LINE_BYTES_MAX)

@@ -7,7 +7,7 @@ piece. The difference from the last sweep shows the client's progress.
   ended at its limit or a little earlier, never later.
 - A body must arrive at a minimum rate. It begins with `head_timeout_s` seconds of credit, earns one second for every
   `body_bytes_per_s_min` bytes, and pays one a second. At most `keepalive_s` of credit are saved, so that a large body
-  cannot be kept open with a few bytes an hour. At any rate, all of it must have arrived after `body_timeout_s`.
+  cannot be kept open with a few bytes an hour. In any case, all of it must have arrived after `body_timeout_s`.
 - An answer counts as read by the bytes that the client's kernel has acknowledged (tcp_info). If bytes are left and none
   is acknowledged, the client blocks, regardless of the engine.
 

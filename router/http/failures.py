@@ -11,7 +11,7 @@
     silent, and now refuses connections       lost         all of it     yes                     yes
     silent, and its replica is stalled        stuck        all of it     yes                     yes
     silent P2P KV transfer (pulls.stall_s)    pull         all of it     yes, without transfer   no
-    500 of a decode stage, as status or first blocks       all of it     yes, on one replica     no: either one's
+    500 of a decode stage, or as its first    blocks       all of it     yes, on one replica     no: either one's
       event that results from GPU work
     silent after its prefill (pulls.stall_s)  blocks_stalled: as above                           no: either one's
     silent after its prefill, to its timeout  blocks_timeout: no, as any timeout                 no: either one's
@@ -20,7 +20,7 @@
       of 500 and above as first event
     an answer that its engine aborted         engine       all of it     yes                     see engine_failed.py
     429, or 503 with Retry-After; full queue  shed         all of it     one other replica       no
-    it does not serve the model that it lists model        nothing       one other replica       no
+    it does not serve a model that it lists   model        nothing       one other replica       no
     no first byte in time                     timeout      all of it     only by setting         yes
     no file descriptor left to connect with   descriptors  nothing       no: router's fault      no
 
@@ -30,8 +30,8 @@ output. With stream failover it is continued on another replica (edge/continuing
 be continued elsewhere (drain), or the other replica may not repeat the text so far (differs). Neither is a replica's
 fault.
 
-A request that stores its response (Responses) is retried only if nothing was sent, or if the engine refused it. Any
-other status is the engine's answer and is forwarded: 4xx is an error of the request, and of no replica.
+A request that stores its response (Responses) is retried only if nothing was sent, or if the engine shed it. Any other
+status is the engine's answer and is forwarded: 4xx is an error of the request, and of no replica.
 
 After a stale connection a request is sent on a new one. A request that stores its response always is.
 

@@ -100,7 +100,8 @@ class Upstream:
         self._alive, self._full = alive, full
         self._answers: set[EngineAnswer] = set()
         self._streaming: set[EngineAnswer] = set()  # answers that had begun and made progress when the watchdog looked
-        self._checks: dict[str, tuple[float, asyncio.Task[bool]]] = {}  # begin and outcome of `is_well`, by replica
+        # start time and outcome of `is_well`, by replica
+        self._checks: dict[str, tuple[float, asyncio.Task[bool]]] = {}
         self._worked: dict[str, float] = {}  # time of the last sign that a replica is at work, by its id
         self._well: dict[str, float] = {}  # last time at which a replica without work counters was known to be well
         self._pools: dict[str, EnginePool] = {}  # pool of each replica, by its id
