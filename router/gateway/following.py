@@ -111,7 +111,7 @@ class Following:
             elif kind == "response_trailers":
                 self._watch.ended = True
                 await write(words.PASS_TRAILERS)
-            elif kind == "request_body":  # from a gateway that streams bodies after the head
+            elif kind == "request_body":  # from a gateway that streams bodies while the request is in flight
                 await write(words.CONTINUE_BODY)
             elif kind == "request_trailers":
                 await write(words.CONTINUE_TRAILERS)

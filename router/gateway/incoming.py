@@ -79,7 +79,8 @@ def _too_large(body_bytes_max: int) -> Refusal:
 
 async def await_room(client: GatewayClient, request: Request, mode: int, body_bytes_max: int, wait_s: float) -> None:
     """Return once memory for the body is reserved, before any of it is read. The reservation is the length in the head.
-    If the head has no length and the body arrives in one message, it is the maximum. Raises Refusal after `wait_s`."""
+    If the head has no length, it is the maximum for a body in one message, and else GROWS_BYTES. Raises Refusal after
+    `wait_s`."""
     length = length_of(request)
     if length < 0:
         length = body_bytes_max if mode == BUFFERED else GROWS_BYTES

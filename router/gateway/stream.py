@@ -293,8 +293,8 @@ class PickerStream:
     # -- answers -------------------------------------------------------------------------------------------------
 
     async def _answer(self, question: Question, mode: int, *, trailers: bool) -> None:
-        """Send the gateway the request for the engine. No body is kept, since the stream lasts until the end of the
-        answer."""
+        """Send the gateway the mutated request for the engine. No body is kept, since the stream lasts until the end of
+        the answer."""
         said = self._tell(question, mode, trailers=trailers)
         question.let_go()
         self._received = b""
