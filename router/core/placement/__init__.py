@@ -1,1 +1,1 @@
-"""Where a request goes: candidates, their prices, the policies that choose, receipts, what answers teach."""
+"""Placement: candidates and their prices, the policies that choose, receipts, and the lessons of finished answers."""

@@ -1,4 +1,8 @@
-"""Which replicas may take a request: those that serve its model, less those that it may not go to or had better not."""
+"""Filter of the replicas that may take a request.
+
+A replica is eligible if it serves the request's model and is not excluded. Replicas that are likely to fail or are full
+are avoided.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +27,9 @@ def who_may(
     *,
     whole: bool = False,
 ) -> list[Member]:
-    """Members that may take a request for this model (None: any), as Router.route says of the arguments. Of a request
-    that goes `whole` they take requests in one leg, unless none does. Not to be changed. Raises NoReplica, and Shed
-    where all of them have asked for a rest."""
+    """Return the members that may take a request for this model (None: any); the arguments are those of `Router.route`.
+    With `whole` these are members that serve a request without disaggregated prefill, if there are any. The list must
+    not be modified. Raises NoReplica, and Shed if all members have requested a cooldown."""
     members = fleet.usable() if model is None else fleet.serving(model)
     if whole and fleet.legs.hands:
         members = fleet.legs.whole(members)
@@ -42,9 +46,9 @@ def who_may(
         members = _whole(fleet, members, now_s)
     if fleet.guarded:
         members = fitness.allowed(members, now_s, retry=bool(exclude))
-    if exclude:  # a second failure would be the client's: avoid members that have just failed, if there are others
+    if exclude:  # A second failure would reach the client: avoid members that have just failed if there are others.
         members = [m for m in members if not m.breaker.failures] or members
-        servers = {Replica(id_).url for id_ in exclude}  # ranks of one server mostly fail together
+        servers = {Replica(id_).url for id_ in exclude}  # the ranks of one server mostly fail together
         members = [m for m in members if m.replica.url not in servers] or members
     if not members:
         raise NoReplica
@@ -54,7 +58,8 @@ def who_may(
 
 
 def _whole(fleet: Fleet, members: list[Member], now_s: float) -> list[Member]:
-    """Those of these members that take whole requests. Where none of them is fit, those that only prefill and are."""
+    """Return the members that take whole requests. If none of them is fit, return the fit members of the prefill role
+    that can serve a whole request."""
     whole = fleet.whole(members)
     if not fleet.guarded or any(_is_fit(m, now_s) for m in whole):
         return whole
@@ -77,11 +82,13 @@ def only_prefill(
     must: bool,
     whole: bool = False,
 ) -> list[Member]:
-    """Members that take a request's prefill leg and no whole requests, and of which nothing says that they had better
-    not. One whose breaker was open long enough is among them while it has no trial, and one that has just come back
-    while it has room for as many as it may have. Where there `must` be two legs, and no such member is left, those with
-    open breakers are (as Fitness.allowed has it), but for a retry. Full ones are passed over while there are others, or
-    while somebody has room for the request `whole`."""
+    """Return the fit members that take the prefill stage of a request and no whole requests.
+
+    A member with a half-open breaker is included if it has no trial request. A member that has just recovered is
+    included if it is below its slow-start limit. If two replicas are required (`must`) and no such member is left,
+    members with open breakers are included, as in `Fitness.allowed`, except for a retry. A full member is included only
+    if all of them are full and no replica has capacity for the request as a `whole`.
+    """
     there = _prefillers(fleet, model, exclude, among)
     awake = [m for m in there if m.rest_until_s <= now_s]
     found = [m for m in awake if m.breaker.allows(now_s)]
@@ -95,8 +102,8 @@ def only_prefill(
 def refusal(
     fleet: Fleet, model: str | None, exclude: frozenset[str], among: frozenset[str] | None, now_s: float
 ) -> NoReplica | Shed:
-    """Why there are no two replicas for a request that needs two: all that could prefill it asked for a rest, or there
-    are none."""
+    """Return the error for a request that needs two replicas and cannot have them. It is Shed if all replicas that
+    could prefill the request have requested a cooldown, and NoReplica otherwise."""
     there = _prefillers(fleet, model, exclude, among)
     if not there or any(m.rest_until_s <= now_s for m in there):
         return NoReplica()

@@ -1,13 +1,14 @@
-"""What a prompt would evict from a replica's cache, and how much work others would repeat for it.
+"""Evictions that a prompt would cause in a replica's cache, and the work that other requests would repeat.
 
-An evicted block is asked for again with a chance p (core/learned/reuse.py). Then it is computed again and evicts as
-much in its turn, which is asked for again, and so on. So for each evicted block p blocks are computed again at first,
-and p^2 + p^3 + ... = p^2 / (1 - p) behind that, while the evicted conversations live. Near p = 1 that is many times as
-much: one conversation too many on a replica costs each of the others a turn, again and again.
+An evicted block is requested again with probability p (core/learned/reuse.py). Then it is computed again and evicts as
+many blocks, which are requested again with the same probability, and so on. So for each evicted block p blocks are
+computed again at first, and p^2 + p^3 + ... = p^2 / (1 - p) afterwards, for the lifetime of the evicted conversations.
+Near p = 1 the second sum is many times the first: one conversation too many on a replica costs each of the others one
+turn, again and again.
 
-Blocks are evicted in the order of their last use, so their chances differ. The chances of the blocks to be evicted next
-are added up once a second, and the sums are looked up for each request in between: what a second changes is little
-beside the error of p.
+Blocks are evicted in the order of their last use, so their probabilities differ. The probabilities of the blocks to be
+evicted next are summed once a second. Requests in between look the sums up: the change within a second is small
+compared with the error of p.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from router.core.cache.estimate import Holder
 from router.core.cache.recency import NEVER
 from router.core.learned.reuse import bucket
 
-SUMS_S = 1.0  # seconds for which sums are good: the chances behind them are renewed no more often
-TOUCHES_MAX = 128  # uses of a prefix that are added up for one replica
-RENEWED_MAX = 8  # at most 8 replicas are summed anew for one request (70 us each); the next request does the next 8
-AGAIN_MAX = 0.95  # largest chance of another use that is believed: a block is computed again at most 20 times
+SUMS_S = 1.0  # lifetime of the sums in seconds: the probabilities in them are not renewed more often
+TOUCHES_MAX = 128  # uses of a prefix that are summed for one replica
+RENEWED_MAX = 8  # At most 8 replicas are summed again for one request (70 us each); the next request does the next 8.
+AGAIN_MAX = 0.95  # upper limit of p: a block is computed again at most 20 times
 
 
 class EvictionSums(Struct, gc=False, eq=False):  # a Struct for speed: core/facts/requests.py
-    """Sums over the uses of prefixes that would be evicted next, the oldest first: entry i is up to and with use i."""
+    """Sums over the uses of prefixes that would be evicted next, oldest first; entry i includes use i."""
 
-    life: int  # number of the cache (Member.life): sums of another cache are of other blocks
-    number: int  # place in the order in which replicas are summed anew
+    life: int  # cache epoch (Member.life): sums of another epoch are about other blocks
+    number: int  # position in the order in which replicas are summed again
     at_s: float  # time at which these sums were made
     blocks: list[float]  # blocks evicted
-    asked: list[float]  # blocks computed again because they are asked for again
-    turns: list[float]  # blocks computed again because computing those evicted them in turn
+    asked: list[float]  # blocks computed again because they are requested again
+    turns: list[float]  # blocks computed again because the blocks in `asked` evicted them
 
     def of(self, blocks: float) -> tuple[float, float]:
-        """The parts of so many evicted blocks that are (asked for again, evicted in turn)."""
+        """Return the shares of this many evicted blocks that are (requested again, evicted by those)."""
         known = self.blocks
         if blocks >= known[-1]:
             return self.asked[-1] / known[-1], self.turns[-1] / known[-1]
@@ -51,17 +52,17 @@ class EvictionSums(Struct, gc=False, eq=False):  # a Struct for speed: core/fact
 
 
 class Evictions:
-    """The sums of all replicas."""
+    """The eviction sums of all replicas."""
 
     def __init__(self) -> None:
         self._sums: dict[str, EvictionSums] = {}
         self._at_s = float("-inf")
         self._turn = 0
-        self._left = 0  # replicas that may yet be summed for this request
+        self._left = 0  # replicas that may still be summed for this request
 
     def sums(self, id_: str, life: int, holder: Holder, odds: Sequence[float], now_s: float) -> EvictionSums | None:
-        """The sums of a replica's cache; None where nothing can be evicted. `odds` are chances that a block is asked
-        for again, by the `bucket` of its idle seconds."""
+        """Return the sums of a replica's cache, or None if nothing can be evicted. `odds` are the probabilities that a
+        block is requested again, by the `bucket` of its idle seconds."""
         if now_s != self._at_s:  # another request
             self._at_s = now_s
             self._turn += 1
@@ -99,5 +100,5 @@ class Evictions:
         return sums
 
     def forget(self, id_: str) -> None:
-        """A replica has left."""
+        """Drop the sums of a replica that has left."""
         self._sums.pop(id_, None)

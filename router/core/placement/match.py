@@ -1,8 +1,8 @@
-"""A request against what replicas hold: its size in tokens, and who is believed to hold how much of its prompt.
+"""A request compared with the caches: its size in tokens, and the part of its prompt that each replica holds.
 
-Two beliefs about every replica run side by side. The estimate is a chain over canonical bytes and knows what we sent;
-the events are a chain over token ids and know what the engine said. A prompt whose token ids are known is matched
-against both, and the replica's grade says which of the two counts (candidates.py).
+Two views of every replica's cache exist side by side. The estimate is a chain over canonical bytes, built from the
+requests that we sent. The events are a chain over token ids, published by the engine. A prompt with known token ids is
+matched against both. The replica's grade decides which of the two counts (candidates.py).
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class Size(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
 
     prompt_tokens: int
     bytes_per_token: float  # bytes per token of the whole prompt
-    text_bytes: int  # bytes whose ratio to tokens is worth learning; 0: none
+    text_bytes: int  # bytes with a ratio to tokens worth learning; 0: none
     text_bytes_per_token: float  # bytes per token of text that follows the prompt
-    pool_bytes_per_token: float  # bytes per token of what fills a cache
-    opaque_bytes: int = 0  # bytes that stand for images and the like, whose tokens are worth learning; 0: none
+    pool_bytes_per_token: float  # bytes per token of the content of a KV cache
+    opaque_bytes: int = 0  # bytes of placeholders for images and the like, with a token count worth learning; 0: none
 
 
 class PromptMatch(Struct, gc=False):
-    """A request in tokens, and what is believed to be held of its prompt."""
+    """A request in tokens, and the estimated cached parts of its prompt."""
 
     size: Size
     answer_tokens: float  # expected length of the answer
     keys: list[int]  # keys of the prompt's blocks
-    depths: dict[str, int]  # leading blocks that each replica is believed to hold by our own estimate
+    depths: dict[str, int]  # leading blocks that each replica holds by our own estimate
     stored: dict[str, StoredPrefix] | None  # prefix that each replica holds by its events; None without token ids
-    home: str = ""  # replica that gave the conversation's last answer and still has that cache; "": none
-    credit: AnswerCredit | None = None  # blocks of that answer that the home holds besides
-    sources: list[PullSource] | None = None  # what it can be pulled from, the most first; None: nothing is pulled
+    home: str = ""  # last replica of the conversation, if its cache is unchanged since; "": none
+    credit: AnswerCredit | None = None  # blocks of the last answer that the home holds in addition
+    sources: list[PullSource] | None = None  # sources of a P2P transfer, the longest prefix first; None: no transfer
 
 
 class Matcher:
-    """Reads what is known of caches and answers; changes nothing."""
+    """Reads the knowledge of caches and answers; changes nothing."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Matcher:
         self._pulls = pulls
 
     def match(self, wanted: Wanted, speeds: Speeds, now_s: float) -> PromptMatch:
-        """What is known of a request. `speeds` are those of replicas that serve its model."""
+        """Return the size and the cached parts of a request. `speeds` are those of replicas that serve its model."""
         ask, chain, tokens, home, credit = wanted.ask, wanted.chain, wanted.tokens, "", None
         answer_tokens = min(speeds.answer_tokens.mean, ask.output_tokens_max or ANSWER_TOKENS_MAX)
         learned = self._models.tokens(wanted.model or "")
@@ -98,9 +98,14 @@ def size_of(
     counted: TokenPrompt | None,
     quoted: list[tuple[Span, PastAnswer]],
 ) -> Size:
-    """The size of a request: the number of its token ids where they are known (`counted`); otherwise the bytes of its
-    prompt by the bytes per token of the conversation's last turn (`quoted`), or by those learned of its model
-    (`tokens`, which also knows what an image has); `body_tokens` where the prompt cannot be read."""
+    """Return the size of a request, from the best source that is available.
+
+    - `counted`: the token ids of the prompt, if known.
+    - `quoted`: earlier answers in the prompt. The bytes per token of the conversation's last turn convert the prompt's
+      bytes to tokens.
+    - `tokens`: the learned bytes per token of the model, which also include the tokens of an image.
+    - `body_tokens`: used if the prompt cannot be read.
+    """
     prompt, pool = ask.prompt, tokens.pool_ratio
     if counted is not None and counted.tokens:
         text_bytes = prompt.size if prompt is not None and prompt.bytes_per_token is None else 0
@@ -118,7 +123,7 @@ def size_of(
         return Size(max(1, round(prompt.size / ratio)), ratio, 0, ratio, ratio * pool)
     for (_, start, _), answer in quoted:
         if answer.prompt_tokens and plausible(start / answer.prompt_tokens):
-            ratio = start / answer.prompt_tokens  # the conversation's own, from its last turn
+            ratio = start / answer.prompt_tokens  # the conversation's own ratio, from its last turn
             break
     text_bytes = prompt.size
     return Size(round(text_bytes / ratio) or 1, ratio, text_bytes, ratio, ratio * pool)

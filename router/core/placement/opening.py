@@ -1,4 +1,4 @@
-"""Leases as they are opened: what a replica is believed to work on, wait for and hold from now on."""
+"""Opening of leases: the work, the wait and the cached blocks that a replica has from this point on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from router.core.prompts.blocks import BLOCK_BYTES
 
 
 class Opener:
-    """Opens the Router's leases, and numbers them. A request in two legs has two."""
+    """Opens and numbers the Router's leases. A request with disaggregated prefill has two leases."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Opener:
         watch: LeaseWatch | None,
         now_s: float,
     ) -> Lease:
-        """A lease on a request, or on the decode leg of one."""
+        """Open a lease on a request, or on its decode stage."""
         lease, member = self._lease(wanted, match, chosen, receipt, now_s), self._fleet.members[chosen.id]
         lease.guessed = guessed
         if receipt.leg is not None:
@@ -64,7 +64,7 @@ class Opener:
         member.open(lease, now_s, chosen.kv_wait_ms)
         member.unseen_answers += wanted.unseen
         if wanted.unseen and receipt.leg is not None:
-            member.decodes(lease, now_s)  # nobody will say when
+            member.decodes(lease, now_s)  # no later report marks the start of decoding
         self._reuse.observe(lease.keys, now_s, final=wanted.kin is not None and wanted.kin.final)
         if wanted.kin is not None:
             self._conversations.placed(wanted, wanted.kin, match, lease)
@@ -81,7 +81,7 @@ class Opener:
         watch: LeaseWatch | None,
         now_s: float,
     ) -> None:
-        """Open the lease of the prefill leg that belongs to a decode leg's lease."""
+        """Open the lease of the prefill stage that belongs to the lease of a decode stage."""
         own, size = lease.receipt, match.size
         receipt = Receipt(
             chosen.id,
@@ -94,7 +94,7 @@ class Opener:
         )
         prefill, member = self._lease(wanted, match, chosen, receipt, now_s), self._fleet.members[chosen.id]
         prefill.role, prefill.streams, prefill.answer_tokens_max = PREFILL, not wanted.unseen, 1
-        # What the request teaches besides its prefill, its decode leg does.
+        # Everything that the request teaches except its prefill is learned from its decode stage.
         prefill.end_key, prefill.text_bytes, prefill.opaque_bytes = None, 0, 0
         prefill.expected_ms = expected_ms(chosen)
         leg.lease, self._fleet.legs.open[lease.id] = prefill.id, prefill
@@ -114,7 +114,8 @@ class Opener:
     def _opened(
         self, member: Member, lease: Lease, credit: AnswerCredit | None, watch: LeaseWatch | None, now_s: float
     ) -> None:
-        """Count a lease's prompt as held where it goes: its blocks are being computed, or sent there, from now on."""
+        """Count a lease's prompt as held by its replica: from this point on its blocks are computed there or sent
+        there."""
         self._fitness.opened(member, lease)
         self._index.pin(member.id, lease.id, lease.keys, now_s)
         if lease.stored is not None and lease.tokens is not None:
@@ -123,10 +124,10 @@ class Opener:
             watch.opened(lease, credit, now_s)
 
     def _lease(self, wanted: Wanted, match: PromptMatch, chosen: Candidate, receipt: Receipt, now_s: float) -> Lease:
-        """The next lease, as of a request whose prompt the candidate computes."""
+        """Return the next lease, for a request with a prompt that the candidate computes."""
         id_, ask, size, credit, stored = chosen.id, wanted.ask, match.size, match.credit, match.stored
         member, blocks_max = self._fleet.members[id_], self._index.capacity(id_)
-        # Of a prompt longer than the whole cache, no more than there is room for.
+        # Of a prompt longer than the whole cache, count only the part that fits.
         keys = match.keys if len(match.keys) <= blocks_max else match.keys[:blocks_max]
         lease = Lease(  # arguments by position: by name it takes three times as long
             self._next_lease,

@@ -1,8 +1,8 @@
-"""Receipts: where a request went and why, as clients, the log and the admin page are told.
+"""Receipts: the destination of a request and the reason, as reported to clients, the log and the admin page.
 
-A lease keeps its receipt until the answer ends, and the admin page keeps the last ones. All candidates of 256 replicas
-are 48 KB, so with 64 requests open at each of them they would be 0.8 GB. A few candidates explain a placement: the
-chosen one, the one that holds most of the prompt, and those that would have been next.
+A lease keeps its receipt until the answer ends, and the admin page keeps the latest ones. All candidates of 256
+replicas take 48 KB, so 64 open requests on each replica would take 0.8 GB. A few candidates explain a placement: the
+chosen one, the one with the longest cached prefix, and the next cheapest ones.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from math import inf
 
 from router.core.facts.placements import Brought, Candidate, Pull, Reason, Receipt
 
-NEXT = 3  # cheapest candidates kept besides the chosen one and the longest holder
+NEXT = 3  # cheapest candidates kept in addition to the chosen one and the longest holder
 KEPT_MAX = NEXT + 2
 _RETRY, _ONLY, _POLICY, _PULL = Reason.RETRY, Reason.ONLY, Reason.POLICY, Reason.PULL
 _WARM, _COLD = Reason.WARM, Reason.COLD  # looking up an enum's member costs as much as a call
 
 
 def reason_of(chosen: Candidate, candidates: list[Candidate], *, tied: bool, retry: bool, cache_aware: bool) -> Reason:
-    """Why the chosen one: `tied` says that its price did not decide, `cache_aware` that the policy looks at caches."""
+    """Return the reason of a choice.
+
+    - `tied`: the price did not decide.
+    - `cache_aware`: the policy considers caches.
+    """
     if retry:
         return Reason.RETRY
     if len(candidates) == 1:
@@ -38,8 +42,8 @@ def reason_of(chosen: Candidate, candidates: list[Candidate], *, tied: bool, ret
 
 
 def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...]:
-    """All of a few candidates; of many the chosen one, the longest holder (of several the one with the earliest first
-    token) and the next cheapest, in the order in which they were."""
+    """Return all candidates if there are few. Of many, return the chosen one, the longest holder and the next cheapest,
+    in their original order. If several hold the same, the longest holder is the one with the earliest first token."""
     if len(candidates) <= KEPT_MAX:
         return tuple(candidates)
     longest, most, soonest_ms, place, holder = chosen, chosen.cached_tokens, 0.0, 0, 0
@@ -62,12 +66,12 @@ def kept(candidates: list[Candidate], chosen: Candidate) -> tuple[Candidate, ...
 
 
 def _first_token_ms(c: Candidate) -> float:
-    """Modelled time until the request's first token on this replica."""
+    """Return the modelled time to the request's first token on this replica."""
     return c.pending_ms + c.kv_wait_ms + c.loading_ms + c.uncached_ms
 
 
 def take_pull(receipt: Receipt, chosen: Candidate, pull: Pull) -> None:
-    """Have the pull be part of what the chosen candidate is to find, in place of computing it."""
+    """Count the pulled tokens as cached on the chosen candidate, instead of as computed there."""
     chosen.uncached_tokens -= pull.tokens
     chosen.uncached_ms, chosen.stalled_ms = pull.uncached_ms, pull.stalled_ms
     receipt.brought = Brought(receipt.predicted_tier_tokens, pull)

@@ -1,12 +1,12 @@
-"""The two leases of a request that one replica prefills and another one decodes, from placement to the end.
+"""The two leases of a request with disaggregated prefill, from placement to the end.
 
-Whoever has placed such a request holds the decode leg's lease. The prefill leg's is kept in Legs.open, and ends when
-`prefilled` says so, or with the decode leg. Where nobody says so, the decode leg's first token shows that the prefill
-is over; when it was is then not known, and nothing is learned of its time.
+The caller that places such a request receives the lease of the decode stage. The lease of the prefill stage is kept in
+`Legs.open`. It ends with a call of `prefilled`, or together with the decode stage. Without that call, the first token
+of the decode stage shows that the prefill is over. The time of its end is then unknown, so no prefill time is learned.
 
-Of the prompt the decode leg's engine calls cached what the prefill leg's engine has told it (vLLM 0.32 by NIXL, SGLang
-0.5.23), or all that came from elsewhere (vLLM's other handshakes). So what was found in a cache is the prefill leg's to
-tell, and the decode leg's word on that teaches nothing.
+The decode stage's engine reports as cached either the count that the prefill stage's engine sent it (vLLM 0.32 by NIXL,
+SGLang 0.5.23), or all tokens that it received (vLLM's other KV connectors). So only the prefill stage's report shows
+how much of the prompt was in a cache. The decode stage's report is not used for learning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNSEEN = Outcome(Ending.OK, unseen=True)
 
 
 class TwoLegs:
-    """Ends prefill legs, and learns how long transfers take."""
+    """Ends prefill stages and learns transfer times."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class TwoLegs:
         first_token: Callable[[Lease, float], None],
         finish: Callable[[Lease, Outcome, float], None],
     ) -> None:
-        """`first_token` and `finish` are the Router's, for the leases of prefill legs."""
+        """`first_token` and `finish` are the Router's methods, for the leases of prefill stages."""
         self._fleet, self._fitness = fleet, fitness
         self._first_token, self._finish = first_token, finish
 
     def prefilled(self, lease: Lease, outcome: Outcome, watch: LeaseWatch | None, now_s: float) -> None:
-        """The prefill leg of this decode leg's lease ended, well or not: its replica is free of it, and learns from it.
-        A second time changes nothing."""
+        """End the prefill stage of this decode lease, successful or not. Its replica is released and learns from the
+        outcome. A second call has no effect."""
         prefill = self._fleet.legs.open.pop(lease.id, None)
         if prefill is None:
             return
@@ -65,7 +65,7 @@ class TwoLegs:
         self._fleet.legs.decoders.pop(prefill.id, None)
 
     def first_token(self, member: Member, lease: Lease, watch: LeaseWatch | None, now_s: float) -> None:
-        """The first body event of a decode leg's stream arrived from this member."""
+        """Record the first body event of a decode stage's stream from this member."""
         prefill, leg = self._fleet.legs.open.get(lease.id), lease.receipt.leg
         if prefill is not None and prefill.first_token_s is None:
             there = self._fleet.members.get(prefill.replica)
@@ -73,7 +73,7 @@ class TwoLegs:
                 there.passed_on(prefill, now_s)
                 if watch is not None:
                     watch.recounted(prefill.replica, prefill.stall_ms)
-        # Where a prefill went on there, or room was waited for, the transfer was not all that took time.
+        # If the replica also ran a prefill or waited for KV space, the transfer was not the only delay.
         alone = not member.queue.computing and member.long_s < lease.turn_s and lease.id not in member.roomless
         if leg is not None and lease.turn_s and not leg.alone:
             self._fleet.legs.came(leg.replica, member.id)
@@ -82,15 +82,15 @@ class TwoLegs:
                 self._fleet.legs.learn(leg.replica, member.id, member.speeds.loads, tokens, took_ms, now_s)
         member.arrived(lease, now_s)
         if watch is not None:
-            watch.recounted(lease.replica)  # others time prefills by first tokens, and this was none
+            watch.recounted(lease.replica)  # other routers time prefills by first tokens, and this was no prefill
         if lease.streams:
             member.speeds.first_tokens_split.observe(lease.expected_ms, (now_s - lease.placed_s) * 1e3)
         if member.breaker.backoff_s:
             self._fitness.token(member, lease, now_s)
 
     def over(self, lease: Lease, outcome: Outcome, now_s: float) -> Outcome:
-        """The decode leg is over, and with it a prefill leg that is still open. Returns what there is to learn of the
-        decode leg."""
+        """End the decode stage, and the prefill stage if it is still open. Returns the part of the outcome that may be
+        used to learn about the decode stage."""
         prefill = self._fleet.legs.open.pop(lease.id, None)
         if prefill is not None:
             done = outcome.ending is Ending.OK and prefill.first_token_s is None
@@ -102,18 +102,19 @@ class TwoLegs:
         return Outcome(outcome.ending, usage.found_by(None), outcome.events, outcome.unseen)
 
     def computed(self, lease: Lease) -> bool:
-        """Whether the prompt of a decode leg's lease was computed elsewhere, whatever became of the answer."""
+        """True if the prompt of a decode lease was computed by the prefill stage, whatever the outcome of the
+        answer."""
         leg = lease.receipt.leg
         return leg is not None and lease.turn_s > 0 and not leg.alone
 
 
 def _held_tokens(receipt: Receipt) -> int:
-    """Tokens of the prompt that the decoding replica was believed to hold."""
+    """Return the tokens of the prompt that the decoding replica was estimated to hold."""
     return receipt.prompt_tokens - _lacking_tokens(receipt)
 
 
 def _lacking_tokens(receipt: Receipt) -> int:
-    """Tokens of the prompt that the decoding replica was believed not to hold."""
+    """Return the tokens of the prompt that the decoding replica was estimated not to hold."""
     for candidate in receipt.candidates:
         if candidate.id == receipt.replica:
             return candidate.uncached_tokens

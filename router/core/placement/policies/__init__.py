@@ -1,4 +1,4 @@
-"""Placement policies by name. To add one: a file here, a line in POLICIES (docs/extend/policy.md)."""
+"""Placement policies by name. A new policy needs a file here and a line in POLICIES (docs/extend/policy.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy interface: candidates come filtered and priced, a policy only chooses."""
+"""The policy interface: a policy only chooses; its candidates are already filtered and priced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from router.core.facts.placements import Candidate, Choice, Market, Pull, Split
 
 
 class Policy(Protocol):
-    """`cache_aware` says whether the choice looked at what replicas hold; if not, receipts say `policy`."""
+    """A placement policy. `cache_aware` is True if the choice considers cached prefixes; if False, receipts give the
+    reason `policy`."""
 
     name: str
     cache_aware: bool
@@ -20,26 +21,27 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Pulling(Protocol):
-    """A policy that may have the replica that it chose bring what that lacks from another one's memory."""
+    """A policy that may let the chosen replica fetch missing blocks from another replica's memory."""
 
     def pulls(self, market: Market, chosen: Candidate, pull: Pull) -> bool:
-        """Whether the pull is better than computing these tokens there."""
+        """True if the P2P transfer costs less than computing these tokens on the chosen replica."""
 
 
 class Pairs(Protocol):
-    """Which replicas pair, and what it takes to send blocks from one to the other."""
+    """The pairs of replicas, and the cost of sending blocks between them."""
 
     def transfer_ms(self, prefill: Candidate, decode: Candidate) -> float | None:
-        """Modelled time to send what the decoding replica lacks of the prompt; None where the two are no pair."""
+        """Return the modelled time to send the part of the prompt that the decoding replica lacks; None if the two are
+        no pair."""
 
 
 @runtime_checkable
 class Splitting(Protocol):
-    """A policy that may have one replica prefill a request that another one decodes."""
+    """A policy that may use disaggregated prefill: one replica prefills a request and another one decodes it."""
 
     def may_split(self, market: Market, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
-        """Whether two legs can be better than having the chosen replica do both, whoever may prefill. Asked before
-        those are priced."""
+        """True if two replicas can be cheaper than the chosen one alone, for any prefilling replica. It is called
+        before prefill candidates are priced."""
 
     def split(
         self,
@@ -52,16 +54,19 @@ class Splitting(Protocol):
         waits_ms: Sequence[float] = (),
         must: bool = False,
     ) -> Split | None:
-        """The two legs that are better than having the chosen replica do both; None where none are. `prefill` and
-        `decode` may take the one leg and the other, as far as they pair; `waits_ms` are the waits of all replicas that
-        may prefill, of which `prefill` may be the best few. `must`: the chosen one cannot do both, so that any two are
-        better."""
+        """Return the pair that is cheaper than the chosen replica alone, or None if there is no such pair.
+
+        - `prefill`: candidates for the prefill stage.
+        - `decode`: candidates for the decode stage. Only those that `pairs` connects can be combined.
+        - `waits_ms`: the waits of all replicas that may prefill; `prefill` may contain only the best few of them.
+        - `must`: the chosen replica cannot serve both stages, so any pair is better.
+        """
 
 
 @runtime_checkable
 class Near(Protocol):
-    """A policy that need not be shown every replica of a large fleet: those that can be the cheapest are enough, if the
-    ones near a key are among them."""
+    """A policy that does not need every replica of a large fleet as a candidate. The replicas that can be the cheapest
+    are enough, if they include the ones near the key."""
 
     def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
-        """All `ids`, the nearest to the key first."""
+        """Return all `ids`, the nearest to the key first."""

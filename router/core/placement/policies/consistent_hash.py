@@ -1,4 +1,4 @@
-"""consistent_hash: the key's place on the ring, with bounded load; affinity without knowing any cache."""
+"""consistent_hash: the key's place on the ring with bounded load; gives affinity without any knowledge of caches."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from router.core.placement.ring import Ring, under_bound
 
 @dataclass(slots=True)
 class ConsistentHash:
-    """Keyed by session hint or first user message, as the tie break of `warm` is."""
+    """Keyed by session hint or first user message, like the tie break of `warm`."""
 
     name: str = "consistent_hash"
     cache_aware: bool = False
     _ring: Ring = field(default_factory=Ring)
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The first under the load bound."""
+        """Return the first candidate under the load bound."""
         loads = {c.id: c.in_flight for c in candidates}
         return Choice(self._ring.pick(market.ring_key, loads, under_bound(loads, 1)), tied=True)

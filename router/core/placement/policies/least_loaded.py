@@ -10,11 +10,11 @@ from router.core.facts.placements import Candidate, Choice, Market
 
 @dataclass(slots=True)
 class LeastLoaded:
-    """What Envoy calls LEAST_REQUEST with a full scan."""
+    """The policy that Envoy calls LEAST_REQUEST, with a full scan."""
 
     name: str = "least_loaded"
     cache_aware: bool = False
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The one with the fewest open leases."""
+        """Return the candidate with the fewest open leases."""
         return Choice(min(candidates, key=lambda c: (c.in_flight, c.pending_ms)).id)

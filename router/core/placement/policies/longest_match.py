@@ -1,4 +1,4 @@
-"""longest_match: whoever holds most of the prompt, whatever the queue; shows why load must count."""
+"""longest_match: the replica that holds most of the prompt, whatever its queue; shows that load must count."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class LongestMatch:
     cache_aware: bool = True
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The longest held prefix."""
+        """Return the candidate with the longest cached prefix."""
         return Choice(max(candidates, key=lambda c: (c.cached_tokens, -c.in_flight)).id)

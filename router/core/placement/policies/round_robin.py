@@ -1,4 +1,4 @@
-"""round_robin: each candidate in turn; what most load balancers do, and the yardstick."""
+"""round_robin: one candidate after the other, as most load balancers do; the baseline of comparisons."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from router.core.facts.placements import Candidate, Choice, Market
 
 @dataclass(slots=True)
 class RoundRobin:
-    """Counts choices; candidates that come and go shift the turn, never the share."""
+    """Counts choices. Candidates that join or leave shift the order, but not the shares."""
 
     name: str = "round_robin"
     cache_aware: bool = False
     _turn: int = -1
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The next one."""
+        """Return the next candidate."""
         self._turn += 1
         return Choice(candidates[self._turn % len(candidates)].id)

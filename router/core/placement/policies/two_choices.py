@@ -1,4 +1,4 @@
-"""two_choices: the less loaded of two drawn at random (Mitzenmacher 2001)."""
+"""two_choices: the less loaded of two random candidates (Mitzenmacher 2001)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from router.core.facts.placements import Candidate, Choice, Market
 
 @dataclass(slots=True)
 class TwoChoices:
-    """The random numbers come from outside, so a run can be repeated."""
+    """The random numbers are injected, so a run can be repeated."""
 
     rng: Random = field(default_factory=lambda: Random(0))  # noqa: S311 - load, not secrets
     name: str = "two_choices"
     cache_aware: bool = False
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """Fewer open leases of two; of one candidate, that one."""
+        """Return the candidate with fewer open leases of two; of one candidate, that one."""
         drawn = self.rng.sample(candidates, min(2, len(candidates)))
         return Choice(min(drawn, key=lambda c: c.in_flight).id)

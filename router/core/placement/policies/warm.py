@@ -1,4 +1,4 @@
-"""warm: the cheapest replica, where the price counts what the placement costs everyone, to the end of every answer.
+"""warm: the cheapest replica, where the price is the cost of the placement to all requests until every answer ends.
 
     price(q, r) = wait(r) + uncached(q, r) + load(r) x min(uncached(q, r), unit)
                   + room(q, r) + evicted(q, r) + evicted_again(q, r) / (1 + backlog)^2
@@ -7,47 +7,53 @@
 
 All terms are milliseconds of waiting. Each is a field of Candidate, which core/placement/candidates.py fills.
 
-`wait` is the time until the prompt's prefill begins: until the prefills before it are done and the KV pool has room.
-Both pass at the same time, so the longer of the two counts. `uncached` is the prefill of the tokens that the replica
-does not hold. `load`, the wait in units of 16,000 tokens and at most the fleet's mean, is the externality: work done
-twice delays the requests behind it, and an idle replica has none. Requests that would wait behind a prompt of minutes
-are placed elsewhere, for about a unit's work done again, so no more than a unit is counted.
+- `wait` is the time until the prompt's prefill begins: the prefills before it must end and the KV pool must have space.
+  Both waits run at the same time, so the longer one counts.
+- `uncached` is the prefill time of the tokens that the replica does not hold.
+- `load` is the wait in units of 16,000 tokens, limited to the fleet's mean. It is the externality of the prefill: work
+  done twice delays the requests in the queue, and an idle replica has no queue. At most one unit of the prompt is
+  counted, because requests that would wait minutes for a long prompt are placed elsewhere, at the cost of repeating
+  about one unit of work.
+- `room` is the same externality for memory. A prompt keeps KV space until its answer ends, and requests wait for space
+  if the pool is full or will be full (core/placement/room.py).
+- `evicted` is future work: the tokens that the placement evicts, times the probability that they are requested again.
+- `evicted_again` is the work of the evictions that this repeated work causes (core/placement/evictions.py). It makes
+  conversations that do not fit share a few replicas, so the others keep their caches. This is good for most
+  conversations and bad for some, so the term counts less as the queues grow.
+- `stalled` is the delay that the prefill causes to the answers that decode on the replica.
+- `decode` is the time of the answer after its first token.
+- `slowed` is the delay that the answer's decode steps cause to the other answers.
 
-`room` is the same externality of memory: a prompt keeps KV room until its answer ends, and requests wait for room where
-the pool is full, or will be (core/placement/room.py). `evicted` is work for later: the tokens that the placement
-evicts, times the chance that they are asked for again. Then they evict others in their turn, and so on: that is
-`evicted_again` (core/placement/evictions.py), by which conversations that do not fit meet on a few replicas, and the
-others keep their caches. It is good for most conversations and bad for some, so the longer the queues, the less it
-counts.
+The last three terms are differences between replicas that do not last. With `streams` open requests on the mean
+replica, as many requests arrive during one answer, and each goes where fewer answers decode. So an imbalance lasts for
+a fraction 1 / (1 + streams) of an answer. It shrinks during that time, so `decode` and `slowed` count half. Requests
+that are bound to a cache even nothing out, so the weight is never below WEIGHT_LEAST.
 
-`stalled` is the delay that the prefill causes the answers that decode there, `decode` the time of the answer itself
-after its first token, and `slowed` the delay that its steps cause the other answers. They are differences between
-replicas that do not last: with `streams` open requests at the mean replica, as many arrive during one answer, and
-each goes where fewer answers decode. So an imbalance lasts for one part in 1 + streams of an answer, and as it shrinks
-all the while, `decode` and `slowed` count half. Requests that are bound to a cache even nothing out, so the weight is
-never below WEIGHT_LEAST.
+The fleet is busy if BUSY_UNITS of prefill wait on the mean replica and one unit on the median replica. In a busy fleet
+a prompt is deferred if even the cheapest placement would make other requests repeat more than HELD_WORTH times the
+prompt's own work (core/admission/holding.py).
 
-Where the fleet is busy (BUSY_UNITS of prefill wait at the mean replica, and one unit at the median), and even the
-cheapest placement would make others repeat more than HELD_WORTH times the prompt's own work, the prompt is held back
-(core/admission/holding.py).
+A model this simple cannot distinguish prices within the tie band. In the band the following rules decide, in this
+order:
 
-Prices within the tie band cannot be told apart by a model this simple. In the band a conversation stays at home, the
-replica that gave its last answer. A prompt without a home goes to the replica where its agent's words let it be
-expected, if none holds more; else, where one holds half of the prompt, to the one of the deepest holders that begins
-first; else to one of two places of the consistent-hash ring. All of that holds only for replicas under the ring's load
-bound, and none of it overrides a price outside the band. Of several routers that see the same, each takes its own
-replicas first among equals.
+- A conversation stays on the replica that gave its last answer (its home).
+- A prompt without a home goes to the replica that its agent's metadata suggests, if no other replica holds more of it.
+- If one replica holds half of the prompt, the prompt goes to that one of the deepest holders that can begin first.
+- Otherwise it goes to one of two places of the consistent-hash ring.
 
-Where replicas do more than this router asks of them, another router sends there too. A prompt that no replica is known
-to hold may then be held at its place on the ring, where the other router would have sent it. Its price there is lowered
-by the chance of that, which is learned: by the work that is saved, and by as much again for the router that looks there
-next.
+These rules apply only to replicas under the ring's load bound, and none of them overrides a price outside the band.
+Several routers with the same view of the fleet each prefer their own replicas among equals.
 
-Where the chosen replica can fetch from another one's memory what it lacks, it does so if that costs less than computing
-(`pulls`). Where one replica may prefill what another one decodes, two legs are priced beside the one (`split`): the
-prefill's terms at the one replica, those of the answer at the other, and the transfer between them.
+If replicas do more work than this router sends, another router also uses them. A prompt that no replica is known to
+hold may then be cached at its place on the ring, because the other router would have sent it there. The price there is
+lowered by the learned probability of this. It is multiplied by the work that is saved, and the same again for the next
+router that looks there.
 
-`python -m loadtest simulate --sweep` shows what other values of the constants do.
+If the chosen replica can fetch missing blocks from another replica's memory, it does so if that costs less than
+computing them (`pulls`). If one replica may prefill a prompt that another one decodes, the pair is priced as well
+(`split`). Its price has the prefill's terms of one replica, the answer's terms of the other, and the transfer time.
+
+`python -m loadtest simulate --sweep` shows the effect of other values of the constants.
 """
 
 from __future__ import annotations
@@ -63,16 +69,18 @@ from router.core.facts.placements import Candidate, Choice, Grade, Market, Pull,
 from router.core.placement.policies.base import Pairs
 from router.core.placement.ring import Ring, load_bound
 
-DECODING = 0.5  # part of an answer's imbalance that counts: it shrinks to nothing while it lasts
-WEIGHT_LEAST = 0.3  # least weight of a millisecond behind the first token, in one leg
-BUSY_UNITS = 3.0  # mean backlog from which on requests may be held back: then no turn comes soon in any case
-HELD_WORTH = 2.0  # a prompt may make others repeat so many times its own work before that counts as thrashing
-SPREAD = 2  # streams by which a router's own replicas may be ahead of others that hold as much and begin as soon
-ELSEWHERE_MIN = 0.02  # a smaller chance means no other router: counters are late by as much
-HOME_IN_FLIGHT = 1  # open leases that a replica of the band may have whatever the load bound
-QUEUE = 1.0  # how fast the weight of decoding falls with the median wait of replicas that prefill, measured in units
-LEGS = 4  # replicas whose price is looked at for each of two legs
-RING_CHOICES = 2  # places on the ring that a key has; it takes the less loaded one (Mitzenmacher 2001)
+DECODING = 0.5  # share of an answer's imbalance that counts: it shrinks to nothing during the answer
+WEIGHT_LEAST = 0.3  # least weight of a millisecond after the first token, with one replica
+BUSY_UNITS = 3.0  # Mean backlog above which requests may be deferred: above it no request starts soon anyway.
+# Work that a prompt may make others repeat, in multiples of its own work, before this counts as thrashing.
+HELD_WORTH = 2.0
+SPREAD = 2  # Streams by which a router's own replicas may exceed others with the same cached prefix and the same wait.
+ELSEWHERE_MIN = 0.02  # a smaller probability means no other router: counters are late by as much
+HOME_IN_FLIGHT = 1  # open leases that a replica in the band may have regardless of the load bound
+# Rate at which the weight of decoding falls with the median wait of prefilling replicas, measured in units.
+QUEUE = 1.0
+LEGS = 4  # number of replicas that are priced for each of the two stages
+RING_CHOICES = 2  # places on the ring for each key; it takes the less loaded one (Mitzenmacher 2001)
 
 
 @dataclass(slots=True)
@@ -85,18 +93,20 @@ class Warm:
     _prefill_ring: Ring = field(default_factory=Ring)  # ring of replicas that prefill for others
 
     def near(self, ring_key: str, ids: Collection[str]) -> list[str]:
-        """All `ids`, the nearest to the key on the ring first."""
+        """Return all `ids`, the nearest to the key on the ring first."""
         return self._ring.walk(ring_key, ids)
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The cheapest; inside the tie band home, a holder or the ring; and whether the request is held back."""
+        """Return the cheapest candidate, or inside the tie band the home, a holder or a place of the ring. Also decide
+        if the request is deferred."""
         choice = self._cheapest(market, candidates)
         if market.backlog >= BUSY_UNITS and market.median_backlog >= 1:
             choice.hold_back = any(thrashes(c, market) for c in candidates if c.id == choice.id)
         return choice
 
     def pulls(self, market: Market, chosen: Candidate, pull: Pull) -> bool:
-        """Whether fetching costs less than what it saves: this request's prefill, and what that costs others."""
+        """True if the transfer costs less than it saves: this request's prefill, and the delays that the prefill
+        causes."""
         weights = Weights.of(market)
         waited_ms = max(chosen.pending_ms, chosen.kv_wait_ms)
         saved_ms = chosen.uncached_ms - pull.uncached_ms
@@ -106,9 +116,8 @@ class Warm:
         return pull.fetch_ms < saved_ms
 
     def may_split(self, market: Market, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
-        """Whether all that two legs can save is more than the tie band: a request most of which is cached is decided by
-        this alone. A queue before the prefill takes weight from decoding, all of it at most, and may have a wait count
-        in full."""
+        """True if a pair can save more than the tie band. This alone decides for a request that is mostly cached. A
+        queue before the prefill reduces the weight of decoding, at most to 0, and may make a wait count in full."""
         most = Weights.of(market)
         most.load_max = inf
         least = Weights(most.per_wait_ms, most.unit_ms, most.load_max, most.again, 0.0)
@@ -129,8 +138,8 @@ class Warm:
         waits_ms: Sequence[float] = (),
         must: bool = False,
     ) -> Split | None:
-        """The cheapest of a few pairs, where it is cheaper than one leg by more than the tie band; in any case where
-        there `must` be two legs."""
+        """Return the cheapest of a few pairs if it is cheaper than one replica by more than the tie band. With `must`
+        return it in any case."""
         weights, tie_ms = Weights.of_legs(market, waits_ms), market.tie_ms
         whole_ms, answers = price(chosen, weights), [(answer_price(c, weights), n) for n, c in enumerate(decode)]
         if not answers or not prefill or (whole_ms - min(answers)[0] <= tie_ms and not must):
@@ -144,8 +153,8 @@ class Warm:
     def _first_legs(
         self, market: Market, prefill: Sequence[Candidate], weights: Weights
     ) -> list[tuple[float, Candidate]]:
-        """Prices of the few replicas where the prefill is cheapest, in that order; those that cannot be told apart from
-        the cheapest in the order of the ring."""
+        """Return the few replicas with the cheapest prefill and their prices, in that order. Replicas within the tie
+        band of the cheapest are in the order of the ring."""
         few = nsmallest(LEGS, [(prefill_price(c, weights), n) for n, c in enumerate(prefill)])
         band = {prefill[n].id: (price_ms, prefill[n]) for price_ms, n in few if price_ms - few[0][0] <= market.tie_ms}
         ordered = [band[id_] for id_ in self._prefill_ring.walk(market.ring_key, band)]
@@ -170,9 +179,10 @@ class Warm:
         return self._in_band(market, band, longest)
 
     def _in_band(self, market: Market, band: dict[str, Candidate], longest: int) -> Choice:
-        """The choice among prices that cannot be told apart; `longest` are the most cached tokens of any candidate."""
+        """Choose among prices that cannot be distinguished; `longest` is the largest number of cached tokens of any
+        candidate."""
         most = max([c.cached_tokens for c in band.values()])
-        tied = most == longest  # otherwise the longest holder was too dear: a spill
+        tied = most == longest  # otherwise the longest holder was too expensive: a spill
         bound = load_bound(market.in_flight + 1, market.replicas)
         home = band.get(market.home)
         if home is not None and _has_room(home, bound):
@@ -188,15 +198,15 @@ class Warm:
         return Choice(_least(able[:RING_CHOICES]).id, tied)
 
     def _order(self, market: Market, some: dict[str, Candidate]) -> list[Candidate]:
-        """The candidates `some`, the nearest to the ring key first."""
+        """Return the candidates in `some`, the nearest to the ring key first."""
         ids = market.order or self._ring.walk(market.ring_key, some)
         return [some[id_] for id_ in ids if id_ in some]
 
     def _guess(
         self, candidates: Sequence[Candidate], market: Market, weights: Weights, longest: int
     ) -> tuple[Candidate, float] | None:
-        """The place on the ring of a prompt most of which no replica is known to hold, and its price less what is
-        probably held there. None where most of the prompt is held, or events say exactly what is held there."""
+        """Return the ring place of a prompt that is mostly not known to be cached, and its price less the work probably
+        saved there. Return None if most of the prompt is cached, or if the place's events are exact."""
         prompt_tokens = candidates[0].cached_tokens + candidates[0].uncached_tokens
         if 2 * longest > prompt_tokens:
             return None
@@ -216,8 +226,8 @@ def _best(
     pairs: Pairs,
     tie_ms: float,
 ) -> Split | None:
-    """The cheapest pair of these prefill legs and decode legs (positions in `decode`), with their prices; of those that
-    cannot be told apart the first; None where none are a pair."""
+    """Return the cheapest pair of these prefill stages and decode stages (positions in `decode`), given their prices.
+    Among pairs that cannot be distinguished the first one wins. Return None if there is no pair."""
     best: Split | None = None
     for first_ms, first in firsts:
         for second_ms, n in seconds:
@@ -225,7 +235,7 @@ def _best(
             if transfer_ms is None:
                 continue
             there_ms = wait_ms(first) + first.uncached_ms + transfer_ms
-            late_ms = wait_ms(decode[n]) - there_ms  # time that the decode leg waits beyond its prefill leg
+            late_ms = wait_ms(decode[n]) - there_ms  # wait of the decode stage beyond its prefill stage
             price_ms = first_ms + second_ms + transfer_ms + (late_ms if late_ms > 0 else 0.0)
             if best is None or price_ms < best.price_ms - tie_ms:
                 best = Split(first, decode[n], transfer_ms, price_ms)
@@ -237,7 +247,7 @@ def _has_room(candidate: Candidate, bound: int) -> bool:
 
 
 def _least(candidates: list[Candidate]) -> Candidate:
-    """The least loaded candidate; of several the cheapest, and of several such the first."""
+    """Return the least loaded candidate; of several the cheapest, and of several such the first."""
     least, *others = candidates
     for c in others:
         if c.in_flight < least.in_flight or (c.in_flight == least.in_flight and c.price_ms < least.price_ms):
@@ -246,9 +256,13 @@ def _least(candidates: list[Candidate]) -> Candidate:
 
 
 def _soonest(holders: list[Candidate], own: Collection[str]) -> Candidate:
-    """The candidate with the shortest wait, for loads too, among several that hold as much; of equals the least loaded.
-    No cache is at stake between them, so every wait counts, however short: most of the open leases decode and delay no
-    prefill. Where several routers place, those of a router's `own` go before others with up to SPREAD streams less."""
+    """Return the candidate with the shortest wait, including loads, among several that hold the same; of equals the
+    least loaded.
+
+    No cached block is at stake between them, so every wait counts, however short: most of the open leases decode and do
+    not delay a prefill. With several routers, the router's `own` replicas precede others that have up to SPREAD streams
+    less.
+    """
     soonest, *others = holders
     least = [soonest]
     least_ms = wait_ms(soonest) + soonest.loading_ms
@@ -265,32 +279,31 @@ def _soonest(holders: list[Candidate], own: Collection[str]) -> Candidate:
 
 
 def wait_ms(candidate: Candidate) -> float:
-    """Time until a prefill would begin: until the prefills before it are done and the KV pool has room, whichever is
-    later."""
+    """Return the time until a prefill can begin: the prefills before it are done and the KV pool has space."""
     pending_ms, kv_wait_ms = candidate.pending_ms, candidate.kv_wait_ms
     return pending_ms if pending_ms > kv_wait_ms else kv_wait_ms  # noqa: FURB136 - half of max()'s time
 
 
 def thrashes(candidate: Candidate, market: Market) -> bool:
-    """Whether a request that began here now would make others repeat far more work than it is itself. A request most of
-    which is cached is the turn of a conversation that goes on, and never thrashes."""
+    """True if a request that began here now would make other requests repeat much more work than its own. A request
+    that is mostly cached is a turn of an ongoing conversation, and never thrashes."""
     if candidate.uncached_tokens <= candidate.cached_tokens or candidate.uncached_ms <= market.tie_ms:
         return False
     return candidate.evicted_ms + candidate.evicted_again_ms > HELD_WORTH * candidate.uncached_ms
 
 
 class Weights(Struct, gc=False):
-    """Weights of the price's terms, the same for all candidates of a market."""
+    """Weights of the price's terms, the same for all candidates of one placement."""
 
-    per_wait_ms: float  # load for each millisecond of waiting
-    unit_ms: float  # most that a request behind is delayed
+    per_wait_ms: float  # load per millisecond of waiting
+    unit_ms: float  # largest delay of a request in the queue that is counted
     load_max: float
     again: float  # weight of a millisecond of `evicted_again`
     decoding: float  # weight of a millisecond of decoding
 
     @staticmethod
     def of(market: Market) -> Weights:
-        """The weights that hold in a market."""
+        """Return the weights for this placement context."""
         streams = market.in_flight / market.replicas if market.replicas else 0.0
         weight = max(WEIGHT_LEAST, 1 / (1 + streams))
         backlog = market.backlog
@@ -298,9 +311,11 @@ class Weights(Struct, gc=False):
 
     @staticmethod
     def of_legs(market: Market, waits_ms: Sequence[float]) -> Weights:
-        """The weights in a market where replicas that wait for so long may take the prefill: their queues count as the
-        fleet's do. Streams that a prefill would stall count in full while no prefill waits: no later arrival makes that
-        good, as it makes good an imbalance of streams."""
+        """Return the weights for disaggregated prefill by replicas with these waits.
+
+        Their queues count like those of the fleet. Streams that a prefill would stall count in full if no prefill
+        waits: later arrivals even out an imbalance of streams, but not a stall.
+        """
         weights = Weights.of(market)
         weights.decoding = 1.0
         if waits_ms and max(waits_ms):
@@ -312,8 +327,9 @@ class Weights(Struct, gc=False):
 
 
 def price(candidate: Candidate, weights: Weights) -> float:
-    """Milliseconds that this request and others wait, by the formula above."""
-    waited_ms = candidate.pending_ms  # wait_ms() written out: a call for every candidate of every request would show
+    """Return the milliseconds that this request and others wait, by the formula above."""
+    # wait_ms() inlined: a call for every candidate of every request would be measurable
+    waited_ms = candidate.pending_ms
     if candidate.kv_wait_ms > waited_ms:
         waited_ms = candidate.kv_wait_ms
     load = waited_ms * weights.per_wait_ms
@@ -333,7 +349,8 @@ def price(candidate: Candidate, weights: Weights) -> float:
 
 
 def prefill_price(candidate: Candidate, weights: Weights) -> float:
-    """The part of a price that a prefill leg has: what it waits for, and what it takes from others there."""
+    """Return the part of a price that belongs to a prefill stage: its wait, and its cost to other requests on the
+    replica."""
     waited_ms, uncached_ms = wait_ms(candidate), candidate.uncached_ms
     load = min(waited_ms * weights.per_wait_ms, weights.load_max)
     return (
@@ -347,7 +364,7 @@ def prefill_price(candidate: Candidate, weights: Weights) -> float:
 
 
 def answer_price(candidate: Candidate, weights: Weights) -> float:
-    """The part of a price that a decode leg has, but for its wait, which the prefill's may cover."""
+    """Return the part of a price that belongs to a decode stage, without its wait, which the prefill may cover."""
     return (
         candidate.room_ms
         + candidate.evicted_ms
