@@ -1,7 +1,7 @@
-"""What it would cost to place a request on a replica: facts and learned models in, a Candidate out.
+"""Costs of placing a request on a replica: facts and learned models in, a Candidate out.
 
-Every cost is in milliseconds that somebody waits, so that a policy can add them up. A policy weighs the terms; here
-they are measured.
+Every cost is in milliseconds of waiting, so a policy can add them up. This module measures the terms and the policy
+weighs them.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from router.core.placement.room import room
 from router.core.placement.wanted import Wanted
 from router.core.prompts.blocks import BLOCK_BYTES
 
-FEW = 16  # up to so many replicas, each is priced for every request
-# Of more replicas, so many with least to do are priced, and so many that hold most of the prompt.
+FEW = 16  # at most this many replicas are all priced for every request
+# Of more replicas, those with the least work and those that hold most of the prompt are priced.
 CALMEST, HOLDERS = 6, 6
-SOURCES = 4  # replicas that hold most of a prompt in CPU memory, of which one may be pulled from
+SOURCES = 4  # replicas with most of a prompt in CPU memory that are considered as a source of a P2P transfer
 ESTIMATE_SLACK = 0.9  # an estimated number of prompt tokens may be too high by a tenth
 _ESTIMATED = Grade.ESTIMATED  # looking up an enum's member costs as much as a call
 
 
 class Survey(Struct, gc=False):
-    """How busy the replicas are that may take a request."""
+    """Load of the replicas that may take a request."""
 
-    waits_ms: list[float]  # prefill that waits at each replica, other routers' work included; in the replicas' order
-    slower: dict[str, float]  # how many times slower than its peers a replica looks
+    waits_ms: list[float]  # prefill that waits at each replica, with other routers' work, in the replicas' order
+    slower: dict[str, float]  # measured slowness of a replica relative to its peers, as a factor
     backlog_ms: float  # mean of `waits_ms`
-    median_ms: float  # median of `waits_ms`, the lesser of two in the middle
+    median_ms: float  # median of `waits_ms`, the lower of two in the middle
     in_flight: int  # open leases of all replicas
 
 
 class Pricer:
-    """Reads the Router's state, and changes nothing but sums of its own (evictions.py)."""
+    """Prices candidates. It reads the Router's state and changes only its own sums (evictions.py)."""
 
     def __init__(self, fleet: Fleet, index: PrefixIndex, knowledge: Knowledge, reuse: ReuseMemory) -> None:
         self._fleet = fleet
@@ -55,11 +55,11 @@ class Pricer:
         self._evictions = Evictions()
 
     def forget(self, id_: str) -> None:
-        """A replica has left."""
+        """Drop the sums of a replica that has left."""
         self._evictions.forget(id_)
 
     def survey(self, members: list[Member], now_s: float) -> Survey:
-        """One cheap look at every replica that may take a request."""
+        """Collect the load of every replica that may take a request, cheaply."""
         slower = self._fleet.slowness(now_s)
         waits_ms, sum_ms, in_flight = list[float](), 0.0, 0
         for member in members:
@@ -77,11 +77,13 @@ class Pricer:
         return Survey(waits_ms, slower, sum_ms / count, median_ms, in_flight)
 
     def shortlist(self, members: list[Member], match: PromptMatch, survey: Survey, near: Sequence[str]) -> list[int]:
-        """Positions in `members` of replicas that can be the cheapest: the deepest holders of the prompt, replicas that
-        are `near` (its home, its places on the ring), and those with least to do at their own speed. Any other replica
-        holds no more than the last group and has more to do. Of many that hold as much, those with least to do are
-        listed. The policy weighs decoding between nothing and as much as waiting: replicas with least to do are listed
-        by both."""
+        """Return the positions in `members` of the replicas that can be the cheapest.
+
+        These are the deepest holders of the prompt, the replicas that are `near` (its home, its places on the ring),
+        and those with the least work at their own speed. Any other replica holds no more than the last group and has
+        more work. Of many that hold the same, those with the least work are listed. The policy weighs decoding between
+        0 and the weight of waiting, so replicas with the least work by either weight are listed.
+        """
         prompt_tokens, answer, depths = match.size.prompt_tokens, match.answer_tokens, match.depths
         stored, loads = match.stored or {}, list[tuple[float, int]]()
         deepest, longest = list[tuple[int, float, int]](), list[tuple[int, float, int]]()
@@ -89,12 +91,12 @@ class Pricer:
         for n, member in enumerate(members):
             model, step, others = member.prefill_model, member.step_model, member.others
             streams, context = len(member.leases) + others.open, member.context_tokens + others.context_tokens
-            if model is not prefill:  # replicas share one until they have their own
+            if model is not prefill:  # replicas share one model until they have their own
                 prefill, cold_ms = model, model.ms(prompt_tokens, 0)
             work_ms = (1 + streams) * cold_ms
             if slower and member.id in slower:
                 work_ms *= slower[member.id]
-            # As StepModel.ms, whose call for every replica would show.
+            # Same as StepModel.ms, which would be measurable as a call for every replica.
             step_ms = step.floor_ms + step.per_stream_ms * streams + step.per_context_token_ms * context
             loads.append((waits_ms[n] + answer * step_ms + work_ms, n))
         listed, wanted = set[int](), set(near)
@@ -120,11 +122,11 @@ class Pricer:
         match: PromptMatch,
         now_s: float,
     ) -> list[Candidate]:
-        """Each of `members` with what a placement there costs; `waits_ms` and `slower` are of a Survey of them."""
+        """Price each of `members` as a Candidate; `waits_ms` and `slower` are from their Survey."""
         size, holders, candidates, alone = match.size, self._index.holders, [], self._fleet.alone
         prompt_tokens, ratio, answer = size.prompt_tokens, size.pool_bytes_per_token, match.answer_tokens
         stored, depths = match.stored, match.depths
-        context = prompt_tokens + answer / 2  # tokens that this answer's stream has on average
+        context = prompt_tokens + answer / 2  # mean number of tokens of this answer's stream
         for n, member in enumerate(members):
             id_, said, cached, estimate = member.id, None, 0, 0
             if stored is not None:
@@ -134,7 +136,8 @@ class Pricer:
                     estimate = self._estimated_tokens(member, size, depths[id_])
                 cached = self._cached_tokens(member, size, estimate, said)
             holder, uncached, tiers, tier_tokens = holders[id_], prompt_tokens, None, 0
-            if cached:  # without, the number is the same object for all that hold nothing: 28 bytes each less
+            # without cached tokens the number is one shared object for all candidates: 28 bytes less for each
+            if cached:
                 uncached -= cached
             if said is not None and said.tiers:
                 tiers = to_load(said, cached)
@@ -146,8 +149,9 @@ class Pricer:
             evicted, evicted_ms, again_ms, kv_wait_ms, room_ms = uncached + tier_tokens, 0.0, 0.0, 0.0, 0.0
             if free > 0:
                 evicted -= free
-            # Where another router sends too and no events tell what is held, what is evicted is not ours to know.
-            # Pricing it by our share of the replica's prompts was raced: better below saturation, worse at and above.
+            # If another router uses the replica and no events report its cache, its evictions are unknown. Pricing them
+            # by our share of the replica's prompts was measured: better below saturation, worse at saturation and
+            # above.
             if evicted > 0 and known:
                 kept_share = said.kept_share if said is not None else 0.0
                 evicted_ms, again_ms = self._evicted_ms(member, holder, evicted, ratio, kept_share, now_s)
@@ -156,7 +160,7 @@ class Pricer:
             uncached_ms = prefill.ms(uncached, cached)
             if slower and id_ in slower:
                 uncached_ms *= slower[id_]
-            # All leases open there now decode beside this answer for some of its time.
+            # All leases that are now open there decode at the same time as this answer for a part of its time.
             beside_ms = step.ms(streams, around + streams * answer / 2)
             own_ms = step.per_stream_ms + step.per_context_token_ms * context
             if member.load.kv_tokens_max:
@@ -186,9 +190,12 @@ class Pricer:
         return candidates
 
     def pull(self, candidate: Candidate, match: PromptMatch, now_s: float) -> Pull | None:
-        """What the candidate could pull, from the source that lets it have its first token soonest; None for nothing.
-        The replica itself is no source, nor is one of another kind or with blocks of another size: what these hold has
-        other names."""
+        """Return the P2P transfer to the candidate from the source that gives the earliest first token; None if there
+        is none.
+
+        The replica itself is no source. Replicas of another kind or with another block size are no sources either,
+        because their blocks have other names.
+        """
         pulls, members = self._fleet.pulls, self._fleet.members
         member, cached, uncached = members[candidate.id], candidate.cached_tokens, candidate.uncached_tokens
         said = (
@@ -203,7 +210,7 @@ class Pricer:
             id_, there = source.replica, members.get(source.replica)
             if there is None or there is member or there.speeds is not member.speeds or not there.health.fit:
                 continue
-            if there.breaker.backoff_s:  # requests say that something is wrong with it
+            if there.breaker.backoff_s:  # requests to it have failed: its breaker is not closed
                 continue
             tokens = capped(source.tokens, cached + uncached, block_tokens) - cached
             if tokens <= 0 or source.block_tokens != block_tokens:
@@ -218,7 +225,8 @@ class Pricer:
         return best
 
     def elsewhere(self, asked: list[Member], match: PromptMatch) -> dict[str, int]:
-        """Tokens of the prompt that replicas which may not take it (all but `asked`) are believed to hold."""
+        """Return the prompt's tokens that each replica outside of `asked` (the members that may take the request) is
+        estimated to hold."""
         members, size, depths, stored = self._fleet.members, match.size, match.depths, match.stored
         if len(asked) == len(members):
             return {}
@@ -233,8 +241,8 @@ class Pricer:
         return found
 
     def _cached_tokens(self, member: Member, size: Size, estimate: int, said: StoredPrefix | None) -> int:
-        """Cached tokens by the events (`said`) where these are whole; otherwise the larger of what the events are sure
-        of and of our estimate."""
+        """Return the cached tokens. The events (`said`) decide if they are exact. Otherwise it is the larger of the
+        confirmed events and our estimate."""
         if member.load.prefix_caching is False:
             return 0
         known = 0
@@ -245,7 +253,7 @@ class Pricer:
                 )
             if said.grade is Grade.EXACT or said.doubted:
                 return known
-            estimate -= said.dropped  # below 0 it counts as nothing, as `known` does
+            estimate -= said.dropped  # a negative value counts as 0, because `known` is at least 0
         elif self._knowledge.doubted(member.id):
             return 0
         return max(known, estimate)
@@ -257,9 +265,12 @@ class Pricer:
     def _evicted_ms(
         self, member: Member, holder: Holder, tokens: float, bytes_per_token: float, kept_share: float, now_s: float
     ) -> tuple[float, float]:
-        """(work that is repeated because so many tokens are evicted, work that this evicts in its turn), in
-        milliseconds. Prefill is priced at the middle of a mean prompt, as attention makes late tokens dear. Of what is
-        evicted, tiers keep a part: that is loaded again, not computed."""
+        """Return (work that is repeated because `tokens` are evicted, work that this repetition evicts), in
+        milliseconds.
+
+        Prefill is priced at the middle of a mean prompt, because attention makes late tokens more expensive. Tiers keep
+        a part of the evicted tokens, which is loaded again and not computed.
+        """
         sums = self._evictions.sums(member.id, member.life, holder, self._reuse.odds(now_s), now_s)
         if sums is None:
             return 0.0, 0.0
@@ -272,8 +283,8 @@ class Pricer:
 
 
 def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:
-    """Tokens to load from each tier where so many tokens of a prompt count as cached (`capped`): what is cut off is
-    cut off its end, which the slowest tiers are believed to hold."""
+    """Return the tokens to load from each tier if `cached_tokens` of a prompt count as cached (`capped`). Tokens are
+    cut off at the end of the prefix, which the slowest tiers are estimated to hold."""
     tiers, left = dict(said.tiers or {}), max(0, cached_tokens - said.gpu_tokens)
     for tier, tokens in tiers.items():
         tiers[tier] = min(tokens, left)
@@ -282,7 +293,7 @@ def to_load(said: StoredPrefix, cached_tokens: int) -> dict[str, int]:
 
 
 def loading_ms(member: Member, tiers: dict[str, int], now_s: float) -> float:
-    """Modelled time until so many tokens are loaded from each tier, behind the loads under way from there."""
+    """Return the modelled time to load these tokens from each tier, after the loads already running from there."""
     links, fits = member.links, member.speeds.loads
     took_ms = 0.0
     for tier, tokens in tiers.items():
@@ -291,14 +302,14 @@ def loading_ms(member: Member, tiers: dict[str, int], now_s: float) -> float:
 
 
 def reload_ms(member: Member, tokens: float) -> float:
-    """Modelled time to load so many tokens again from the first tier that the member has, a mean prompt at a time."""
+    """Return the modelled time to load `tokens` again from the member's first tier, one mean prompt at a time."""
     tier = next((tier for tier, _ in member.links.items()), CPU)
     model = member.speeds.loads.model(tier, member.links.of(tier).fit)
     return model.per_token_ms * tokens + model.floor_ms * tokens / max(1.0, member.speeds.mean_prompt_tokens)
 
 
 def with_context(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
-    """Members whose context is long enough for the prompt; all of them where the request names no model."""
+    """Return the members with a long enough context for the prompt; all of them if the request names no model."""
     model = wanted.model
     if model is None:
         return members
@@ -307,17 +318,21 @@ def with_context(members: list[Member], wanted: Wanted, prompt_tokens: int) -> l
 
 
 def long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
-    """Members whose context is long enough for the prompt; all of them, if none has one: the engine is to refuse it."""
+    """Return the members with a long enough context for the prompt. If there are none, return all, so that the engine
+    rejects the request."""
     return with_context(members, wanted, prompt_tokens) or members
 
 
 def _grade(said: StoredPrefix) -> Grade:
-    """The grade of one prediction: while events are known to be late, it is not exact."""
+    """Return the grade of one prediction. It is not exact if events are known to be late."""
     return Grade.CATCHING_UP if said.behind else said.grade
 
 
 def capped(tokens: int, prompt_tokens: int, block_tokens: int, *, whole: bool = False, dropped: int = 0) -> int:
-    """Cached tokens as the engine counts them: whole blocks, and never the prompt's last token, from which the first
-    new token is computed (vLLM 0.32 and SGLang 0.5 alike), but where the `whole` prompt is loaded. Of what is found
-    then, so many are `dropped`."""
+    """Return the cached tokens as the engine counts them, in whole blocks.
+
+    The prompt's last token is never cached, because the first new token is computed from it (vLLM 0.32 and SGLang 0.5
+    alike). The exception is a `whole` prompt that is loaded. The last `dropped` tokens of the matched prefix do not
+    count.
+    """
     return max(0, min(tokens, prompt_tokens - (not whole)) // max(1, block_tokens) * max(1, block_tokens) - dropped)

@@ -1,12 +1,14 @@
-"""Where conversations are, by what their clients say of themselves.
+"""Locations of conversations, by the session identity that clients send.
 
-The text of a prompt tells by itself which replica holds its beginning. What a client says adds three things: a
-sub-agent's first prompt is expected where its parent's is, since they share what both begin with; a conversation whose
-prompt cannot be read is expected where it was; and of one that is over nothing is expected back, so neither the chance
-that it returns nor the price of evicting it counts any longer. Where prompts are expected decides between equal prices
-only.
+The text of a prompt shows which replica holds its beginning. The client's session identity adds three facts:
 
-Routers that share (core/sharing) tell each other where conversations went: names are the same in all of them.
+- A sub-agent's first prompt is expected at its parent's replica, because both share a beginning.
+- A conversation with prompts that cannot be read is expected at its last replica.
+- A final conversation is not expected back. Its probability of return and its price of eviction no longer count.
+
+The expected replica only decides between equal prices.
+
+Routers that share state (core/sharing) exchange the locations: conversations have the same names in all of them.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ class Whereabouts(Struct, gc=False):  # a Struct for speed: core/facts/requests.
     """The last prompt of a conversation."""
 
     replica: str
-    own_at: int  # leading blocks that others had asked for before the conversation began
-    own_key: int  # key of the first block behind them; 0 where there is none
-    mark: int  # key of the prompt's last full block; 0 where it has none
-    end: int  # key of the last block that is counted as held, of the answer too
-    ended_s: float = -1.0  # time at which its answer ended; -1 while it has not
+    own_at: int  # key of the first block after them; 0 if they are the whole prompt
+    own_key: int  # key of the first block after them; 0 if they are the whole prompt
+    mark: int  # key of the prompt's last full block; 0 if it has no full block
+    end: int  # key of the last block that counts as cached, including the answer
+    ended_s: float = -1.0  # time at which its answer ended; -1 until then
 
 
 class Conversations:
-    """Bounded; those that were asked for longest ago make room."""
+    """A bounded map; the least recently used conversations are dropped."""
 
     def __init__(self, conversations_max: int, index: PrefixIndex, reuse: ReuseMemory) -> None:
         self._conversations_max = conversations_max
@@ -49,8 +51,8 @@ class Conversations:
         return len(self._of)
 
     def expected(self, wanted: Wanted, match: PromptMatch) -> str:
-        """The replica on which the prompt is expected; "" where none is. A prompt that can be read is expected only
-        where some of it is believed to be held."""
+        """Return the replica on which the prompt is expected, or "". A prompt that can be read is expected only on a
+        replica that is estimated to hold some of it."""
         kin, chain = wanted.kin, wanted.chain
         if kin is None or match.home:
             return ""
@@ -65,18 +67,22 @@ class Conversations:
         return id_ if holds else ""
 
     def placed(self, wanted: Wanted, kin: Kin, match: PromptMatch, lease: Lease) -> None:
-        """A request of a conversation was placed; `lease` knows from now on whose it is."""
+        """Record the placement of a conversation's request, and store the conversation in `lease`."""
         name, keys = _name(wanted, kin.conversation), lease.keys
         before = self._of.get(name)
         at = before.own_at if before is not None else -1
-        if before is None or at >= len(keys) or keys[at] != before.own_key:  # new, or it begins otherwise than before
+        # new, or with another beginning than before
+        if before is None or at >= len(keys) or keys[at] != before.own_key:
             at = max(match.depths.values(), default=0)
         lease.conversation, lease.own_at, lease.final = name, at, kin.final
         self.went(name, lease.replica, keys, at, final=kin.final)
 
     def went(self, name: int, replica: str, keys: Sequence[int], own_at: int, *, final: bool) -> None:
-        """A prompt of a conversation was placed, here or by another router: the keys of its blocks, of which so many
-        leading ones others had asked for before."""
+        """Record that a prompt of a conversation was placed here or by another router.
+
+        - `keys`: keys of the prompt's blocks.
+        - `own_at`: number of leading blocks that others had requested before.
+        """
         before = self._of.pop(name, None)
         if final and before is not None:
             self._release(before)
@@ -86,7 +92,7 @@ class Conversations:
             self._of.popitem(last=False)
 
     def ended(self, name: int, replica: str, answer_keys: Sequence[int], now_s: float, *, final: bool) -> None:
-        """The answer to a request of a conversation is over, and is counted under these keys behind its prompt."""
+        """Record the end of an answer in a conversation; it is counted under these keys after its prompt."""
         found = self._of.get(name)
         if found is None or found.replica != replica:
             return
@@ -98,7 +104,7 @@ class Conversations:
             self._release(found)
 
     def _release(self, found: Whereabouts) -> None:
-        """Nothing of the conversation is expected back."""
+        """Stop expecting the conversation's blocks to be requested again."""
         if found.mark:
             self._reuse.withdraw(found.mark)
         if found.own_key:
@@ -106,5 +112,5 @@ class Conversations:
 
 
 def _name(wanted: Wanted, conversation: int) -> int:
-    """The name of a conversation with one model: where a client asks two, each has a cache of its own."""
+    """Return the name of a conversation with one model: if a client uses two models, each has its own cache."""
     return conversation ^ wanted.chain.root if wanted.chain is not None else conversation

@@ -1,4 +1,4 @@
-"""What an answer that ended well teaches: speed, sizes, who gave it, and how far events can be trusted."""
+"""Lessons of an answer that ended well: speeds, sizes, the last replica, and the reliability of events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNANNOUNCED_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Unannounced:
-    """A replica held `cached_tokens` of a prompt, and its events did not know."""
+    """A replica held `cached_tokens` of a prompt that its events had not announced."""
 
     replica: str
     model: str
@@ -31,7 +31,7 @@ class Unannounced:
 
 
 class Learner:
-    """Writes what it learns to where placing looks it up."""
+    """Updates the learned models that placement reads."""
 
     def __init__(
         self, fleet: Fleet, fitness: Fitness, models: Models, answers: AnswerMemory, knowledge: Knowledge
@@ -70,14 +70,15 @@ class Learner:
             self._answers.put(lease.end_key, PastAnswer(lease.replica, *counts, member.life))
 
     def _learn_guess(self, lease: Lease, usage: Usage | None) -> None:
-        """Whether half of what was not known to be held was held: the engine says so, or its time to first token."""
+        """Record if at least half of the tokens not known to be cached were cached. The engine's usage decides, or else
+        the time to first token."""
         if usage is not None and usage.cached_tokens is not None:
             self._fleet.means.guessed(right=usage.cached_tokens - lease.cached_tokens > lease.uncached_tokens / 2)
         elif lease.service_ms is not None:
             self._fleet.means.guessed(right=lease.service_ms < lease.prefill_ms / 2)
 
     def _compare(self, lease: Lease, usage: Usage | None) -> None:
-        """Compare what events said with what the engine found."""
+        """Compare the prediction by events with the engine's usage."""
         stored, actual = lease.stored, usage.cached_tokens if usage else None
         if lease.tokens and usage:
             self._models.compare_counts(lease.model, lease.prompt_tokens, usage.prompt_tokens)
@@ -85,13 +86,14 @@ class Learner:
             matched = capped(stored.tokens, lease.prompt_tokens, stored.block_tokens, whole=stored.whole)
             predicted = max(0, matched - stored.dropped)
             if actual is not None and lease.receipt.pull is not None:
-                actual = min(actual, predicted)  # what comes behind that was pulled
+                actual = min(actual, predicted)  # tokens beyond the prediction were pulled
             if actual is not None and lease.tokens is not None:
                 self._knowledge.tiered.compared(
                     lease.replica, stored.block_tokens, lease.tokens.tokens, predicted, actual
                 )
             self._knowledge.answered(lease.replica, stored, matched, actual, lease.prompt_tokens)
-            last = stored.block_tokens if stored.whole else 0  # a prompt's last block may be there, and not be counted
+            # A prompt's last block may be cached without being counted.
+            last = stored.block_tokens if stored.whole else 0
             if stored.tiers and actual is not None and actual + last < predicted and lease.tokens is not None:
                 self._knowledge.tiered.missed(lease.replica, stored, lease.tokens, actual)
             more = actual if actual and actual >= predicted + stored.block_tokens else 0

@@ -1,9 +1,9 @@
-"""Where requests find places, for whoever counts them (core/admission): whole ones, and those that may go in two legs.
+"""Free places for requests, as admission counts them (core/admission), with and without disaggregated prefill.
 
-A request that goes whole finds its place at one replica that takes such. One that may go in two legs finds it there,
-too, or at two replicas that are a pair: where nobody takes it whole (SGLang's servers), one that decodes is no place
-while none that prefills for it has room. Prompts are prefilled by those that take whole requests, and by those that
-prefill for others.
+A request without disaggregated prefill needs a place on one replica that takes whole requests. Other requests can use
+such a replica too, or two replicas that are a pair. If no replica takes whole requests (SGLang's servers), a decoding
+replica is no place until a prefilling replica of one of its pairs is free. Prompts are prefilled by replicas that take
+whole requests, and by replicas that prefill for others.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ NOBODY: frozenset[str] = frozenset()
 
 
 class Places:
-    """Reads the fleet, and changes nothing. A request is told by its model, by whom it may go to, and by whether it may
-    go in two legs (admission.queue.Pool)."""
+    """Reads the fleet and changes nothing. A request is described by its model, its permitted replicas, and `may_split`
+    (admission.queue.Pool)."""
 
     def __init__(self, fleet: Fleet, fitness: Fitness, *, splits: bool) -> None:
-        """`splits`: the policy has requests go in two legs."""
+        """`splits`: the policy may use disaggregated prefill."""
         self._fleet, self._fitness, self._splits = fleet, fitness, splits
 
     def may_split(self, wanted: Wanted) -> bool:
-        """Whether a request may go in two legs, as far as replicas are known that take such."""
+        """True if a request may use disaggregated prefill and some replicas support it."""
         return wanted.may_split and self._splits and bool(self._fleet.legs.hands)
 
     def prefill(
         self, model: str | None, only: str | frozenset[str] | None, may_split: bool, now_s: float
     ) -> list[Member]:
-        """Members that may prefill a request, as Router.route would find now, full or not. Raises NoReplica and
-        Shed."""
+        """Return the members that may prefill a request, as `Router.route` would find now, full or not. Raises
+        NoReplica and Shed."""
         members = self._candidates(model, only, may_split, now_s)
         if not may_split or isinstance(only, str):
             return members
@@ -51,7 +51,8 @@ class Places:
         now_s: float,
         busy: Collection[str],
     ) -> bool:
-        """Whether one that takes the request whole is not `busy`, or two that are a pair. Raises NoReplica and Shed."""
+        """True if a replica that takes the request whole is not `busy`, or two that are a pair. Raises NoReplica and
+        Shed."""
         members, legs = self._candidates(model, only, may_split, now_s), self._fleet.legs
         free = [m for m in members if m.id not in busy]
         if not may_split or isinstance(only, str) or not legs.hands or any(map(legs.takes_whole, free)):
@@ -64,16 +65,16 @@ class Places:
         return False
 
     def of(self, members: list[Member], *, may_split: bool = False) -> list[Member]:
-        """Members of these at which requests find places: where they go whole, or in two legs are decoded. Not to be
-        changed."""
+        """Return those of `members` that are places for requests, served whole or decoded after another replica's
+        prefill. The list must not be modified."""
         legs, members = self._fleet.legs, self._fleet.whole(members)
         return legs.whole(members) if legs.hands and not may_split else members
 
     def _candidates(
         self, model: str | None, only: str | frozenset[str] | None, may_split: bool, now_s: float
     ) -> list[Member]:
-        """Members that may take a request, or the decode leg of one that `may_split`, as Router.route would find now,
-        full or not. Not to be changed. Raises NoReplica and Shed."""
+        """Return the members that may take a request, or the decode stage of one that `may_split`, as `Router.route`
+        would find now, full or not. The list must not be modified. Raises NoReplica and Shed."""
         return who_may(self._fleet, self._fitness, model, NOBODY, only, (), now_s, whole=not may_split)
 
     def _only_prefill(self, model: str | None, among: frozenset[str] | None, now_s: float) -> list[Member]:
@@ -82,7 +83,7 @@ class Places:
         return only_prefill(self._fleet, self._fitness, model, NOBODY, among, (), now_s, must=True)
 
     def _is_pair(self, prefill: list[Member], decode: list[Member], busy: Collection[str]) -> bool:
-        """Whether any two of these take traffic as a pair, and the first one is not busy."""
+        """True if any two of these take traffic as a pair, and the prefilling one is not busy."""
         legs = self._fleet.legs
         able = [m for m in decode if legs.may_decode(m)]
         return any(legs.is_warm(first, m) for first in prefill if first.id not in busy for m in able)

@@ -1,15 +1,17 @@
-"""The consistent-hash ring: which replica a key prefers, the same on every router, whatever else they know.
+"""The consistent-hash ring: the replicas that a key prefers, the same on every router.
 
-Theory: every id has VNODES points on a circle of 64-bit numbers, which depend on its name alone (uhashring says which
-ones, for one id as for many), and a key prefers the ids in the order in which their points follow its own hash. So an
-id that joins takes keys for itself and moves none between others, and routers agree whatever the order in which they
-heard of the ids. The circle is one sorted array: an id that joins is merged into it, and one that leaves is cut out, in
-slices between its own points; nothing else is hashed or sorted again. It is an array and not a list because 160,000
-numbers are copied for each change, which is a millisecond where each is an object with a count of references, and a
-tenth of that where it is none. The order that follows a point is remembered until the circle changes.
+Theory: every id has VNODES points on a circle of 64-bit numbers. The points depend on its name alone (uhashring
+computes them, the same for one id as for many). A key prefers the ids in the order in which their points follow its own
+hash. So an id that joins takes keys for itself and moves none between others. Routers agree regardless of the order in
+which they learned the ids.
 
-Bounded load (Mirrokni, Thorup & Zadimoghaddam 2018) is on top: from the key's place on, candidates at or over the
-bound, BOUND x the mean, are passed by.
+The circle is one sorted array. An id that joins is merged into it, and one that leaves is cut out, in slices between
+its own points; no other id is hashed or sorted again. It is an array and not a list because each change copies 160,000
+numbers. That takes a millisecond for reference-counted objects, and a tenth of that for plain numbers. The order that
+follows a point is cached until the circle changes.
+
+Bounded load (Mirrokni, Thorup & Zadimoghaddam 2018) is on top: starting at the key's place, candidates at or over the
+bound, BOUND x the mean, are skipped.
 """
 
 from __future__ import annotations
@@ -26,44 +28,46 @@ from xxhash import xxh3_64_intdigest
 
 VNODES = 160
 BOUND = 1.25
-ORDERS_MAX = 4_096  # places on the ring whose order of ids is remembered
-JOINED_MAX = 16  # ids that may join, and an eighth of those known, before it is asked which of the others have left
+ORDERS_MAX = 4_096  # places on the ring with a cached order of ids
+# New ids, plus an eighth of the known ids, after which the known ids are checked for ids that have left.
+JOINED_MAX = 16
 
 
 def load_bound(total: float, count: int) -> int:
-    """BOUND x the mean load of so many, of which `total` includes what is about to be added."""
+    """Return BOUND x the mean load of `count` replicas; `total` includes the load that is about to be added."""
     return ceil(BOUND * total / count)
 
 
 def under_bound(loads: Mapping[str, float], more: float) -> set[str]:
-    """Ids whose load is under BOUND x the mean load, what is about to be added (`more`) included."""
+    """Return the ids with a load under BOUND x the mean load. The mean includes the load that is about to be added
+    (`more`)."""
     bound = load_bound(sum(loads.values()) + more, max(1, len(loads)))
     return {id_ for id_, load in loads.items() if load < bound}
 
 
 class Ring:
-    """A ring over every id seen lately; ids that are not candidates are walked past.
+    """A ring over every id seen recently; ids that are not candidates are skipped.
 
-    Nobody says which ids have left for good, and a walk may ask for a few of those that are there. So what is known is
-    looked through once enough ids have joined since the last time: whoever was in no walk meanwhile is let go, a few
-    with each walk. One that was only not asked for joins again, at the same points.
+    The ring is not notified of ids that left for good, and a walk may request only a few of the existing ids. So known
+    ids are checked once enough ids have joined since the last check. Ids that appeared in no walk since then are
+    removed, a few with each walk. An id that was removed by mistake joins again, at the same points.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}  # id -> its number, which is its place in `_names`
+        self._known: dict[str, int] = {}  # id -> its number, which is its index in `_names`
         self._names: list[str] = []
-        self._free: list[int] = []  # numbers that nobody has
+        self._free: list[int] = []  # unused numbers
         self._points = array("Q")  # points of all known ids, ascending
         self._owners = array("L")  # number of the id that each point belongs to
-        self._changes = 0  # counts changes of the circle
+        self._changes = 0  # number of changes of the circle
         self._orders: dict[int, tuple[int, list[str]]] = {}  # point -> (number of the circle's change, ids in order)
         self._joined = 0  # ids that joined since all known ids were checked
-        self._wanted: set[str] = set()  # ids that walks asked for since that check
+        self._wanted: set[str] = set()  # ids that walks requested since that check
         self._leaving: set[str] = set()
 
     def walk(self, key: str, ids: Collection[str]) -> list[str]:
-        """All of `ids`, in the order in which they follow `key` on the ring. Not to be changed."""
-        # A list would be searched once for every id that is known.
+        """Return all of `ids`, in the order in which they follow `key` on the ring. The list must not be modified."""
+        # A list would be searched once for every known id.
         asked: AbstractSet[str] = ids if isinstance(ids, set) else ids.keys() if isinstance(ids, dict) else set(ids)
         if not self._known.keys() >= asked:
             self._learn(asked)
@@ -73,7 +77,7 @@ class Ring:
             return []
         order = self._order(bisect(self._points, _hash(key)) % len(self._points))
         if len(asked) == len(order):
-            self._joined = 0  # all known ids are still there
+            self._joined = 0  # all known ids still exist
             self._wanted.clear()
             return order
         if self._joined:
@@ -81,15 +85,15 @@ class Ring:
         return [id_ for id_ in order if id_ in asked]
 
     def pick(self, key: str, ids: Collection[str], under: Collection[str]) -> str:
-        """First of `ids` behind `key` that is `under` the bound; when none is, the first. Raises ValueError when there
-        are no ids."""
+        """Return the first of `ids` after `key` that is `under` the bound, or the first one if there is none. Raises
+        ValueError if there are no ids."""
         order = self.walk(key, ids)
         if not order:
             raise ValueError("no candidates")
         return next((id_ for id_ in order if id_ in under), order[0])
 
     def _learn(self, ids: AbstractSet[str]) -> None:
-        """Merge the points of those that are new into the circle."""
+        """Merge the points of new ids into the circle."""
         news = sorted(ids - self._known.keys())
         for id_ in news:
             if self._free:
@@ -103,7 +107,7 @@ class Ring:
         for point, id_ in fresh:
             end = bisect_left(self._points, point, end)
             while end < last and self._points[end] == point and self._names[self._owners[end]] < id_:
-                end += 1  # two ids at one point stand in the same order everywhere
+                end += 1  # two ids at one point have the same order everywhere
             cuts.append(end)
         cuts.append(last)
         _put_in(self._points, cuts, array("Q", [point for point, _ in fresh]))
@@ -118,7 +122,7 @@ class Ring:
             self._let_go(2 * len(news), ids)
 
     def _let_go(self, count: int, ids: AbstractSet[str]) -> None:
-        """Cut so many of those that are leaving out of the circle; whoever is asked for again now stays."""
+        """Cut at most `count` of the leaving ids out of the circle. A leaving id that is in `ids` stays."""
         gone = {self._leaving.pop() for _ in range(min(count, len(self._leaving)))}.difference(ids)
         if not gone:
             return
@@ -135,25 +139,28 @@ class Ring:
         self._changes += 1
 
     def _order(self, point: int) -> list[str]:
-        """All ids as they follow a point, behind the last the first; as uhashring's `iterate_nodes`, which takes a
-        hundred times as long."""
+        """Return all ids in the order in which they follow a point, with wrap-around. The order is that of uhashring's
+        `iterate_nodes`, which takes a hundred times as long."""
         known = self._orders.get(point)
         if known is not None and known[0] == self._changes:
             return known[1]
-        # A stretch in which most of them are found, and again: in C, since thousands of points may be passed.
+        # Take a slice that contains most of them, and repeat: in C, because thousands of points may be skipped.
         order, begin, stretch = dict[int, None](), point, 4 * len(self._known)
         while len(order) < len(self._known):
             order.update(dict.fromkeys(self._owners[begin : begin + stretch]))
             begin = begin + stretch if begin + stretch < len(self._owners) else 0
         if known is None and len(self._orders) >= ORDERS_MAX:
-            del self._orders[next(iter(self._orders))]  # only one: to free all would take milliseconds
+            del self._orders[next(iter(self._orders))]  # only one: clearing all would take milliseconds
         self._orders[point] = self._changes, [self._names[number] for number in order]
         return self._orders[point][1]
 
 
 def _put_in(known: array[int], cuts: list[int], fresh: array[int]) -> None:
-    """One of `fresh` at each cut but the first and the last, which are the ends. In place, from the end on: each number
-    is moved once, and no megabytes are asked for whose pages have to be mapped first."""
+    """Insert one of `fresh` at each cut except the first and the last, which are the ends.
+
+    This works in place from the end, so each number is moved once. No megabytes are allocated with pages that must
+    first be mapped.
+    """
     known.extend(fresh)
     with memoryview(known) as view:
         for n in range(len(fresh) - 1, -1, -1):
@@ -163,7 +170,7 @@ def _put_in(known: array[int], cuts: list[int], fresh: array[int]) -> None:
 
 
 def _cut_out(known: array[int], cuts: list[int]) -> None:
-    """What stands at each cut goes; the first and the last one are the ends."""
+    """Remove the number at each cut; the first and the last cut are the ends."""
     with memoryview(known) as view:
         for n, (begin, end) in enumerate(pairwise(cuts[1:])):
             view[begin - n : end - n - 1] = view[begin + 1 : end]

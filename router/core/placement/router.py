@@ -1,13 +1,13 @@
-"""Router: a request in, a lease out; leases back with what became of them.
+"""Router: turns a request into a lease, and takes the lease back with its outcome.
 
     route:   filter who may, match the prompt, price the candidates, let the policy choose, open a lease
     finish:  give the lease back, keep what prompt and answer left in the cache, learn from the answer
 
-What is known of replicas is written by core/fleet/observations.py as engines show it, and by core/placement/learner.py
-as answers teach it.
+The knowledge about replicas is updated by core/fleet/observations.py from the engines' reports, and by
+core/placement/learner.py from finished answers.
 
-Knows nothing of HTTP: the same object places for a proxy, for a gateway's endpoint picker, and in virtual time.
-Synchronous and single-threaded by contract: a method runs to its end before the next begins, so there are no locks.
+The Router does not depend on HTTP: the same object places for a proxy, for a gateway's endpoint picker, and in virtual
+time. It is synchronous and single-threaded by contract: a method returns before the next begins, so there are no locks.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ from router.core.placement.wanted import Wanted
 from router.core.placement.watch import LeaseWatch
 
 NOBODY: frozenset[str] = frozenset()
-NEAR = 4  # places on the ring that are looked at for every request
-STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may fill the index with
+NEAR = 4  # places on the ring that are considered for every request
+STORED_BLOCKS_MAX = 1 << 20  # blocks of one replica that its events may add to the index
 # Looking up an enum's member costs as much as a call.
 _OK, _LEFT, _ESTIMATED, _LOW = Ending.OK, Ending.CLIENT_LEFT, Grade.ESTIMATED, Priority.LOW
 
 
 class Router:
-    """All state of placement. `now_s` is any clock that does not go back.
+    """All state of placement. `now_s` is any monotonic clock.
 
-    Outside of the core only its methods are called, and three parts are read that have methods of their own: `models`
-    (names, token counts), `index` (our estimate of caches) and `knowledge` (what events say).
+    Outside of the core only its methods are called. Three attributes are read that have methods of their own: `models`
+    (names, token counts), `index` (our estimate of caches) and `knowledge` (state from events).
     """
 
     def __init__(
@@ -97,18 +97,28 @@ class Router:
         explainer: Explainer | None = None,
         expected: ExpectedModels | None = None,
     ) -> None:
-        """`graded(replica, grade, why)` hears each change of grade once; `resync(replica)` is asked to have a replica's
-        events told again from the beginning, `suspect(replica)` to have its stream prove to be the same process.
-        `breaker_changed(replica, state, why)` hears when a replica's breaker opens or closes, `cleared(replica)` when
-        its cache is gone, `several(replica)` when its metrics prove to be of several processes. With a `slow_start_s`
-        of 0 no replica starts slowly. With an `explainer` receipts say why tokens miss the cache. `stored_blocks_max`
-        limits the events of one replica, `stored_bytes_max` those of all; `repeats`: engines may be asked to repeat
-        events (cache/engine_blocks.py). With `tiers` what engines hold behind their GPUs counts as cached;
-        `load_guesses` say by tier what loading it takes, before that is learned. `expected` are models that may have no
-        replica."""
+        """Callbacks:
+
+        - `graded(replica, grade, why)` is called once for each change of grade.
+        - `resync(replica)` requests a replay of a replica's events from the beginning.
+        - `suspect(replica)` requests a proof that a replica's event stream is from the same process.
+        - `breaker_changed(replica, state, why)` is called when a replica's breaker opens or closes.
+        - `cleared(replica)` is called when a replica has lost its cache.
+        - `several(replica)` is called when a replica's metrics prove to be from several processes.
+
+        Settings:
+
+        - `slow_start_s`: 0 disables slow start.
+        - `explainer`: with it receipts contain the reasons of cache misses.
+        - `stored_blocks_max` limits the events of one replica, `stored_bytes_max` those of all.
+        - `repeats`: engines may be asked to repeat events (cache/engine_blocks.py).
+        - `tiers`: blocks in tiers other than the GPU count as cached.
+        - `load_guesses`: initial load times by tier.
+        - `expected`: models that may have no replica.
+        """
         self.policy = policy
-        self.watch: LeaseWatch | None = None  # who is told of leases: core/sharing
-        # Ids of replicas that this router takes first of equals, since others take the rest (core/sharing/hearing.py).
+        self.watch: LeaseWatch | None = None  # observer of leases: core/sharing
+        # Ids of replicas that this router prefers among equals, because others take the rest (core/sharing/hearing.py).
         self.own: Collection[str] = ()
         self.explainer = explainer
         self.index = PrefixIndex(index_bytes_max)
@@ -143,7 +153,8 @@ class Router:
         self._two_legs = TwoLegs(self.fleet, self.fitness, self.first_token, self.finish)
         splitting = policy if isinstance(policy, Splitting) else None
         self._splitter = Splitter(self.fleet, self.fitness, self._pricer, splitting) if splitting is not None else None
-        # What others read of replicas, what engines show and what answers teach: documented where it is done.
+        # Delegated methods: reading replicas, engines' reports, lessons of answers. They are documented at their
+        # definitions.
         self.member, self.ready, self.usable = self.fleet.member, self.fleet.ready, self.fleet.usable
         self.serving, self.model_names = self.fleet.serving, self.fleet.model_names
         self.serving_alone = self.fleet.serving_alone
@@ -162,11 +173,11 @@ class Router:
         self._learn, self.unannounced = learner.learn, learner.unannounced
 
     def configure(self, *, slow_start_s: float, stuck_after_s: float) -> None:
-        """Take other settings."""
+        """Apply other settings."""
         self.fitness.slow_start_s, self._stuck_after_s = slow_start_s, stuck_after_s
 
     def replace(self, replicas: Iterable[Replica]) -> tuple[list[str], list[str]]:
-        """Take discovery's complete set; returns ids that joined and ids that left (Observations.replace)."""
+        """Apply discovery's complete set; returns ids that joined and ids that left (`Observations.replace`)."""
         joined, left = self._replace(replicas)
         for id_ in left:
             self._pricer.forget(id_)
@@ -174,84 +185,91 @@ class Router:
 
     @property
     def members(self) -> list[Member]:
-        """All replicas, in a stable order. Not to be changed."""
+        """All replicas, in a stable order. The list is a copy."""
         return list(self.fleet.members.values())
 
     @property
     def panics(self) -> int:
-        """Placements so far on replicas that may not be fit, for want of others."""
+        """Number of placements so far on replicas that may not be fit, because there were no others."""
         return self.fitness.panics
 
     def rest(self, id_: str, until_s: float, *, full: bool = False) -> None:
-        """A replica asked to be left alone until then: nothing is placed there before. That is no failure. With `full`
-        its queue was full: where no other is left, one request at a time may find out whether it still is."""
+        """Start a replica's cooldown until this time, as the replica requested: nothing is placed there before. It does
+        not count as a failure. With `full` the reason was a full queue: if no other replica is left, one request at a
+        time may try it."""
         member = self.fleet.members.get(id_)
         if member is not None:
             self.fitness.rest(member, until_s, full=full)
 
     def prove_peer(self, id_: str, address: str) -> None:
-        """A replica sends its peers what its CPU memory holds where they ask at this address (`host:port`), and asks
-        them in its turn; "": it does not."""
+        """Record that a replica takes part in P2P KV transfer: it serves its CPU memory to peers at this address
+        (`host:port`), and fetches from them. "": it does not."""
         if id_ in self.fleet.members:
             self.fleet.pulls.prove(id_, address)
 
     def rest_source(self, id_: str, until_s: float) -> None:
-        """Have nothing pulled from a replica before then: a request that was to got no answer in time."""
+        """Stop fetching from a replica until this time: a request that needed a P2P transfer from it got no answer in
+        time."""
         self.fleet.pulls.rest(id_, until_s)
 
     def prove_handshake(self, id_: str, handshake: Handshake | None, address: str) -> None:
-        """How a replica shakes hands with those that decode what it prefills, or the reverse, and the address at which
-        it is asked for blocks (`host:port`, "" where the prefill leg's answer says it); None: it does not, as far as
-        known."""
+        """Record the KV connector between a replica and the replicas that it prefills or decodes for.
+
+        - `handshake`: the protocol; None: no connector is known.
+        - `address`: the address that serves blocks (`host:port`); "" if the prefill stage's answer contains it.
+        """
         if id_ in self.fleet.members:
             self.fleet.legs.prove(id_, handshake, address)
 
     def hand_of(self, id_: str) -> tuple[Handshake, str, bool] | None:
-        """How a replica shakes hands, its address for that, and whether it does so now; None where it never did."""
+        """Return a replica's KV connector, its address, and True if it is active now; None if the replica never had
+        one."""
         if (found := self.fleet.legs.hand_of(id_)) is None:
             return None
         hand, now = found
         return hand.handshake, hand.address, now
 
     def pair_counts(self, now_s: float) -> dict[str, dict[str, int]]:
-        """By replica that is in one, how many pairs take traffic (`warm`), are to be warmed (`new`), and rest after a
-        failure (`resting`)."""
+        """Return the number of pairs for each paired replica: with traffic (`warm`), to be warmed (`new`), and in
+        cooldown after a failure (`resting`)."""
         return self.fleet.legs.pair_counts(now_s)
 
     def pairs(self, pairs_max: int, now_s: float) -> tuple[list[PairSeen], int]:
-        """Pairs as pages show them, those that rest first, and how many there are."""
+        """Return pairs for display, those in cooldown first, and the total number of pairs."""
         return self.fleet.legs.seen(pairs_max, now_s)
 
     def pull_address(self, id_: str) -> str | None:
-        """Where the engine of a replica takes orders of its peers (`host:port`); None: nowhere, as far as known."""
+        """Return the address at which a replica's engine takes requests of its peers (`host:port`); None if unknown."""
         peer = self.fleet.pulls.peers.get(id_)
         return None if peer is None else peer.address
 
     def takes_whole(self, member: Member) -> bool:
-        """Whether a replica takes requests in one leg."""
+        """True if a replica takes requests without disaggregated prefill."""
         return self.fleet.legs.takes_whole(member)
 
     def pairs_to_warm(self, now_s: float) -> list[tuple[str, str]]:
-        """New pairs of replicas (prefill, decode), which get no traffic before `pair_warmed`; to be called every second
-        or so. A replica is in one of them at a time."""
+        """Return new pairs of replicas (prefill, decode), which get no traffic before `pair_warmed`. It must be called
+        about once a second. A replica is in one of them at a time."""
         return self.fleet.legs.to_warm(self.fleet.members, now_s) if self.fleet.legs.hands else []
 
     def pair_warmed(self, prefill: str, decode: str, *, ok: bool, now_s: float) -> None:
-        """A pair was warmed, and takes traffic from now on; or that failed, and the pair rests."""
+        """Record that a pair was warmed and takes traffic from now on, or that this failed and the pair is in
+        cooldown."""
         self.fleet.legs.warmed(prefill, decode, now_s, ok=ok)
 
     def pair_broke(self, prefill: str, decode: str, *, now_s: float) -> None:
-        """A request in two legs failed at its decoding replica, as where blocks do not come: the pair rests, and gets
-        no traffic before it is warmed again."""
+        """Record that a disaggregated request failed at its decoding replica, for example because blocks do not arrive.
+        The pair enters cooldown, and gets no traffic before it is warmed again."""
         self.fleet.legs.broke(self.fleet.members, prefill, decode, now_s)
 
     def look(self, now_s: float) -> Iterator[list[str]]:
-        """Look for replicas from which nothing comes; to be called a few times a second. Yields replicas whose silent
-        requests are to be tried elsewhere, a slice of the fleet at a time, so that other work can be done between."""
+        """Search for stalled replicas; it must be called a few times a second. Yields replicas with silent requests
+        that must be tried elsewhere. Each step covers a slice of the fleet, so that other work can run in between."""
         return stuck.look(self.fleet, self.fitness, now_s, self._stuck_after_s)
 
     def at_work(self, since_s: float) -> tuple[list[str], list[str]]:
-        """Replicas at work since this time, and those that count nothing and are well (core/fleet/working.py)."""
+        """Return replicas at work since this time, and healthy replicas that report no counters
+        (core/fleet/working.py)."""
         return working.at_work(self.fleet, since_s)
 
     # -- placing -------------------------------------------------------------------------------------------------
@@ -268,11 +286,14 @@ class Router:
     ) -> Lease:
         """Place one request on a fit replica that serves its model (None: any model).
 
-        `exclude` names replicas that failed the request: with them the placement is a retry. `only` names the one
-        replica that can answer, which may be warming up (Fleet.warm_up), or the addresses of those that can. Replicas
-        that are `full` are passed over while there are others. Raises NoReplica where no candidate is left, Shed where
-        all candidates asked for a rest or none keeps the deadline of a request of low priority, and HeldBack where the
-        request `may_hold_back` and is better placed later.
+        - `exclude`: replicas that failed the request. With them the placement is a retry.
+        - `only`: either the one replica that can answer, which may be warming up (`Fleet.warm_up`), or the addresses of
+          those that can.
+        - `full`: replicas that are skipped if there are others.
+        - `may_hold_back`: the request may be deferred.
+
+        Raises NoReplica if no candidate is left, and HeldBack if the request should be placed later. Raises Shed if all
+        candidates have requested a cooldown, or if none keeps the deadline of a request of low priority.
         """
         whole = not wanted.may_split
         members = who_may(self.fleet, self.fitness, wanted.model, exclude, only, full, now_s, whole=whole)
@@ -303,7 +324,7 @@ class Router:
                 chosen = split.decode
             elif not self.fleet.legs.takes_whole(self.fleet.members[chosen.id]):
                 if not any(self.fleet.legs.takes_whole(member) for member in members):
-                    if full:  # the replicas that are not full may be no pairs
+                    if full:  # the replicas that are not full may not be paired
                         return self.route(wanted, now_s, exclude=exclude, only=only, may_hold_back=may_hold_back)
                     raise refusal(self.fleet, wanted.model, exclude, only, now_s)
                 wanted.may_split = False
@@ -334,7 +355,8 @@ class Router:
         if wanted.unseen and receipt.grade is _ESTIMATED:
             receipt.grade = Grade.UNSEEN
         self._explain(receipt, wanted, match, bool(exclude), holder, now_s)
-        guessed = choice.guessed and not (exclude or only or full)  # narrowed choices are no other router's choices
+        # narrowed choices differ from another router's choices
+        guessed = choice.guessed and not (exclude or only or full)
         lease = self._opener.open(wanted, match, chosen, receipt, guessed, self.watch, now_s)
         lease.expected_ms = lasts_ms
         if split is not None and receipt.leg is not None:
@@ -342,13 +364,13 @@ class Router:
         return lease
 
     def _splitter_for(self, wanted: Wanted, only: str | frozenset[str] | None) -> Splitter | None:
-        """What may have a request go in two legs; None where it may not."""
+        """Return the Splitter if the request may use disaggregated prefill, else None."""
         return self._splitter if wanted.may_split and self.fleet.legs.hands and not isinstance(only, str) else None
 
     def _refuse_late(
         self, candidates: Sequence[Candidate], splitter: Splitter, split: Split | None, left_ms: float
     ) -> None:
-        """Raise Shed if neither a candidate nor two legs keep a deadline."""
+        """Raise Shed if neither a candidate nor a pair keeps the deadline."""
         soonest_ms = min([predicted_ms(each, self.fleet.members) for each in candidates])
         if split is not None:
             soonest_ms = min(soonest_ms, splitter.predicted_ms(split))
@@ -356,8 +378,8 @@ class Router:
             raise unreachable(soonest_ms, left_ms)
 
     def soonest(self, wanted: Wanted, now_s: float, only: str | frozenset[str] | None = None) -> tuple[float, float]:
-        """Milliseconds to a request's first token where it would come first now, as predicted, and milliseconds of
-        prefill where that is shortest. Raises NoReplica and Shed."""
+        """Return the predicted time to the first token on the fastest replica now, and the shortest prefill time, both
+        in milliseconds. Raises NoReplica and Shed."""
         whole, fleet = not wanted.may_split, self.fleet.members
         members = who_may(self.fleet, self.fitness, wanted.model, NOBODY, only, (), now_s, whole=whole)
         match = self._matcher.match(wanted, members[0].speeds, now_s)
@@ -374,12 +396,12 @@ class Router:
         return min(times_ms), min(prefills_ms)
 
     def turned_away(self, wanted: Wanted) -> None:
-        """A request will not be placed, though its text may be remembered."""
+        """Record that a request will not be placed; its text may still be stored."""
         if self.explainer is not None and wanted.chain is not None:
             self.explainer.turned_away(wanted.chain)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """The first body event of a stream arrived."""
+        """Record the first body event of a stream."""
         member = self.fleet.members.get(lease.replica)
         if member and lease.id in member.leases and lease.first_token_s is None:
             if lease.role == DECODE:
@@ -397,11 +419,11 @@ class Router:
                 self.fitness.token(member, lease, now_s)
 
     def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """The prefill leg of a decode leg's lease ended, well or not. A second time changes nothing."""
+        """End the prefill stage of a decode lease, successful or not. A second call has no effect."""
         self._two_legs.prefilled(lease, outcome, self.watch, now_s)
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Give a lease back at the end of the answer, whatever the end. A second time changes nothing."""
+        """Close a lease at the end of the answer, whatever the outcome. A second call has no effect."""
         if lease.receipt.pull is not None:
             self.fleet.pulls.leave(lease, lease.receipt.pull, now_s)
         if lease.role == DECODE:
@@ -448,7 +470,8 @@ class Router:
     def _price(
         self, members: list[Member], match: PromptMatch, ring_key: str, expected: str, now_s: float
     ) -> tuple[Market, list[Candidate]]:
-        """The market, and priced candidates: all members, or of many members those that can be the cheapest."""
+        """Return the placement context and the priced candidates: all members, or of many members those that can be the
+        cheapest."""
         pricer, count = self._pricer, len(members)
         survey = pricer.survey(members, now_s)
         waits_ms, order = survey.waits_ms, list[str]()
@@ -467,8 +490,8 @@ class Router:
         return market, candidates
 
     def _ids_of(self, members: list[Member]) -> dict[str, None]:
-        """Ids of these members. A list of members is made anew when anything changes in it (fleet/roster.py), so the
-        ids of the last list are good for as long as it is the same object."""
+        """Return the ids of these members. Every change creates a new list of members (fleet/roster.py), so the ids of
+        the last list are valid for the same list object."""
         if self._ids_of_last[0] is not members or len(self._ids_of_last[1]) != len(members):
             self._ids_of_last = members, dict.fromkeys([member.id for member in members])
         return self._ids_of_last[1]
@@ -484,8 +507,9 @@ class Router:
         full: Collection[str],
         split: Split | None,
     ) -> tuple[Receipt, str]:
-        """Why the request goes there, and not to whoever holds more of its prompt; and who that is ("" for nobody). Of
-        a request in two legs the prompt is computed by the prefill leg's replica, whatever the other one holds."""
+        """Return the receipt, which states why a replica with more of the prompt was not chosen, and the id of that
+        replica (or ""). With disaggregated prefill the prompt is computed by the prefill stage's replica, whatever the
+        other one holds."""
         name, cache_aware = self.policy.name, self.policy.cache_aware
         reason = reason_of(chosen, candidates, tied=choice.tied, retry=bool(exclude), cache_aware=cache_aware)
         few, holder, computing = kept(candidates, chosen), "", chosen
@@ -500,7 +524,7 @@ class Router:
                 candidates = [*candidates, *[c for c in self._splitter.prefill if c.id in only_prefill]]
                 elsewhere = {id_: n for id_, n in elsewhere.items() if all(id_ != c.id for c in candidates)}
             if split is not None:
-                computing.price_ms = split.price_ms  # what a holder is compared with
+                computing.price_ms = split.price_ms  # the price that a holder is compared with
             if it := spill(
                 computing, candidates, reason, elsewhere=elsewhere, exclude=exclude, full=full, role=only_prefill
             ):
@@ -520,10 +544,11 @@ class Router:
         explainer.explain(
             receipt, chain, ratio, depth, member.life, seen, now_s, block_tokens=block_tokens, lives=lives, retry=retry
         )
-        if holder and receipt.spill and receipt.miss is not None:  # a pull may have brought what the holder has
+        # a P2P transfer may have supplied the holder's blocks
+        if holder and receipt.spill and receipt.miss is not None:
             receipt.miss.held = (holder, receipt.spill)
 
     def _computing(self, receipt: Receipt, decoding: Member) -> Member:
-        """Whoever computes the prompt: the member that decodes, or that of the prefill leg."""
+        """Return the member that computes the prompt: the decoding member, or that of the prefill stage."""
         leg = receipt.leg
         return decoding if leg is None else self.fleet.members.get(leg.replica, decoding)

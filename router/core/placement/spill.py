@@ -1,10 +1,15 @@
-"""Why a request did not go to the replica that holds the longest part of its prompt.
+"""The reason why a request did not go to the replica that holds the longest part of its prompt.
 
-A holder may be passed over because it was not to be asked (`retry`, `full`, `unfit`), because the policy does not look
-(`policy`) or could not tell the prices apart (`tie`), or because it was dearer. Then the cause is the term of its price
-in which it is furthest behind the chosen replica: `queue`, `kv_space`, `eviction`, `speed`, where it would take longer
-over less, or `crowd`, where too many decode already. A price is a sum, so terms of one are compared in
-milliseconds, as every policy adds them up; what the policy's prices differ by beyond all other terms is the crowd's.
+A holder may be unavailable (`retry`, `full`, `unfit`). The policy may not consider caches (`policy`), or may not
+distinguish the prices (`tie`). Otherwise the holder was more expensive. Then the cause is the term of its price with
+the largest excess over the chosen replica:
+
+- `queue`, `kv_space` or `eviction`
+- `speed`: the holder takes longer for fewer tokens
+- `crowd`: too many answers already decode there
+
+A price is a sum, so its terms are compared in milliseconds, as every policy adds them up. The part of the price
+difference that no other term explains is decode contention.
 """
 
 from __future__ import annotations
@@ -18,24 +23,23 @@ from router.core.facts.placements import Candidate, Reason
 
 
 class SpillCause(StrEnum):
-    """What made the longest holder a worse choice, or none."""
+    """The disadvantage of the longest holder."""
 
     QUEUE = "queue"  # prefill work waits at the holder
-    KV_SPACE = "kv_space"  # the holder's KV pool has no room yet, and others wait for that too
+    KV_SPACE = "kv_space"  # the holder's KV pool has no space yet, and others wait for it too
     EVICTION = "eviction"  # the holder would drop blocks that others would compute again
-    SPEED = "speed"  # the holder prefills slower
-    CROWD = "crowd"  # answers that decode at the holder would be slowed down, and slow this one down
-    TIE = "tie"  # prices too close to tell apart: the ring, or the home, decided
-    POLICY = "policy"  # the policy does not look at caches, or weighs something else
-    FULL = "full"  # the holder has as many requests as it may have
-    RETRY = "retry"  # the holder was tried, and failed
-    UNFIT = "unfit"  # not ready, resting, or behind an open breaker
-    ROLE = "role"  # the holder only prefills for others, and one replica was to do it all
+    SPEED = "speed"  # the holder prefills more slowly
+    CROWD = "crowd"  # decode contention: answers at the holder and this one would slow each other down
+    TIE = "tie"  # prices too close to distinguish: the ring or the home decided
+    POLICY = "policy"  # the policy does not consider caches, or weighs other terms
+    FULL = "full"  # the holder has the maximum number of requests
+    RETRY = "retry"  # the request failed on the holder
+    UNFIT = "unfit"  # not ready, in cooldown, or with an open breaker
+    ROLE = "role"  # the holder only prefills for others, and the request needed one replica for both stages
 
 
 class Spill(Struct, gc=False):
-    """A placement off the longest holder, the replica `holder`; `tokens` are what it holds and the chosen replica does
-    not."""
+    """A placement away from the longest holder, the replica `holder`; `tokens` is the additional part that it holds."""
 
     cause: SpillCause
     tokens: int
@@ -52,9 +56,14 @@ def spill(
     full: Collection[str] = (),
     role: Collection[str] = (),
 ) -> Spill | None:
-    """Why a placement is off the longest holder; None where nobody holds more than the chosen replica. `elsewhere` has
-    the tokens held by replicas that were not weighed; of these `exclude` were tried before, `full` have no room, and
-    those of the `role` only prefill."""
+    """Return the reason for a placement away from the longest holder, or None if no replica holds more than the chosen
+    one.
+
+    - `elsewhere`: the cached tokens of replicas that were not candidates.
+    - `exclude`: those of them that the request was tried on.
+    - `full`: those of them without capacity.
+    - `role`: those of them that only prefill.
+    """
     most = chosen.cached_tokens
     away = max(elsewhere, key=lambda id_: elsewhere[id_]) if elsewhere else None
     holder = None

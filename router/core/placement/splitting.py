@@ -1,8 +1,9 @@
-"""Whether one replica is to prefill a request that another one decodes, and which two: candidates for both legs, as the
-policy is to compare them with the one that it chose for both.
+"""Decision between one replica and disaggregated prefill, and the choice of the two replicas.
 
-The decode leg's candidates are those of the whole request. To these come, for the prefill leg, replicas that take
-nothing else (Role.PREFILL); of many only those that can be the cheapest, as for whole requests.
+The policy compares the candidates for both stages with the replica that it chose for the whole request. The decode
+stage's candidates are those of the whole request. The prefill stage has the same candidates and also the replicas that
+do nothing but prefill (Role.PREFILL). Of many replicas only those that can be the cheapest are priced, as for whole
+requests.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from router.core.placement.policies import Splitting
 from router.core.placement.policies.warm import wait_ms
 from router.core.placement.wanted import Wanted
 
-NEAR = 64  # replicas that are looked at where none of the best is a pair, and there must be two legs
+NEAR = 64  # replicas that are examined if none of the best are a pair and two replicas are required
 
 
 class Splitter:
-    """Reads the fleet, and changes nothing. Knows transfers (policies.Pairs)."""
+    """Reads the fleet and changes nothing. Provides transfer times (policies.Pairs)."""
 
     def __init__(self, fleet: Fleet, fitness: Fitness, pricer: Pricer, policy: Splitting) -> None:
         self._fleet = fleet
         self._fitness = fitness
         self._pricer = pricer
         self._policy = policy
-        self.prefill: list[Candidate] = []  # candidates for the last request's prefill leg
+        self.prefill: list[Candidate] = []  # candidates for the last request's prefill stage
 
     def split(
         self,
@@ -47,7 +48,7 @@ class Splitter:
         full: Collection[str],
         now_s: float,
     ) -> Split | None:
-        """The two legs that are better than having the chosen candidate do both; None for one leg."""
+        """Return the two replicas that are better than the chosen candidate alone; None for one replica."""
         legs, members = self._fleet.legs, self._fleet.members
         decode = [each for each in candidates if legs.may_decode(members[each.id])]
         must = not legs.takes_whole(members[chosen.id])
@@ -68,7 +69,7 @@ class Splitter:
             prefill += self._candidates(more, survey, match, now_s)
         self.prefill = prefill
         split = self._policy.split(market, chosen, prefill, decode, self, waits_ms=waits_ms, must=must)
-        if split is None and must and len(more) > FEW:  # the cheapest few are no partners of the few that decode
+        if split is None and must and len(more) > FEW:  # the cheapest few are not paired with the few that decode
             near = self._near(decode)
             more = [m for m in more if m.id in near]
             if more:
@@ -77,13 +78,13 @@ class Splitter:
         if split is None or must or wanted.due_s is None:
             return split
         left_ms = (wanted.due_s - now_s) * 1e3
-        # One leg was chosen to be in time, if it is.
+        # A single replica was chosen to keep the deadline, if it can.
         late = self.predicted_ms(split) > left_ms >= predicted_ms(chosen, members)
         return None if late else split
 
     def _near(self, decode: Sequence[Candidate]) -> set[str]:
-        """Ids of replicas that are a pair with one of these candidates: of those that wait least, until there are
-        NEAR."""
+        """Return the ids of replicas that are paired with these candidates, those with the shortest wait first, until
+        there are NEAR."""
         near = set[str]()
         for each in sorted(decode, key=wait_ms):
             near.update(self._fleet.legs.partners(each.id))
@@ -92,19 +93,20 @@ class Splitter:
         return near
 
     def predicted_ms(self, split: Split) -> float:
-        """Time to the first token of two legs, as often longer as shorter in truth."""
+        """Return the median prediction of the time to first token for a pair."""
         speeds = self._fleet.members[split.decode.id].speeds
         return speeds.first_tokens_split.predict(split.expected_ms)[0]
 
     def transfer_ms(self, prefill: Candidate, decode: Candidate) -> float | None:
-        """Modelled time to send what the decoding replica lacks of the prompt; None where the two are no pair."""
+        """Return the modelled time to send the part of the prompt that the decoding replica lacks; None if the two are
+        no pair."""
         first, second = self._fleet.members[prefill.id], self._fleet.members[decode.id]
         if not self._fleet.legs.is_warm(first, second):
             return None
         return self._fleet.legs.model(prefill.id, decode.id, second.speeds.loads).ms(decode.uncached_tokens)
 
     def leg(self, split: Split) -> PrefillLeg:
-        """The prefill leg, for the receipt."""
+        """Return the prefill stage in the form that the receipt contains."""
         first, hand = split.prefill, self._fleet.legs.hands[split.prefill.id]
         waited_ms = wait_ms(first) + first.loading_ms
         return PrefillLeg(
@@ -112,7 +114,7 @@ class Splitter:
         )
 
     def _candidates(self, members: list[Member], survey: Survey, match: PromptMatch, now_s: float) -> list[Candidate]:
-        """Of many those that can be the cheapest."""
+        """Return priced candidates; of many members those that can be the cheapest."""
         if len(members) <= FEW:
             return self._all(members, survey, match, now_s)
         listed = self._pricer.shortlist(members, match, survey, ())

@@ -1,4 +1,4 @@
-"""Who else is told of leases: a router that shares what it does (core/sharing) says them to others."""
+"""Interface for observers of leases. A router that shares its state (core/sharing) publishes them to the others."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from router.core.placement.credit import AnswerCredit
 
 
 class LeaseWatch(Protocol):
-    """Whoever is told what becomes of leases, as it happens."""
+    """Callbacks for every change of a lease."""
 
     def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
-        """A lease was given; its prompt quotes an answer that is counted as held from now on."""
+        """A lease was opened. The quoted answer of its prompt (`credit`) counts as cached from now on."""
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The prefill of a lease is over."""
 
     def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
-        """What waits at a replica is less than was told. A prefill that interrupted its streams for so long is over,
-        and when it was is not known."""
+        """The pending work of a replica is less than published. A prefill that stalled its streams for `stall_ms` has
+        ended at an unknown time."""
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
-        """A lease is back; of a computed one the answer takes so many blocks behind the prompt."""
+        """A lease was closed. If its prompt was `computed`, the answer takes `answer_blocks` after the prompt."""
 
     def gone(self, lease: Lease) -> None:
-        """A lease is back from a replica that has left."""
+        """A lease was closed after its replica had left."""
