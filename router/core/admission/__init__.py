@@ -1,1 +1,1 @@
-"""Whose turn it is: windows, the queue, rates, who is held back, who comes again."""
+"""Admission control: windows of replicas, the queue, rate limits, and deferral."""

@@ -1,8 +1,11 @@
-"""Which replicas a request without a deadline may be given while others ask with deadlines (deadlines.py).
+"""Replicas that may take a request without a deadline while other requests have deadlines (deadlines.py).
 
-A request that waits only for the deadlines of other tenants is never turned away for it: not on arrival, by a rate of
-turns that this very waiting makes; not at the end of its time, since behind HELD_PART of that it takes any room; and
-not for want of room in the queue, since nobody waits for other tenants' deadlines where QUEUED_PART of that is taken.
+A request that waits only for the deadlines of other tenants is never rejected for that reason:
+
+- On arrival, the rate of turns is not used, because this waiting itself lowers it.
+- After HELD_PART of the maximum wait, the request takes any free place.
+- If QUEUED_PART of the queue is in use, no request waits for other tenants' deadlines. So the queue does not overflow
+  for this reason.
 """
 
 from __future__ import annotations
@@ -16,17 +19,17 @@ from router.core.fleet.member import Member
 from router.core.learned import speeds
 from router.core.placement.router import Router
 
-HELD_PART = 0.8  # part of the longest wait for which a request may wait for other tenants' deadlines alone
-QUEUED_PART = 0.5  # part of the queue's room beyond which no request does
+HELD_PART = 0.8  # share of the maximum wait for which a request may wait for other tenants' deadlines alone
+QUEUED_PART = 0.5  # share of the queue's capacity above which no request waits for them
 
 
 Known = dict[tuple[Pool, int], tuple[float, float]]
-"""By pool and number of replicas that are reserved: the largest limit in milliseconds by which none is calm, and the
-smallest by which one is."""
+"""By (pool, number of reserved replicas): the largest limit in milliseconds without a calm replica, and the smallest
+limit with one."""
 
 
 class Calm:
-    """Reads the fleet, the queue and the deadlines. `full` are replicas without room for any request."""
+    """Reads the fleet, the queue and the deadlines. `full` are replicas without capacity for any request."""
 
     def __init__(self, router: Router, queue: FairQueue, deadlines: Deadlines) -> None:
         self._router, self._queue, self._deadlines = router, queue, deadlines
@@ -34,8 +37,8 @@ class Calm:
     def busy(
         self, pool: Pool, tenant: str, priority: Priority, full: set[str], now_s: float, *, others: bool = True
     ) -> set[str]:
-        """Replicas that are full, or not to be given a tenant's request of that priority without a deadline, or its
-        prefill. Without `others` only the tenant's own deadlines count. Raises NoReplica and Shed."""
+        """Return the replicas that are full, or that must not take a tenant's request of this priority without a
+        deadline, or its prefill. Without `others` only the tenant's own deadlines count. Raises NoReplica and Shed."""
         if not self._deadlines.any:
             return full
         members = self._router.who_may_prefill(*pool, now_s)
@@ -43,20 +46,23 @@ class Calm:
         return self._beyond(pool, members, full, limit_ms, reserved, now_s)
 
     def passed_over(self, pool: Pool, tenant: str, priority: Priority, full: set[str], now_s: float) -> set[str]:
-        """Replicas that a request without a deadline is not to be placed at, now that it is: those that are busy, as
-        long as that leaves any. Raises NoReplica and Shed."""
+        """Return the replicas to skip when a request without a deadline is placed: the busy ones, unless no replica
+        would be left. Raises NoReplica and Shed."""
         busy = self.busy(pool, tenant, priority, full, now_s)
         return busy if busy is full or self._router.has_room(*pool, now_s, busy) else full
 
     def may_hold(self, requests_max: int, bytes_max: int) -> bool:
-        """Whether a queue with so much room has some for requests that wait only for other tenants' deadlines."""
+        """True if a queue of this capacity has space for requests that wait only for other tenants' deadlines."""
         queue = self._queue
         return len(queue) < QUEUED_PART * requests_max and queue.size_bytes < QUEUED_PART * bytes_max
 
     def has_calm(self, pool: Pool, oldest: Ticket, full: set[str], now_s: float, known: Known, *, others: bool) -> bool:
-        """Whether there is room for a request without a deadline. `known` is what was found since the last change: what
-        is calm by a limit is so by a larger one, and what is not by one is not by a smaller one. So it takes few looks
-        at the fleet, however many tenants have limits of their own. Raises NoReplica and Shed."""
+        """True if there is capacity for a request without a deadline. Raises NoReplica and Shed.
+
+        `known` contains the results since the last change. A pool that is calm by one limit is calm by every larger
+        limit, and one that is not calm by one limit is not calm by any smaller one. So few examinations of the fleet
+        are enough, even if many tenants have their own limits.
+        """
         if not self._deadlines.any:
             return True
         members = self._router.who_may_prefill(*pool, now_s)
@@ -82,7 +88,8 @@ class Calm:
         return full.union(m.id for m in members if m.id not in calm)
 
     def _backlog(self, pool: Pool, members: list[Member], now_s: float) -> float:
-        """Mean prefill for each of a pool's replicas, at them and here, in units (Speeds.units)."""
+        """Return the mean prefill per replica of a pool, waiting at the replicas and here, in units
+        (`Speeds.units`)."""
         _, unit_ms = members[0].speeds.units()
         there = sum(m.pending_ms(now_s) for m in members) / unit_ms
         return (there + self._queue.tokens(pool) / speeds.BACKLOG_TOKENS) / len(members)

@@ -1,25 +1,30 @@
-"""How much prefill may wait in an engine while others ask with deadlines, and what that may cost other tenants.
+"""Limit of the prefill that may wait in an engine while requests with deadlines arrive, and of its cost to other
+tenants.
 
-Order in the router's queue is worth little while engines have queues of their own, first come first served, as long as
-a deadline. So while requests with deadlines come, those without wait here for a replica that is *calm*: whose waiting
-prefill takes no more than a part of the shortest deadline of late. A replica at which no prefill waits is always calm.
+Engines serve their own queues first come first served. If such a queue takes as long as a deadline, the order in the
+router's queue has little effect. So while requests with deadlines arrive, other requests wait here for a *calm*
+replica: one with waiting prefill below a part of the shortest recent deadline. A replica without waiting prefill is
+always calm.
 
-A prefill that has begun is not interrupted, so where the fleet is busy a few calm replicas are *reserved* for those
-with deadlines: as few as keep KEPT of them, and at most one of RESERVED_OF. That number is followed by small steps, up
-behind a stream that was late and down behind one in time (Robbins & Monro 1951), and is none where all are in time
-anyway. Busy is a fleet with RESERVED_FROM units of work for each replica, what waits here included: below it nobody
-waits while a replica is idle.
+A running prefill is not interrupted. So in a busy fleet a few calm replicas are *reserved* for requests with deadlines:
+as few as keep the share KEPT of the deadlines, and at most one of RESERVED_OF. Their number is adjusted in small steps:
+up after a late stream, and down after one in time (Robbins & Monro 1951). It falls to 0 if all streams are in time
+without it. A fleet is busy if there are RESERVED_FROM units of work per replica, including waiting requests here. Below
+that no request waits while a replica is idle.
 
-Each tenant has a gate of its own. Its own requests without a deadline heed all of it. Requests of others heed it as far
-as the tenant's *use*: the prefill of its requests with deadlines, as a part of the fleet. Where the use is below
-USE_FULL of the fleet, more prefill may wait, by the square of how much less it is: engines are a little slower where
-little waits in them, which is not to be had for nothing. And from others no more replicas are kept than RESERVED_TIMES
-the use. So what a tenant's deadlines cost others is bounded by the work that the tenant has done there, and deadlines
-that are rare or belong to next to no work cost nothing. A use counts once its answer ended: what was cancelled before
-the first token is none.
+Each tenant has its own gate. The tenant's own requests without a deadline observe it fully. Requests of others observe
+it in proportion to the tenant's *use*: the prefill of its requests with deadlines, as a share of the fleet.
 
-A deadline that even an idle replica would miss counts for nothing. Deadlines of a lower priority make nobody wait, and
-PASSES_MAX urgent placements in a row while others wait here are followed by one that needs no calm replica.
+- If the use is below USE_FULL of the fleet, more prefill may wait, by the square of the ratio. The reason is that
+  engines are a little slower with short queues, and this cost must be justified.
+- At most RESERVED_TIMES the use is reserved from the replicas of others.
+
+So the cost of a tenant's deadlines to others is bounded by the work of that tenant. Deadlines that are rare or belong
+to little work cost nothing. A use counts once its answer has ended: a request that is cancelled before the first token
+has no use.
+
+A deadline that even an idle replica would miss does not count. Deadlines of a lower priority do not delay requests.
+After PASSES_MAX urgent placements in a row while others wait here, the next placement needs no calm replica.
 """
 
 from __future__ import annotations
@@ -29,19 +34,20 @@ from math import exp, inf
 from router.core.admission.queue import PASSES_MAX
 from router.core.facts.requests import Priority
 
-SEEN_S = 60.0  # seconds, at least, for which a deadline counts after it was asked for
-WAITING_PART = 0.1  # part of the shortest deadline for which prefill may wait at a calm replica
-WAITING_MIN_MS = 20.0  # prefill that may wait at a calm replica in any case: a step or two
-KEPT = 0.99  # part of the deadlines that are to be kept
-STEP = 0.05  # step of the part of replicas that are reserved
-RESERVED_OF = 4  # replicas for each one that may be reserved
-RESERVED_FIRST = 0.25  # part that is reserved before anything is known, and at most
-RESERVED_FROM = 1.0  # mean backlog from which on any are, here and at replicas, in units (core/learned/speeds.py)
-USE_S = 20.0  # seconds over which a tenant's use is taken
-USE_FULL = 0.08  # part of the fleet from which on others heed all of a tenant's gate
-RESERVED_TIMES = 2.0  # replicas that are kept from others for each one that a tenant's use takes
-GATES_MAX = 256  # tenants whose deadlines count at once
-OTHERS_S = 0.1  # seconds for which what others have to heed is as it was
+SEEN_S = 60.0  # minimum of seconds for which a deadline counts after its request
+WAITING_PART = 0.1  # limit of waiting prefill at a calm replica, as a share of the shortest deadline
+WAITING_MIN_MS = 20.0  # prefill that may always wait at a calm replica: one or two steps
+KEPT = 0.99  # share of the deadlines to keep
+STEP = 0.05  # step of the share of reserved replicas
+RESERVED_OF = 4  # at most one of this many replicas is reserved
+RESERVED_FIRST = 0.25  # share that is reserved at first, and at most
+# Mean backlog above which replicas are reserved, waiting here and at replicas, in units (core/learned/speeds.py).
+RESERVED_FROM = 1.0
+USE_S = 20.0  # seconds over which a tenant's use is averaged
+USE_FULL = 0.08  # share of the fleet above which others fully observe a tenant's gate
+RESERVED_TIMES = 2.0  # replicas that are reserved from others, per replica of a tenant's use
+GATES_MAX = 256  # maximum of tenants with deadlines that count at the same time
+OTHERS_S = 0.1  # seconds for which the limits for others are cached
 
 
 class _Gate:
@@ -52,25 +58,26 @@ class _Gate:
     def __init__(self, now_s: float) -> None:
         self._shortest_s, self._before_s = [inf] * len(Priority), [inf] * len(Priority)
         self._since_s = self._at_s = now_s
-        self._work_ms = [0.0] * len(Priority)  # prefill of late, faded
-        self.reserved = RESERVED_FIRST  # part of the replicas
+        self._work_ms = [0.0] * len(Priority)  # recent prefill, exponentially faded
+        self.reserved = RESERVED_FIRST  # share of the replicas
 
     def asked(self, priority: Priority, wanted_s: float) -> bool:
-        """One more; returns whether it is the shortest of late."""
+        """Add a deadline; returns True if it is the shortest recent one."""
         shorter = wanted_s < self._shortest_s[priority]
         if shorter:
             self._shortest_s[priority] = wanted_s
         return shorter
 
     def counts(self, now_s: float) -> bool:
-        """Forget what was asked long ago; returns whether anything is left."""
+        """Drop old deadlines; returns True if any are left."""
         if now_s - self._since_s >= SEEN_S:
             kept_s = self._shortest_s if now_s - self._since_s < 2 * SEEN_S else [inf] * len(Priority)
             self._before_s, self._shortest_s, self._since_s = kept_s, [inf] * len(Priority), now_s
         return min(*self._before_s, *self._shortest_s) < inf
 
     def waiting_ms(self, priority: Priority) -> float:
-        """Milliseconds of prefill that may wait where a request without a deadline is placed."""
+        """Return the milliseconds of prefill that may wait at a replica where a request without a deadline is
+        placed."""
         shortest_s = min(*self._shortest_s[: priority + 1], *self._before_s[: priority + 1])
         return max(WAITING_MIN_MS, WAITING_PART * 1e3 * shortest_s)
 
@@ -79,7 +86,8 @@ class _Gate:
         self._work_ms[priority] += prefill_ms
 
     def use(self, priority: Priority, now_s: float) -> float:
-        """Mean number of replicas that prefill its requests with deadlines, of that priority and higher ones."""
+        """Return the mean number of replicas that prefill its requests with deadlines, of this and higher
+        priorities."""
         self._fade(now_s)
         return sum(self._work_ms[: priority + 1]) / (1e3 * USE_S)
 
@@ -90,18 +98,18 @@ class _Gate:
 
 
 class Deadlines:
-    """The shortest deadlines of late by tenant and priority; and how often others were passed."""
+    """The shortest recent deadlines by tenant and priority, and the number of urgent placements in a row."""
 
     def __init__(self) -> None:
         self._gates: dict[str, _Gate] = {}
-        # By priority and number of replicas, since `_others_s`: what tenants without deadlines have to heed.
+        # By priority and number of replicas, since `_others_s`: limits for tenants without deadlines.
         self._others: dict[tuple[Priority, int], tuple[float, int]] = {}
         self._others_s = 0.0
         self._passed = 0
-        self.any = False  # whether any counts
+        self.any = False  # True if any deadline counts
 
     def asked(self, tenant: str, priority: Priority, wanted_s: float, now_s: float) -> None:
-        """A request wants its first token within `wanted_s`, which an idle replica could keep."""
+        """Record a request with a first token wanted within `wanted_s`, which an idle replica could deliver."""
         self.tick(now_s)
         gate = self._gates.get(tenant)
         if gate is None:
@@ -113,7 +121,7 @@ class Deadlines:
         self.any = True
 
     def tick(self, now_s: float) -> None:
-        """Forget what was asked long ago."""
+        """Drop old deadlines."""
         if self.any:
             self._gates = {tenant: gate for tenant, gate in self._gates.items() if gate.counts(now_s)}
             self.any = bool(self._gates)
@@ -121,9 +129,11 @@ class Deadlines:
     def gate(
         self, tenant: str, priority: Priority, replicas: int, now_s: float, *, others: bool = True
     ) -> tuple[float, int]:
-        """What a tenant's request without a deadline has to heed where so many replicas can prefill it: milliseconds
-        of prefill that may wait where it is placed, and the number of calm replicas that are kept from it where the
-        fleet is busy. Without `others` only what the tenant's own deadlines make of that."""
+        """Return the limits for a tenant's request without a deadline if `replicas` replicas can prefill it.
+
+        The result is (milliseconds of prefill that may wait at its replica, calm replicas that are reserved from it in
+        a busy fleet). Without `others` only the tenant's own deadlines count.
+        """
         if not self.any or self._passed >= PASSES_MAX:
             return inf, 0
         own = self._gates.get(tenant)
@@ -142,8 +152,9 @@ class Deadlines:
         return min(waiting_ms, theirs[0]), max(reserved, theirs[1])
 
     def _of_others(self, priority: Priority, replicas: int, now_s: float) -> tuple[float, int]:
-        """What a tenant has to heed for others. A limit is backed by the use of all whose deadlines are no longer. What
-        a tenant's own gate adds here is no stricter than the gate itself."""
+        """Return the limits that a tenant observes for others. A limit is backed by the use of all tenants with
+        deadlines that are not longer. The tenant's own gate also enters here, but is not stricter than the gate
+        itself."""
         gates = sorted([(gate.waiting_ms(priority), tenant) for tenant, gate in self._gates.items()])
         waiting_ms, kept, use = inf, 0, 0.0
         for limit_ms, tenant in gates:
@@ -158,7 +169,7 @@ class Deadlines:
         return waiting_ms, min(replicas // RESERVED_OF, kept)
 
     def told(self, tenant: str, priority: Priority, prefill_ms: float, now_s: float, *, in_time: bool) -> None:
-        """A stream's first token came, in time or late, behind so much prefill."""
+        """Record the first token of a stream, in time or late, with `prefill_ms` of prefill."""
         gate = self._gates.get(tenant)
         if gate is not None:
             moved = gate.reserved + (KEPT - 1 if in_time else KEPT) * STEP
@@ -166,7 +177,7 @@ class Deadlines:
             gate.worked(priority, prefill_ms, now_s)
 
     def placed(self, *, urgent: bool, others_wait: bool) -> None:
-        """A request was placed, by its deadline or not, while others wait here or not."""
+        """Record the placement of a request: `urgent` if by its deadline, `others_wait` if others wait here."""
         self._passed = self._passed + 1 if urgent and others_wait else 0
 
 

@@ -1,14 +1,14 @@
-"""Prompts that are held back while it would do more harm than good to begin with them.
+"""Deferred prompts: prompts that wait because starting them now would do more harm than good.
 
-Where more conversations go on than the caches have room for, each prompt that is begun evicts another one's, which is
-computed again and evicts the next: replicas compute most of the time what they had before (thrashing; Denning,
-"Thrashing: its causes and prevention", AFIPS 1968, whose remedy this is: let in no more than there is room for). So a
-prompt that is mostly cached nowhere, and would make others repeat far more work than it is itself, waits while the
-fleet is busy. Meanwhile the turns of those who are inside, which are short, go on undisturbed.
+If more conversations are active than the caches can hold, each new prompt evicts another conversation's blocks. Those
+are computed again and evict the next ones, so replicas mostly compute blocks that they had before. This is thrashing
+(Denning, "Thrashing: its causes and prevention", AFIPS 1968). The remedy is Denning's: admit only as many as the memory
+can hold. A prompt waits if the fleet is busy, if it is mostly cached nowhere, and if it would make others repeat much
+more work than its own. In the meantime the turns of admitted conversations, which are short, run undisturbed.
 
-The policy says which placement thrashes (`Choice.hold_back`). The wait is bounded in any case: a request that has been
-held back for `hold_s` goes where it is cheapest. Only a few requests are tried again several times a second, since a
-price takes some ten microseconds a replica: the oldest of each tenant, tenants by turns.
+The policy decides which placement thrashes (`Choice.hold_back`). The wait is bounded: a request that has been deferred
+for `hold_s` goes to the cheapest replica. Only a few requests are tried again several times a second, because pricing
+takes about ten microseconds per replica. These are the oldest of each tenant, in turns over the tenants.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-TICK_S = 0.25  # between two calls of `next_few`
-TRIES_MAX = 4  # held-back requests that are tried at each call
-HELD_MAX = 256  # most requests held back at once: others are not held back
+TICK_S = 0.25  # interval of calls of `next_few`
+TRIES_MAX = 4  # deferred requests that are tried at each call
+HELD_MAX = 256  # maximum of deferred requests: further ones are not deferred
 
 T = TypeVar("T", bound=Hashable)
 
 
 class Holding(Generic[T]):
-    """Which requests are held back, for which tenant, and since when."""
+    """The deferred requests, with their tenant and the beginning of their wait."""
 
     def __init__(self) -> None:
-        self._held: dict[T, tuple[float, str]] = {}  # (since when, tenant)
-        self._turns: dict[str, int] = {}  # tenant with held-back requests -> number of its last turn
+        self._held: dict[T, tuple[float, str]] = {}  # (beginning of the wait, tenant)
+        self._turns: dict[str, int] = {}  # tenant with deferred requests -> number of its last turn
         self._turn = 0
 
     def __len__(self) -> int:
@@ -42,24 +42,24 @@ class Holding(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether no more requests may be held back."""
+        """True if the maximum of deferred requests is reached."""
         return len(self._held) >= HELD_MAX
 
     def add(self, who: T, since_s: float, tenant: str = "") -> None:
-        """Hold a request back, as if since then: a request that comes again keeps its seniority."""
+        """Defer a request as if since then: a request that returns keeps its seniority."""
         self._held[who] = since_s, tenant
 
     def remove(self, who: T) -> bool:
-        """Hold a request back no longer; returns whether it was held back."""
+        """Stop deferring a request; returns True if it was deferred."""
         return self._held.pop(who, None) is not None
 
     def over(self, now_s: float, hold_s: float) -> list[T]:
-        """Requests that have been held back for so long, the oldest first."""
+        """Return the requests that have been deferred for `hold_s`, the oldest first."""
         due_s = now_s - hold_s
         return [who for who, (since_s, _) in self._oldest_first() if since_s <= due_s]
 
     def next_few(self) -> list[T]:
-        """Requests to be tried now: the oldest of each tenant, tenants by turns."""
+        """Return the requests to be tried now: the oldest of each tenant, in turns over the tenants."""
         waiting: dict[str, list[T]] = {}
         for who, (_, tenant) in self._oldest_first():
             waiting.setdefault(tenant, []).append(who)

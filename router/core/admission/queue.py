@@ -1,20 +1,23 @@
-"""Requests that wait for a place: in which order they get one, and who is turned away when too many wait.
+"""Queue of requests that wait for a place: the order of admission, and the choice of requests to reject when it is
+full.
 
-Order: priority first. Within a priority tenants take turns by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 96)
-with prompt tokens as cost: a tenant's start tag is where its last turn ended, or the queue's virtual time when it
-begins to wait; the smallest tag has the next turn, and its start is then the virtual time. So tenants that keep
-waiting get equal parts of what is admitted, however much each of them asks for, and whoever asks for little waits for
-one turn of each other. Within a tenant, first come first served; whoever comes again keeps its seniority.
+Order: priority first. Within a priority, tenants take turns by start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 96)
+with prompt tokens as cost. A tenant's start tag is the end of its last turn, or the queue's virtual time when it begins
+to wait. The smallest tag has the next turn, and its start is then the virtual time. So tenants that keep waiting get
+equal parts of the admitted tokens, however many requests each of them sends. A tenant with few requests waits for one
+turn of each other tenant. Within a tenant the order is first come first served; a request that returns keeps its
+seniority.
 
-A request with a deadline has a latest start. Of a tenant's requests in one pool the one whose latest start is next goes
-first, as long as it can be in time (earliest deadline first; Liu & Layland, JACM 1973). Whose latest start is over
-waits by order of arrival like those without a deadline: under overload the late ones would else make all others late
-(Locke 1986). After PASSES_MAX turns in a row in which others were passed, the next turn is the oldest's. Where there is
-room for urgent requests only, those without a deadline wait; the same number of turns bounds that.
+A request with a deadline has a latest start. Of a tenant's requests in one pool, the one with the earliest latest start
+goes first if it can still be in time (earliest deadline first; Liu & Layland, JACM 1973). After its latest start it
+waits by order of arrival, like requests without a deadline. Otherwise late requests would make all others late under
+overload (Locke 1986). After PASSES_MAX turns in a row in which others were passed, the next turn goes to the oldest
+request. If there is capacity for urgent requests only, those without a deadline wait; the same number of turns bounds
+that.
 
-Requests that any replica of a model may take are a pool. One pool may have room while another has none, so turns are
-given to the first in order whose pool has room. Tags only grow while a tenant waits, so heaps may hold old ones: what
-comes to the top is looked at again.
+A pool is the set of requests that any replica of a model may take. One pool may have capacity while another has none,
+so a turn goes to the first request in order with capacity in its pool. Tags only grow while a tenant waits, so heaps
+may contain old tags: the top entry is always verified.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from typing import Any
 
 from router.core.facts.requests import Priority
 
-TENANTS_MAX = 4_096  # tenants whose last turn is remembered
+TENANTS_MAX = 4_096  # tenants with a remembered last turn
 PASSES_MAX = 15  # turns in a row in which urgent requests of a tenant pass its oldest one
-# Model; who can answer: one replica, or those at addresses; and whether one may prefill what another one decodes.
+# Model; permitted replicas (one id, or a set of addresses); True if disaggregated prefill is allowed.
 Pool = tuple[str | None, str | frozenset[str] | None, bool]
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One waiting request; `request` is whatever the caller wants back."""
+    """One waiting request; `request` is any object that the caller wants back."""
 
     tenant: str
     priority: Priority
@@ -43,9 +46,9 @@ class Ticket:
     size_bytes: int
     at_s: float
     request: Any = None
-    since_s: float = -1.0  # time at which its waiting began: before `at_s` if the request came again; -1: `at_s`
-    number: int = -1  # order of arrival; -1: it does not wait
-    start_by_s: float | None = None  # latest time of a placement that keeps its deadline; None: it has none
+    since_s: float = -1.0  # start of its wait: before `at_s` if the request returned; -1: `at_s`
+    number: int = -1  # order of arrival; -1: not waiting
+    start_by_s: float | None = None  # latest time of a placement that keeps its deadline; None: no deadline
 
     def __post_init__(self) -> None:
         if self.since_s < 0:
@@ -62,11 +65,11 @@ class _Line:
 
     def __init__(self) -> None:
         self.tickets: _Fifo = {}
-        self.passed = 0  # turns in a row in which the oldest was passed
-        self._starts: list[tuple[float, int]] = []  # heap of (latest start, number); may hold numbers that left
+        self.passed = 0  # turns in a row in which the oldest ticket was passed
+        self._starts: list[tuple[float, int]] = []  # heap of (latest start, number); may contain numbers that left
 
     def add(self, ticket: Ticket) -> None:
-        """Let a ticket wait behind the others."""
+        """Append a ticket."""
         _enqueue(self.tickets, ticket)
         if ticket.start_by_s is not None:
             heappush(self._starts, (ticket.start_by_s, ticket.number))
@@ -77,7 +80,7 @@ class _Line:
         return self.tickets[next(iter(self.tickets))]
 
     def first(self, now_s: float, *, urgent_only: bool) -> Ticket | None:
-        """Whose turn is next; None where only urgent requests may have it, and none waits."""
+        """Return the ticket with the next turn; None if only urgent tickets may have it and none waits."""
         oldest = self.oldest
         urgent = self._urgent(now_s) if self._starts else None
         if urgent is None:
@@ -85,12 +88,12 @@ class _Line:
         return oldest if self.passed >= PASSES_MAX else urgent
 
     def served(self, ticket: Ticket) -> None:
-        """A ticket has the turn. It is still here."""
+        """Record that a ticket gets the turn. It must still be in the line."""
         self.passed = 0 if ticket.number == next(iter(self.tickets)) else self.passed + 1
 
     def _urgent(self, now_s: float) -> Ticket | None:
-        """The ticket with the next latest start of those that can be in time. Time does not go back, so late ones are
-        forgotten here."""
+        """Return the ticket with the earliest latest start of those that can be in time. Time is monotonic, so late
+        ones are dropped here."""
         starts = self._starts
         while starts:
             start_by_s, number = starts[0]
@@ -106,17 +109,18 @@ class _Lane:
     """Tenants of one pool and priority."""
 
     tenants: dict[str, _Line] = field(default_factory=dict)
-    heap: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, number of the first, tenant
+    heap: list[tuple[float, int, str]] = field(default_factory=list)  # start tag, number of the oldest ticket, tenant
     listed: set[str] = field(default_factory=set)  # tenants in the heap
 
 
 def _always(pool: Pool, oldest: Ticket) -> bool:
-    """Any pool is calm. A lambda of any arguments would do, but mypyc makes C of it that does not compile."""
+    """Treat any pool as calm. A lambda with any arguments would do, but the C code that mypyc generates for it does not
+    compile."""
     return True
 
 
 class FairQueue:
-    """Waiting requests. Knows no limits but those it is given with each arrival."""
+    """Waiting requests. It has no limits except those that are passed with each arrival."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -125,7 +129,7 @@ class FairQueue:
         # For each priority: tenant -> its tickets in all pools.
         self._tenants: tuple[dict[str, _Fifo], ...] = tuple({} for _ in Priority)
         self._counts = [0] * len(Priority)
-        self._tokens: dict[Pool, int] = {}  # cost of all that wait in a pool
+        self._tokens: dict[Pool, int] = {}  # cost of all tickets that wait in a pool
         self._starts: dict[str, float] = {}  # start tag of a tenant's next turn
         self._virtual = 0.0
         self._next = 0
@@ -134,21 +138,21 @@ class FairQueue:
         return len(self._waiting)
 
     def count(self, priority: Priority) -> int:
-        """Requests that wait with that priority."""
+        """Return the number of requests that wait with this priority."""
         return self._counts[priority]
 
     def tokens(self, pool: Pool) -> int:
-        """Prompt tokens of the requests that wait in a pool."""
+        """Return the prompt tokens of the requests that wait in a pool."""
         return self._tokens.get(pool, 0)
 
     def waiting(self) -> Iterator[tuple[Pool, Priority, int]]:
-        """How many requests wait in each pool, by priority."""
+        """Yield the number of waiting requests by pool and priority."""
         for pool, lanes in self._pools.items():
             for priority, lane in zip(Priority, lanes, strict=True):
                 yield pool, priority, sum(len(line.tickets) for line in lane.tenants.values())
 
     def ahead(self, tenant: str, priority: Priority) -> int:
-        """About how many get a turn before a request that would come now, at most."""
+        """Return an upper estimate of the requests that get a turn before a request that arrives now."""
         tenants, count = self._tenants[priority], self._counts[priority]
         mine = len(tenants.get(tenant, ()))
         others = len(tenants) - (tenant in tenants)
@@ -157,8 +161,8 @@ class FairQueue:
     # -- in and out ----------------------------------------------------------------------------------------------
 
     def add(self, ticket: Ticket, requests_max: int, bytes_max: int) -> list[Ticket] | None:
-        """Let it wait. Returns those that no longer do in its stead; None, and nothing has changed, when it is itself
-        the one that matters least."""
+        """Add a ticket. Returns the tickets that were removed to make space. Returns None, without a change, if the new
+        ticket itself is the one to reject."""
         out = self._least(ticket, requests_max, bytes_max)
         if ticket in out:
             return None
@@ -168,7 +172,7 @@ class FairQueue:
         return out
 
     def remove(self, ticket: Ticket) -> bool:
-        """Take out a ticket that waits no longer; False when it did not wait."""
+        """Remove a ticket; returns False if it was not waiting."""
         number, priority, tenant = ticket.number, ticket.priority, ticket.tenant
         if self._waiting.pop(number, None) is None:
             return False
@@ -199,8 +203,9 @@ class FairQueue:
         now_s: float = 0.0,
         calm: Callable[[Pool, Ticket], bool] = _always,
     ) -> Ticket | None:
-        """Take out the first in order whose pool has room and whose tenant is not held back there; None: nobody. Where
-        a pool is not `calm` for a tenant's oldest request, there is room for the tenant's urgent ones only."""
+        """Remove and return the first ticket in order that has capacity in its pool (`room`) and is not blocked there
+        by its tenant's share (`held_back`). Return None if there is no such ticket. If a pool is not `calm` for a
+        tenant's oldest request, only the tenant's urgent requests have capacity there."""
         has_room: dict[Pool, bool] = {}
         for priority in Priority:
             if not self._counts[priority]:
@@ -215,14 +220,14 @@ class FairQueue:
         return None
 
     def late(self, priority: Priority, now_s: float) -> Iterator[Ticket]:
-        """Take out, one by one, who waits with that priority and can no longer be in time."""
+        """Remove and yield the tickets with this priority that can no longer be in time."""
         waiting = self._waiting.values() if self._counts[priority] else ()
         for ticket in [each for each in waiting if each.start_by_s is not None and each.start_by_s < now_s]:
             if ticket.priority is priority and self.remove(ticket):
                 yield ticket
 
     def expired(self, before_s: float) -> Iterator[Ticket]:
-        """Take out, one by one, who came before then."""
+        """Remove and yield the tickets that arrived before this time."""
         for ticket in [each for each in self._waiting.values() if each.at_s <= before_s]:
             self.remove(ticket)
             yield ticket
@@ -252,7 +257,7 @@ class FairQueue:
     def _served(self, ticket: Ticket) -> None:
         tenant, start = ticket.tenant, self._starts.pop(ticket.tenant)
         self._virtual = max(self._virtual, start)
-        self._starts[tenant] = start + max(1, ticket.cost_tokens)  # put behind all others: the last to be forgotten
+        self._starts[tenant] = start + max(1, ticket.cost_tokens)  # appended after all others: the last to be dropped
         if len(self._starts) > TENANTS_MAX + len(self._waiting):
             idle = (name for name in self._starts if not any(name in fifos for fifos in self._tenants))
             del self._starts[next(idle)]
@@ -266,7 +271,7 @@ class FairQueue:
         calm: Callable[[Pool, Ticket], bool],
         now_s: float,
     ) -> Iterator[tuple[float, int, Pool, Ticket]]:
-        """The first of every pool, as (start tag, number of its tenant's oldest there, pool, ticket)."""
+        """Yield the first ticket of every pool, as (start tag, number of its tenant's oldest there, pool, ticket)."""
         for pool, lanes in self._pools.items():
             lane, aside = lanes[priority], []
             while (top := self._top(lane)) is not None:
@@ -282,7 +287,7 @@ class FairQueue:
                 heappush(lane.heap, entry)
 
     def _top(self, lane: _Lane) -> tuple[float, int, str] | None:
-        """The lane's first, as it is now."""
+        """Return the current first entry of the lane."""
         heap = lane.heap
         while heap:
             tenant = heap[0][2]
@@ -298,8 +303,8 @@ class FairQueue:
         return None
 
     def _least(self, arriving: Ticket, requests_max: int, bytes_max: int) -> list[Ticket]:
-        """Who must go so that it fits, itself perhaps: the newest request of the tenant with most of them waiting, of
-        the lowest priority there is."""
+        """Return the tickets to remove so that a new one fits, which may be the new one itself. The first to go is the
+        newest request of the tenant with the most waiting requests, in the lowest priority present."""
         requests = len(self._waiting) + 1 - requests_max
         size_bytes = self.size_bytes + arriving.size_bytes - bytes_max
         out: list[Ticket] = []
@@ -333,7 +338,7 @@ class FairQueue:
 
 
 def _enqueue(fifo: _Fifo, ticket: Ticket) -> None:
-    """Insert a ticket at the end, or by the time it waited before if the request came again."""
+    """Insert a ticket at the end, or by its earlier wait if the request returned."""
     last = next(reversed(fifo.values()), None)
     fifo[ticket.number] = ticket
     if last is not None and ticket.since_s < last.since_s:

@@ -1,11 +1,12 @@
-"""How much each tenant may ask for: requests and tokens a minute, as token buckets of one minute's worth.
+"""Rate limits of tenants: requests and tokens per minute, as token buckets with a capacity of one minute.
 
-A request takes one from the bucket of requests and what its prompt is believed to have from that of tokens. The latter
-only has to hold something: what a request costs is known when its answer has ended, so it may go into debt, and who is
-in debt waits until it is paid. Over an hour nobody gets more than the rate, plus one bucket and one request.
+A request takes one from the request bucket and its estimated prompt tokens from the token bucket. The token bucket only
+has to be positive: the cost of a request is known when its answer has ended, so the bucket may become negative. Then
+the tenant waits until it is positive again. Over an hour no tenant gets more than the rate, plus one bucket and one
+request.
 
-Several routers keep one rate: each has the whole bucket, and takes from it what others say that they have spent. One
-that cannot hear the others goes on with a part of each rate.
+Several routers enforce one rate together: each has the whole bucket, and subtracts the consumption that the others
+publish. A router that cannot receive from the others continues with a part of each rate.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ from typing import Protocol
 from router.core.facts.placements import Shed
 
 MINUTE_S = 60.0
-RateLevels = tuple[float | None, float | None]  # requests and tokens that are left; None where there is no such rate
+RateLevels = tuple[float | None, float | None]  # remaining requests and tokens; None if there is no such rate
 
 
 class Rates(Protocol):
-    """What a tenant may ask for; None or 0: any number."""
+    """Limits of a tenant; None or 0: no limit."""
 
     @property
     def requests_per_min(self) -> float | None:
-        """Requests a minute."""
+        """Requests per minute."""
 
     @property
     def tokens_per_min(self) -> float | None:
-        """Tokens a minute, of prompts and answers."""
+        """Tokens of prompts and answers per minute."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """Fills with time up to one minute's worth; begins full."""
+    """A bucket that fills with time up to one minute's worth; it begins full."""
 
     level: float
     at_s: float
 
     def fill(self, per_min: float, now_s: float) -> float:
-        """The level now."""
+        """Return the current level."""
         if now_s > self.at_s:
             self.level, self.at_s = self.level + (now_s - self.at_s) * per_min / MINUTE_S, now_s
         self.level = min(self.level, per_min)
@@ -48,33 +49,31 @@ class Bucket:
 
 
 class Quotas:
-    """The buckets of all tenants that have a rate; of others nothing is kept."""
+    """The buckets of all tenants with a rate; for other tenants no state is kept."""
 
     def __init__(self) -> None:
         self._tenants: Mapping[str, Rates] = {}
         self._buckets: dict[tuple[str, bool], Bucket] = {}  # (tenant, True for tokens, False for requests) -> bucket
-        self._changed: set[str] = set()  # tenants whose levels were not told since they were last spent from
-        self._parts: Mapping[
-            str, float
-        ] = {}  # part of a tenant's rates that is given out here, where it is another than
-        self._part = 1.0  # part of all other tenants' rates
-        self._spent: dict[str, list[float]] = {}  # requests and tokens spent here so far, of tenants that spent any
-        self._spenders: set[str] = set()  # tenants that spent any since that was last asked
+        self._changed: set[str] = set()  # tenants that consumed since their levels were last published
+        self._parts: Mapping[str, float] = {}  # tenant -> its part of its rates here, if not `_part`
+        self._part = 1.0  # part of the rates of all other tenants that is allotted to this router
+        self._spent: dict[str, list[float]] = {}  # requests and tokens consumed here so far, by tenant
+        self._spenders: set[str] = set()  # tenants that consumed since the last call of `spenders`
 
     def configure(self, tenants: Mapping[str, Rates]) -> None:
-        """Take other tenants and rates; buckets of those that stay keep their level."""
+        """Apply other tenants and rates; buckets of tenants that stay keep their level."""
         self._tenants = tenants
         self._buckets = {key: bucket for key, bucket in self._buckets.items() if key[0] in tenants}
         self._spent = {tenant: spent for tenant, spent in self._spent.items() if tenant in tenants}
 
     def limited(self, tenant: str) -> bool:
-        """Whether the tenant has a rate of any kind."""
+        """True if the tenant has any rate."""
         rates = self._tenants.get(tenant)
         return rates is not None and bool(rates.requests_per_min or rates.tokens_per_min)
 
     def take(self, tenant: str, tokens: int, now_s: float, *, counted: bool = False) -> None:
-        """One request came, with a prompt of so many tokens. `counted`: it was taken from the bucket of requests
-        before, when its prompt was not known. Raises Shed, and then nothing was taken."""
+        """Charge one request with a prompt of `tokens`. With `counted` the request bucket was charged before, when the
+        prompt was not yet known. Raises Shed, and then nothing was charged."""
         rates = self._tenants.get(tenant)
         if rates is None:
             return
@@ -101,7 +100,7 @@ class Quotas:
             spent.level -= tokens
 
     def spend(self, tenant: str, tokens: int, now_s: float) -> None:
-        """Take `tokens` from the tenant's bucket, since more were used than taken; a negative number gives back."""
+        """Charge `tokens` to the tenant because more were used than charged before; a negative number is a refund."""
         rates = self._tenants.get(tenant)
         if rates is not None and rates.tokens_per_min:
             self._note(tenant, 0.0, tokens)
@@ -110,8 +109,8 @@ class Quotas:
                 self._bucket(tenant, True, tokens_per_min, now_s).level -= tokens
 
     def debit(self, tenant: str, requests: float, tokens: float, now_s: float, *, elsewhere: bool = False) -> None:
-        """Take from both of a tenant's buckets what was used without asking, whether it was there or not. `elsewhere`:
-        by another router, so that it does not count as spent here."""
+        """Charge both of a tenant's buckets for consumption without admission, even if they become negative. With
+        `elsewhere` another router caused it, so it does not count as consumed here."""
         rates = self._tenants.get(tenant)
         if rates is None:
             return
@@ -126,15 +125,15 @@ class Quotas:
             self._bucket(tenant, True, tokens_per_min, now_s).level -= tokens
 
     def levels(self, now_s: float, *, changed: bool = False) -> dict[str, RateLevels]:
-        """What is left to each tenant that ever spent any; with `changed`, to each that has since this was last
-        asked so."""
+        """Return the remaining levels of each tenant that ever consumed; with `changed` only of tenants with changes
+        since the last such call."""
         names = self._changed if changed else {name for name, _ in self._buckets}
         if changed:
             self._changed = set()
         return {name: self._levels_of(name, self._tenants[name], now_s) for name in names if name in self._tenants}
 
     def set_levels(self, levels: Mapping[str, RateLevels], now_s: float) -> None:
-        """Take over what is left to these tenants."""
+        """Take over the remaining levels of these tenants."""
         for tenant, (requests, tokens) in levels.items():
             rates = self._tenants.get(tenant)
             if rates is None:
@@ -148,31 +147,31 @@ class Quotas:
     # -- several routers -----------------------------------------------------------------------------------------
 
     def spent(self) -> dict[str, list[float]]:
-        """Requests and tokens spent here so far, of tenants that have spent any. Not to be changed."""
+        """Return the requests and tokens consumed here so far, by tenant. The mapping must not be modified."""
         return self._spent
 
     def spenders(self) -> set[str]:
-        """Tenants that have spent any here since this was last asked."""
+        """Return the tenants that consumed here since the last call."""
         names, self._spenders = self._spenders, set()
         return names
 
     def left(self, tenant: str, now_s: float) -> RateLevels:
-        """What is left to a tenant."""
+        """Return the remaining levels of a tenant."""
         rates = self._tenants.get(tenant)
         return (None, None) if rates is None else self._levels_of(tenant, rates, now_s)
 
     def rates_of(self, tenant: str) -> RateLevels:
-        """What the tenant may ask for in a minute of all routers together; None where there is no such rate."""
+        """Return the tenant's limits per minute for all routers together; None if there is no such rate."""
         rates = self._tenants.get(tenant)
         return (None, None) if rates is None else (rates.requests_per_min or None, rates.tokens_per_min or None)
 
     def part(self, tenant: str) -> float:
-        """The part of the tenant's rates that is given out here."""
+        """Return the part of the tenant's rates that is allotted to this router."""
         return self._parts.get(tenant, self._part)
 
     def set_parts(self, part: float, parts: Mapping[str, float], now_s: float) -> None:
-        """Give out this part of every tenant's rates here, more than 0 and at most 1, and of what is left, too; `parts`
-        are of tenants that have another."""
+        """Allot this part of every tenant's rates to this router, more than 0 and at most 1. The remaining levels
+        change in the same proportion. `parts` contains the tenants with a different part."""
         levels = dict[tuple[str, bool], float]()
         for tenant, of_tokens in self._buckets:
             rates = self._tenants[tenant]
@@ -187,13 +186,13 @@ class Quotas:
             self._changed.add(key[0])
 
     def _in_force(self, tenant: str, rates: Rates) -> RateLevels:
-        """Requests and tokens a minute that are given out here."""
+        """Return the requests and tokens per minute that are allotted to this router."""
         part = self._parts.get(tenant, self._part) if self._parts else self._part
         requests, tokens = rates.requests_per_min, rates.tokens_per_min
         return requests * part if requests else None, tokens * part if tokens else None
 
     def _note(self, tenant: str, requests: float, tokens: float) -> None:
-        """Note that a tenant has spent so much here."""
+        """Record a tenant's consumption on this router."""
         self._changed.add(tenant)
         self._spenders.add(tenant)
         spent = self._spent.get(tenant)

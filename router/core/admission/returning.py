@@ -1,7 +1,7 @@
-"""Who left while it waited here: when it comes again, it goes on waiting where it was.
+"""Memory of requests that left the queue: a request that returns continues its earlier wait.
 
-Clients and proxies close a request that brings nothing for 30 to 100 seconds, and ask again. Without a memory of that,
-whoever has less patience than the router has time would begin anew each time, and never have its turn.
+Clients and proxies close a request after 30 to 100 seconds without data, and retry. Without this memory, a client with
+less patience than the router's wait limit would restart its wait each time, and never get its turn.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from collections import OrderedDict
 from collections.abc import Hashable
 
 RETURN_S = 60.0  # seconds for which a request that left is remembered
-LEFT_MAX = 4_096  # requests remembered; those that left first are forgotten
+LEFT_MAX = 4_096  # maximum of remembered requests; the oldest are dropped
 
 
 class Returning:
-    """Seconds that requests have waited which are not waiting now, by whatever names a request."""
+    """Seconds waited by requests that have left the queue, keyed by a name of the request."""
 
     def __init__(self) -> None:
-        self._left: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # (seconds waited, when it left)
+        self._left: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()  # (seconds waited, time of leaving)
 
     def __len__(self) -> int:
         return len(self._left)
 
     def left(self, key: Hashable | None, waited_s: float, now_s: float) -> None:
-        """A request waited for so long, and was not placed. A `key` of None names none: it is not remembered."""
+        """Record that a request waited for `waited_s` and was not placed. A request with a `key` of None is not
+        recorded."""
         if key is None or waited_s <= 0:
             return
         self._left.pop(key, None)
@@ -32,7 +33,7 @@ class Returning:
             self._left.popitem(last=False)
 
     def back(self, key: Hashable | None, now_s: float) -> float:
-        """Seconds that a request has waited before, and forget them; 0 for a request that is not remembered."""
+        """Return the seconds that a request waited before, and drop the record; 0 if there is no record."""
         if not self._left or key is None:
             return 0.0
         waited_s, left_s = self._left.pop(key, (0.0, now_s))

@@ -1,10 +1,10 @@
-"""How much of the places each tenant uses, and how many are kept free for others.
+"""Each tenant's use of the places, and the places that are kept free for others.
 
-Whoever waits for a place waits for the end of an answer. So where a tenant holds its share of the places, and others
-are about, some are kept free for them: KEPT_TIMES as many as they use, so that they may come to use more, and at most
-what is beyond that share. Of a tenant that asks next to nothing next to nothing is kept: a single request a minute must
-not cost others a quarter of the fleet. Use is the number of open leases, now or on the mean of about USE_S, whichever
-is more.
+A request that waits for a place waits for the end of an answer. So if a tenant holds its share of the places and other
+tenants are active, some places are kept free for them. Their number is KEPT_TIMES the places that the others use, so
+that their use can grow, limited to the places beyond the tenant's share. Almost nothing is kept for tenants that send
+almost nothing: one request a minute must not cost others a quarter of the fleet. Use is the number of open leases: the
+current one or the mean over about USE_S, whichever is larger.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
-SEEN_S = 60.0  # time for which a tenant counts as active after it asked
-USE_S = 10.0  # time over which the mean number of open leases is taken
-KEPT_TIMES = 2.0  # places that are kept for each one that others use
-USE_FULL = 0.05  # part of the places that is kept on the mean, from which on nothing more waits in engines
-TENANTS_MAX = 1_024  # most tenants that count as active
+SEEN_S = 60.0  # seconds for which a tenant counts as active after a request
+USE_S = 10.0  # seconds of the mean of open leases
+KEPT_TIMES = 2.0  # places that are kept for each place that others use
+# Share of the places that is kept on average, above which the tenant's requests stop waiting in engines.
+USE_FULL = 0.05
+TENANTS_MAX = 1_024  # maximum of tenants that count as active
 
 
 @dataclass(slots=True)
 class _Use:
-    """Open leases, now and on the mean."""
+    """Open leases, current and mean."""
 
     open: int = 0
     mean: float = 0.0
@@ -38,15 +39,15 @@ class _Use:
 
 
 class Shares:
-    """Tenants that asked of late, and leases of all."""
+    """Recently active tenants, and the open leases of all tenants."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, float] = {}  # tenant -> when it last asked, in that order
+        self._seen: dict[str, float] = {}  # tenant -> time of its last request, in that order
         self._all = _Use()
-        self._uses: dict[str, _Use] = {}  # of tenants that asked or have leases
+        self._uses: dict[str, _Use] = {}  # of tenants that are active or have leases
 
     def asked(self, tenant: str, now_s: float) -> None:
-        """A tenant asks."""
+        """Record a request of a tenant."""
         seen = self._seen
         seen.pop(tenant, None)
         seen[tenant] = now_s
@@ -57,12 +58,12 @@ class Shares:
                 del self._uses[oldest]
 
     def opened(self, tenant: str, now_s: float) -> None:
-        """A lease was given to it."""
+        """Record that a lease of the tenant was opened."""
         self._all.count(1, now_s)
         self._uses.setdefault(tenant, _Use(0, 0.0, now_s)).count(1, now_s)
 
     def closed(self, tenant: str, now_s: float) -> None:
-        """It gave one back."""
+        """Record that a lease of the tenant was closed."""
         self._all.count(-1, now_s)
         use = self._uses[tenant]
         use.count(-1, now_s)
@@ -70,14 +71,15 @@ class Shares:
             del self._uses[tenant]
 
     def others_about(self, tenant: str, now_s: float) -> bool:
-        """Whether another tenant asked of late."""
+        """True if another tenant sent a request recently."""
         for name in reversed(self._seen):
             if name != tenant:
                 return now_s - self._seen[name] <= SEEN_S
         return False
 
     def kept(self, tenant: str, now_s: float) -> tuple[float, float]:
-        """Places that are kept free for others by what they use, now or on the mean; and on the mean alone."""
+        """Return the places that are kept free for others by their use: by the larger of current and mean, and by the
+        mean alone."""
         every, own = self._all, self._uses.get(tenant)
         every.pass_time(now_s)
         now, mean = float(every.open), every.mean

@@ -1,24 +1,26 @@
-"""When is the fleet full, and who gets the next place?
+"""Windows of replicas: they decide when the fleet is full, and which request gets the next place.
 
-A replica's window is how many leases it may have open. An engine that has `w` requests waiting of `n` that are open
-here works on n - w of them, and a few more should wait there so that its batch never runs dry: the window is
-n - w + waiting_max, never less than WINDOW_MIN, so that there is always something to learn from. It is taken from each
-probe and holds until the next, so what is sent meanwhile counts on top. It begins when more than waiting_max wait
-there; when none does it grows, fast where it binds, slowly where it does not, and not at all while somebody waits here
-for another reason: then nothing was learned. What was left free meanwhile makes it no smaller either, or a tenant that
-is kept at its share would shrink it from probe to probe. Before and after, there may be BURST_MAX more than the last
-probe saw, since an engine that was never seen full may be so at any moment. Without word of the engine, or only old or
-absurd word, the window is `in_flight_max`: bad metrics never block anybody.
+A replica's window is its maximum of open leases. If `w` of `n` requests that are open here wait in the engine, it works
+on n - w of them. A few more should wait there so that its batch never runs dry. So the window is n - w + waiting_max.
+It is never less than WINDOW_MIN, so that there is always something to learn from. It is computed from each probe and
+valid until the next one, so requests that are sent in between count on top.
 
-A request finds room where a replica that may take it has fewer leases than its window. Where one replica prefills what
-another one decodes, and nobody takes the request whole, both must have, and be a pair. While others are about, a
-tenant that holds `tenant_share_max` of the places (of what engines work on at once, without what may wait there) finds
-none where that leaves others too few for what they use (shares.py). Whoever finds no room waits (queue.py), unless that
-would take longer than anybody is willing to wait: then it is better told at once.
+A window begins when more than waiting_max requests wait in the engine. If no request waits there, it grows: fast if it
+is fully used, slowly if not. It does not grow while a request waits here for another reason, because then nothing was
+learned. Unused places do not shrink it either; otherwise a tenant that is limited to its share would shrink it with
+each probe. Before a window begins and after it ends, there may be BURST_MAX more leases than the last probe reported,
+because an engine that was never seen full may become full at any moment. If the engine's metrics are missing, old or
+absurd, the window is `in_flight_max`: bad metrics never block a request.
 
-While requests with deadlines come, those without find room at calm replicas only (deadlines.py, calm.py).
+A request has capacity if a permitted replica has fewer leases than its window. With disaggregated prefill, if no
+replica takes the request whole, two replicas must have capacity and be a pair. Places are the requests that engines
+work on at once, without those that may wait there. While other tenants are active, a tenant that holds
+`tenant_share_max` of the places gets no further one if that leaves others too few for their use (shares.py). A request
+without capacity waits (queue.py). If the wait would exceed the limit, it is rejected immediately.
 
-While no replica is full, nobody waits and few leases are open, all of this is three comparisons a request.
+While requests with deadlines arrive, requests without one have capacity only at calm replicas (deadlines.py, calm.py).
+
+If no replica is full, no request waits and few leases are open, all of this is three comparisons per request.
 """
 
 from __future__ import annotations
@@ -42,12 +44,13 @@ from router.core.placement.wanted import Wanted
 
 WINDOW_MIN = 4  # smallest window, in leases
 BURST_MAX = 256  # leases beyond the last probe's: vLLM's smaller default for --max-num-seqs
-GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1  # growth of a window with each probe that saw nobody wait in the engine
-MODELS_MAX = 64  # models whose places are added up one by one
-WAITING_ABSURD = 1_000_000  # a larger number of waiting requests is taken for a wrong one
+# Growth of a window with each probe that reported no waiting requests in the engine.
+GROWTH_BOUND, GROWTH_IDLE = 1.25, 1.1
+MODELS_MAX = 64  # models with places that are summed individually
+WAITING_ABSURD = 1_000_000  # a larger number of waiting requests is considered an error
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1.0, 60.0
-LASTED_FADE = 0.98  # part of the sums of how long leases last that is left after another lease
-RATE_WINDOW_S = 10.0  # seconds of waiting over which the rate of turns is taken
+LASTED_FADE = 0.98  # part of the sums of lease durations that remains after another lease
+RATE_WINDOW_S = 10.0  # seconds of waiting over which the rate of turns is measured
 RATE_PRIOR_S = 2.0  # seconds of waiting that the rate by Little's law counts for
 
 
@@ -56,36 +59,36 @@ class AdmissionLimits(Protocol):
 
     @property
     def in_flight_max(self) -> int:
-        """Leases of one replica."""
+        """Maximum of leases of one replica."""
 
     @property
     def waiting_max(self) -> int:
-        """Requests waiting in one engine."""
+        """Maximum of requests waiting in one engine."""
 
     @property
     def queue_requests_max(self) -> int:
-        """Requests waiting here."""
+        """Maximum of requests waiting here."""
 
     @property
     def queue_bytes_max(self) -> int:
-        """Bytes of their bodies."""
+        """Maximum of bytes of their bodies."""
 
     @property
     def wait_s(self) -> float:
-        """Seconds each may wait from its arrival, whatever for."""
+        """Maximum wait of each request in seconds from its arrival, for any reason."""
 
     @property
     def hold_s(self) -> float:
-        """Seconds of its waiting for which one that would evict too much may be held back; 0: none is."""
+        """Part of the wait in seconds for which a request that would evict too much may be deferred; 0: no deferral."""
 
     @property
     def tenant_share_max(self) -> float:
-        """Part of the places, 0 to 1."""
+        """Maximum share of the places, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoLimits:
-    """Nobody ever waits."""
+    """Limits with which no request ever waits."""
 
     in_flight_max: int = 1 << 30
     waiting_max: int = 1 << 30
@@ -98,25 +101,25 @@ class NoLimits:
 
 @dataclass(slots=True)
 class _Window:
-    """What a replica's last probe made of its window."""
+    """A replica's window as of its last probe."""
 
     member: Member
     load: Load
     at_s: float
     size: int
-    binds: bool = False  # the engine was seen full lately
+    binds: bool = False  # the engine was recently seen full
 
 
 @dataclass(slots=True)
 class TurnRate:
-    """Turns a second, over the last RATE_WINDOW_S in which anybody waited."""
+    """Turns per second over the last RATE_WINDOW_S in which any request waited."""
 
     turns: float = 0.0
     waited_s: float = 0.0
     _at_s: float = field(default=0.0)
 
     def pass_time(self, now_s: float, *, waiting: bool) -> None:
-        """Time went by, in which somebody waited or nobody."""
+        """Advance the time; `waiting` is True if any request waited since the last call."""
         gone_s = now_s - self._at_s
         self._at_s = now_s
         if waiting and gone_s > 0:
@@ -125,7 +128,7 @@ class TurnRate:
             self.waited_s = self.waited_s * fade + gone_s
 
     def per_s(self, expected_per_s: float) -> float:
-        """The rate, by what was seen and what was expected; 0 where nothing is known."""
+        """Return the rate from observed and expected turns; 0 if neither is known."""
         prior_s = RATE_PRIOR_S if expected_per_s else 0.0
         seen_s = self.waited_s + prior_s
         return (self.turns + expected_per_s * prior_s) / seen_s if seen_s else 0.0
@@ -133,35 +136,35 @@ class TurnRate:
 
 @dataclass(slots=True)
 class _Due:
-    """A deadline under way."""
+    """A deadline of an open lease."""
 
     at_s: float
     priority: Priority
-    prefill_ms: float  # of its prompt, by whichever replica
+    prefill_ms: float  # prefill of its prompt, on either replica
 
 
 class Admission:
-    """Places, and the queue for them. `now_s` is any clock that does not go back."""
+    """Places, and the queue for them. `now_s` is any monotonic clock."""
 
     def __init__(self, router: Router, limits: AdmissionLimits, *, stale_s: float) -> None:
-        """A load that is older than `stale_s` says nothing any more."""
+        """A load that is older than `stale_s` is ignored."""
         self.queue = FairQueue()
         self.deadlines = Deadlines()
         self._calm = Calm(router, self.queue, self.deadlines)
-        self.full: set[str] = set()  # replicas without room
+        self.full: set[str] = set()  # replicas without capacity
         self._router = router
         self._stale_s = stale_s
         self._windows: dict[str, _Window] = {}
         self._open: dict[int, str] = {}  # lease -> tenant
-        self._due: dict[int, _Due] = {}  # lease -> what it is to keep, where its request has a deadline
-        self._open_of_tenant: dict[tuple[str, str], int] = {}  # replica, tenant -> open leases
+        self._due: dict[int, _Due] = {}  # lease -> its deadline, if its request has one
+        self._open_of_tenant: dict[tuple[str, str], int] = {}  # (replica, tenant) -> open leases
         self._shares = Shares()
         self._rate = TurnRate()
-        self._ended = self._lasted_s = 0.0  # numbers and time of leases that ended, both faded by each end
+        self._ended = self._lasted_s = 0.0  # number and total time of ended leases, both faded with each end
         self.configure(limits)
 
     def configure(self, limits: AdmissionLimits) -> None:
-        """Take other limits; who waits goes on waiting, as far as there is room for it."""
+        """Apply other limits; waiting requests continue to wait if there is capacity for them."""
         self._limits = limits
         self._windows = {id_: window for id_, window in self._windows.items() if window.binds}
         for window in self._windows.values():
@@ -169,7 +172,7 @@ class Admission:
         self._survey()
 
     def window(self, replica: str) -> int:
-        """Leases that it may have open."""
+        """Return the maximum of open leases of a replica."""
         window = self._windows.get(replica)
         return window.size if window is not None else self._limits.in_flight_max
 
@@ -178,7 +181,7 @@ class Admission:
     def opened(
         self, lease: Lease, tenant: str, due_s: float | None = None, priority: Priority = Priority.NORMAL
     ) -> None:
-        """A lease was given, to a request whose first token is wanted by then; None: at any time."""
+        """Record a new lease for a request with its first token wanted by `due_s` (None: no deadline)."""
         if self.deadlines.any:
             urgent = due_s is not None and due_s > lease.placed_s
             self.deadlines.placed(urgent=urgent, others_wait=bool(self.queue))
@@ -194,17 +197,17 @@ class Admission:
             self._count(lease.receipt.leg.replica)
 
     def prefill_ms(self, lease: Lease) -> float:
-        """Milliseconds of prefill that a lease's request is expected to take, by whichever replica."""
+        """Return the expected milliseconds of prefill of a lease's request, on either replica."""
         leg = self._router.fleet.legs.open.get(lease.id) if lease.receipt.leg is not None else None
         return lease.prefill_ms if leg is None else leg.prefill_ms
 
     def prefilled(self, lease: Lease) -> None:
-        """The prefill leg of a decode leg's lease ended, and gives its place back."""
+        """Release the place of the prefill stage of a decode lease."""
         if lease.receipt.leg is not None and lease.receipt.leg.replica in self.full:
             self._count(lease.receipt.leg.replica)
 
     def closed(self, lease: Lease, now_s: float) -> bool:
-        """A lease is back; returns whether it was open here."""
+        """Record the end of a lease; returns True if it was open here."""
         tenant = self._open.pop(lease.id, None)
         if tenant is None:
             return False
@@ -221,11 +224,11 @@ class Admission:
         self._shares.closed(tenant, now_s)
         if replica in self.full:
             self._count(replica)
-        self.prefilled(lease)  # a prefill leg ends with its decode leg, at the latest
+        self.prefilled(lease)  # a prefill stage ends at the latest with its decode stage
         return True
 
     def _count(self, replica: str) -> None:
-        """Note whether a replica is full."""
+        """Update the record of full replicas."""
         member = self._router.fleet.members.get(replica)
         if member is not None and self._is_full(member):
             self.full.add(replica)
@@ -233,42 +236,42 @@ class Admission:
             self.full.discard(replica)
 
     def _is_full(self, member: Member) -> bool:
-        """Whether it has no room. Where the engine tells no counts that would bear out what other routers say that they
-        have open there, there is room for one of this router's: whoever writes to the store that they share may say
-        anything."""
+        """True if a replica has no capacity. If its engine reports no counts that could confirm the open leases of
+        other routers, it accepts one lease of this router. The reason is that the shared store is not trusted: any
+        writer to it may publish any number."""
         doubtful = member.others_max is None and not member.leases and bool(member.others.open)
         return member.open_leases >= self.window(member.id) and not doubtful
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def free(self, tenant: str, now_s: float) -> bool:
-        """Whether nothing at all is in the tenant's way, as nearly always."""
+        """True if nothing at all prevents a placement for the tenant, which is nearly always the case."""
         self._shares.asked(tenant, now_s)
         return not (self.full or self.queue or self.deadlines.any) and len(self._open) < self._few
 
     def fits(self, pool: Pool, tenant: str, now_s: float, calm_for: Priority | None = None) -> bool:
-        """Whether a request finds room now; `calm_for` is its priority if only a calm replica will do. Raises
-        NoReplica, or Shed when all replicas have asked for a rest."""
+        """True if a request has capacity now; `calm_for` is its priority if only a calm replica will do. Raises
+        NoReplica, or Shed if all replicas have requested a cooldown."""
         busy = self.full
         if calm_for is not None:
             busy = self._calm.busy(pool, tenant, calm_for, self.full, now_s, others=self._may_hold())
         return self._router.has_room(*pool, now_s, busy) and not self._has_its_share(pool, tenant, now_s)
 
     def passed_over(self, wanted: Wanted, pool: Pool, now_s: float) -> set[str]:
-        """Replicas at which a request without a deadline is not to be placed, now that it is. Raises NoReplica and
-        Shed."""
+        """Return the replicas to skip when a request without a deadline is placed now. Raises NoReplica and Shed."""
         return self._calm.passed_over(pool, wanted.tenant, wanted.priority, self.full, now_s)
 
     def asked(self, wanted: Wanted, prefill_ms: float, now_s: float) -> None:
-        """A request was placed or waits. If it has a deadline that `prefill_ms`, the shortest that it needs, does not
-        miss by itself, others without one wait for calm replicas."""
+        """Record a request that was placed or waits. If it has a deadline that its shortest prefill (`prefill_ms`) does
+        not miss by itself, requests without a deadline wait for calm replicas."""
         due_s = wanted.due_s
         if due_s is not None and now_s + prefill_ms / 1e3 <= due_s:
             self.deadlines.asked(wanted.tenant, wanted.priority, due_s - now_s, now_s)
 
     def wait(self, ticket: Ticket, now_s: float, held: int, held_bytes: int) -> list[Ticket]:
-        """Let a request wait for a place; returns the requests that are turned away in its stead. So many others are
-        held back, with so many bytes: limits are of both together. Raises Shed when it is turned away itself."""
+        """Queue a request; returns the requests that are rejected in its place. `held` and `held_bytes` are the number
+        and size of deferred requests, because the limits cover both together. Raises Shed if the request itself is
+        rejected."""
         limits, queue = self._limits, self.queue
         self._rate.pass_time(now_s, waiting=bool(queue))
         rate = self._turns_per_s()
@@ -281,7 +284,7 @@ class Admission:
         return out
 
     def _waits_for_others(self, ticket: Ticket, now_s: float) -> bool:
-        """Whether nothing but other tenants' deadlines is in the way of a request that finds no room."""
+        """True if only other tenants' deadlines delay a request without capacity."""
         pool, tenant = ticket.pool, ticket.tenant
         if not self.deadlines.any or self._has_its_share(pool, tenant, now_s):
             return False
@@ -292,14 +295,15 @@ class Admission:
         return self._calm.may_hold(self._limits.queue_requests_max, self._limits.queue_bytes_max)
 
     def overloaded(self, tenant: str, priority: Priority) -> Shed:
-        """The refusal of a request that is turned away."""
+        """Return the error for a request that is rejected."""
         rate = self._turns_per_s()
         wait_s = self.queue.ahead(tenant, priority) / rate if rate else RETRY_AFTER_MIN_S
         after_s = min(max(wait_s, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
         return Shed("overloaded", "All replicas are busy, and too many requests wait already.", after_s)
 
     def turn(self, now_s: float) -> Ticket | None:
-        """Take out the request that is to be placed now; None: none can be. Ask again when it is placed."""
+        """Remove and return the request to be placed now, or None if none can be placed. It must be called again after
+        that placement."""
         queue, usable = self.queue, self._router.fleet.usable()
         if not queue or (usable and len(self.full) >= len(usable) and all(m.id in self.full for m in usable)):
             return None
@@ -308,7 +312,7 @@ class Admission:
             try:
                 return self._router.has_room(*pool, now_s, self.full)
             except NoReplica:
-                return True  # placing the request raises NoReplica, which tells the client
+                return True  # placing the request raises NoReplica, which is reported to the client
             except Shed:
                 return False
 
@@ -329,7 +333,7 @@ class Admission:
         return ticket
 
     def tick(self, now_s: float) -> list[Ticket]:
-        """Look at what probes have said, some times a second; returns the requests that have waited too long."""
+        """Process new probes, several times a second; returns the requests that have waited too long."""
         self._rate.pass_time(now_s, waiting=bool(self.queue))
         self.deadlines.tick(now_s)
         for member in self._router.fleet.members.values():
@@ -343,15 +347,15 @@ class Admission:
         window, load = self._windows.get(member.id), member.load
         if window is None or window.member is not member:  # another engine at the same address
             window = self._windows[member.id] = _Window(member, Load(), now_s, self._limits.in_flight_max)
-        if window.load is not load:  # a probe that brought nothing leaves the load as it is
+        if window.load is not load:  # a probe without a result leaves the load as it is
             window.load, window.at_s = load, now_s
             self._learn(window, member.in_flight_probed, load.waiting, member.coming_probed)
         elif now_s - window.at_s > self._stale_s:
             window.size, window.binds = self._limits.in_flight_max, False
 
     def _learn(self, window: _Window, in_flight: int, waiting: int | None, coming: int) -> None:
-        """Take one probe. Of those that wait in the engine so many may be decode legs whose blocks are on their way:
-        no place keeps them waiting."""
+        """Process one probe. `coming` of the waiting requests may be decode stages with blocks still in transfer; these
+        do not wait for a place."""
         most, waiting_max, before = self._limits.in_flight_max, self._limits.waiting_max, window.size
         if waiting is None or not 0 <= waiting <= WAITING_ABSURD:
             window.size, window.binds = most, False
@@ -372,7 +376,7 @@ class Admission:
         window.size = min(max(size, WINDOW_MIN), most) if window.binds else most
 
     def _survey(self) -> None:
-        """Find the full replicas, and the number of open leases below which no tenant can have more than its share."""
+        """Find the full replicas, and the number of open leases below which no tenant can exceed its share."""
         fleet, limits = self._router.fleet, self._limits
         for id_ in [id_ for id_ in self._windows if id_ not in fleet.members]:
             del self._windows[id_]
@@ -383,7 +387,7 @@ class Admission:
         self._few = limits.tenant_share_max * min(places, default=limits.in_flight_max)
 
     def _places(self, member: Member) -> int:
-        """Leases that a replica works on at once, as far as known: leases that wait there have none of its time yet."""
+        """Return the leases that a replica works on at once, if known: waiting leases do not use its time yet."""
         window = self._windows.get(member.id)
         if window is None or not window.binds:
             return self.window(member.id)
@@ -398,13 +402,14 @@ class Admission:
         members = self._router.places_of(members, may_split=pool[2])
         own = sum(self._open_of_tenant.get((m.id, tenant), 0) for m in members)
         places = sum(map(self._places, members))
-        # What may wait in engines is nobody's place. It is closed to the tenant as far as others keep using places.
+        # Slots for waiting in engines are not places. They are closed to the tenant in proportion to the use by others.
         may_wait = sum(self.window(m.id) for m in members) - places
         open_part = max(0.0, 1.0 - lasting / max(1.0, USE_FULL * places))
         most = max(places * self._limits.tenant_share_max, places - kept + may_wait * open_part)
         return own >= max(1.0, most)
 
     def _turns_per_s(self) -> float:
-        """Turns a second: by Little's law (open leases over the time of an answer), and by turns once there are any."""
+        """Return the turns per second: by Little's law (open leases over the time of an answer), and by turns once
+        there are any."""
         lasted_s = self._lasted_s
         return self._rate.per_s(len(self._open) * self._ended / lasted_s if lasted_s > 0 else 0.0)

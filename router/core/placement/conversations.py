@@ -30,7 +30,7 @@ class Whereabouts(Struct, gc=False):  # a Struct for speed: core/facts/requests.
     """The last prompt of a conversation."""
 
     replica: str
-    own_at: int  # key of the first block after them; 0 if they are the whole prompt
+    own_at: int  # leading blocks that others had requested before the conversation began
     own_key: int  # key of the first block after them; 0 if they are the whole prompt
     mark: int  # key of the prompt's last full block; 0 if it has no full block
     end: int  # key of the last block that counts as cached, including the answer

@@ -97,7 +97,7 @@ class Router:
         explainer: Explainer | None = None,
         expected: ExpectedModels | None = None,
     ) -> None:
-        """Callbacks:
+        """Parameters that are callbacks:
 
         - `graded(replica, grade, why)` is called once for each change of grade.
         - `resync(replica)` requests a replay of a replica's events from the beginning.
@@ -106,7 +106,7 @@ class Router:
         - `cleared(replica)` is called when a replica has lost its cache.
         - `several(replica)` is called when a replica's metrics prove to be from several processes.
 
-        Settings:
+        Parameters that are settings:
 
         - `slow_start_s`: 0 disables slow start.
         - `explainer`: with it receipts contain the reasons of cache misses.
