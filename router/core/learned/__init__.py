@@ -1,1 +1,1 @@
-"""Small models that are learned from answers: prefill and step times, reuse, lengths, bytes per token."""
+"""Small models learned from answers: prefill and step times, reuse, lengths, bytes per token."""

@@ -1,23 +1,23 @@
-"""How long answers are, in tokens, when only some of them have ended.
+"""Estimate of the mean answer length in tokens, when only some answers have ended.
 
-Answers under way are censored observations: each is at least as long as it is by now. With a constant chance to end at
-each token, the most likely mean is all tokens seen, of ended answers and of those under way, divided by the number of
-answers that ended (Lawless, "Statistical Models and Methods for Lifetime Data", 2003, ch. 4). Without the tokens under
-way a router would believe for its first minute that answers are as short as the first ones to end. What several routers
-have counted adds up.
+Answers under way are censored observations: each has at least its current length. If answers end with a constant
+probability at each token, the maximum-likelihood mean is the number of all tokens seen, divided by the number of
+answers that ended. The source is Lawless, "Statistical Models and Methods for Lifetime Data", 2003, ch. 4. The tokens
+include those of answers under way. Without these a router would estimate in its first minute that answers are as short
+as the first ones to end. The counts of several routers are added.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FORGET = 0.99  # part of the counts that is left after another answer: the mean is of the last hundred or so
+FORGET = 0.99  # part of the counts that remains after another answer: the mean covers the last hundred or so
 GUESS_TOKENS = 300.0  # length of the one answer that is assumed before any was seen
 
 
 @dataclass(slots=True)
 class AnswerTokens:
-    """Counts of tokens and answers; `under_way_tokens` is set from outside, every second or so."""
+    """Counts of tokens and answers; `under_way_tokens` is set from outside, about once a second."""
 
     under_way_tokens: float = 0.0
     _tokens: float = 0.0
@@ -27,23 +27,23 @@ class AnswerTokens:
     _told_ended: float = 0.0
 
     def ended(self, tokens: int) -> None:
-        """An answer ended well with so many tokens."""
+        """Record an answer of this many tokens that ended well."""
         self._tokens = self._tokens * FORGET + tokens
         self._ended = self._ended * FORGET + 1.0
 
     @property
     def counts(self) -> tuple[float, float]:
-        """(tokens of answers that ended and of those under way, answers that ended), as this router has seen them; what
-        is longer ago counts for less."""
+        """(tokens of answers that ended or are under way, answers that ended), as seen by this router. Older answers
+        count less."""
         return self._tokens + self.under_way_tokens, self._ended
 
     def tell(self, router: str, tokens: float, answers: float) -> None:
-        """Take another router's `counts`, in place of those that it told before."""
+        """Store another router's `counts` and replace its previous ones."""
         self._told[router] = tokens, answers
         self._add_up()
 
     def forget(self, router: str) -> None:
-        """Another router is there no more."""
+        """Drop the counts of another router that is gone."""
         if self._told.pop(router, None) is not None:
             self._add_up()
 
@@ -53,6 +53,6 @@ class AnswerTokens:
 
     @property
     def mean(self) -> float:
-        """Tokens of the mean answer."""
+        """Mean number of tokens of an answer."""
         tokens = self._tokens + self.under_way_tokens + self._told_tokens
         return (tokens + GUESS_TOKENS) / (self._ended + self._told_ended + 1.0)

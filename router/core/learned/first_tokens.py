@@ -1,26 +1,27 @@
-"""When first tokens come, against what prices expect: how far a predicted time can be trusted.
+"""Predicted times to first token: the error of the prices' expectation, learned as quantiles.
 
-A price expects a first token when the wait at the replica is over and the prompt's prefill is done. What it leaves out,
-such as steps of the engine, the network and work that nobody announced, shows in the ratio of the real time to the
-expected one. Two quantiles of that ratio are followed by small steps: behind a ratio that is above, the quantile q goes
-up by q of a step, and behind one below it goes down by 1 - q of a step. So in the long run a share q of the ratios is
-below, whatever their distribution is and however it changes (Robbins & Monro 1951; for predictions Gibbs & Candes 2021,
-"Adaptive conformal inference under distribution shift").
+A price expects the first token at the end of the replica's wait and the prompt's prefill. It omits the engine's steps,
+the network and unannounced work. These show in the ratio of the real time to the expected time. Two quantiles of that
+ratio are tracked in small steps. After a ratio above it, the quantile q rises by q of a step; after a ratio below it,
+it falls by 1 - q of a step. So in the long run a share q of the ratios is below it, for any distribution and any change
+of it (Robbins & Monro 1951; for predictions Gibbs & Candes 2021, "Adaptive conformal inference under distribution
+shift").
 
-Times of a size have quantiles of their own: some milliseconds more are nothing to a long wait, and twice a short one.
+Expected times are grouped by size, and each size has its own quantiles: a few more milliseconds are negligible for a
+long wait, and double a short one.
 """
 
 from __future__ import annotations
 
 from math import exp, log
 
-SIZES = 9  # expected times below 3 ms, below 15 ms, and so on by powers of 4; from 65 s on they are of one size
-SLACK_MS = 1.0  # added to both times of a ratio, which of next to nothing would say nothing
-LEAST_MS = 0.1  # least time that is predicted
+SIZES = 9  # Expected times below 3 ms, below 15 ms, and so on by powers of 4; from 65 s on they are of one size.
+SLACK_MS = 1.0  # added to both times of a ratio, because the ratio of tiny times has no meaning
+LEAST_MS = 0.1  # minimum of a predicted time
 MEDIAN, HIGH = 0.5, 0.9
-STEP, STEP_FIRST = 0.05, 0.5  # steps of the logarithm of a ratio: once much was seen, and at first
-HIGH_FIRST = log(2.0)  # before anything was seen: one in ten takes more than twice as long
-LOG_MAX = log(100.0)  # a ratio beyond a hundred says that something else went wrong
+STEP, STEP_FIRST = 0.05, 0.5  # steps of the logarithm of a ratio: after many observations, and at first
+HIGH_FIRST = log(2.0)  # before any observation: one in ten takes more than twice as long
+LOG_MAX = log(100.0)  # a ratio beyond a hundred has another cause
 
 
 class _Quantiles:
@@ -32,7 +33,7 @@ class _Quantiles:
         self.median, self.high, self.seen = 0.0, HIGH_FIRST, 0
 
     def take(self, value: float) -> None:
-        """One more."""
+        """Add one value."""
         self.seen += 1
         step = max(STEP, STEP_FIRST / self.seen)
         self.median += step * MEDIAN if value > self.median else -step * (1 - MEDIAN)
@@ -40,7 +41,7 @@ class _Quantiles:
 
 
 class FirstTokens:
-    """Learned from streams of one kind of replicas. Times in milliseconds."""
+    """Prediction learned from streams of one kind of replicas. Times are in milliseconds."""
 
     def __init__(self) -> None:
         self._all = _Quantiles()
@@ -48,11 +49,11 @@ class FirstTokens:
 
     @property
     def seen(self) -> int:
-        """First tokens so far."""
+        """Number of observed first tokens."""
         return self._all.seen
 
     def predict(self, expected_ms: float) -> tuple[float, float]:
-        """(time before which half of such first tokens come, time before which nine in ten come)."""
+        """Return (median, 90th percentile) of the time to first token."""
         known = self._of_size[_size(expected_ms)]
         if not known.seen:
             known = self._all
@@ -62,7 +63,7 @@ class FirstTokens:
         return max(LEAST_MS, median_ms), max(LEAST_MS, high_ms)
 
     def observe(self, expected_ms: float, took_ms: float) -> None:
-        """A first token came after `took_ms`."""
+        """Record a first token that came after `took_ms`."""
         value = log((max(0.0, took_ms) + SLACK_MS) / (max(0.0, expected_ms) + SLACK_MS))
         value = max(-LOG_MAX, min(LOG_MAX, value))
         known = self._of_size[_size(expected_ms)]

@@ -1,8 +1,9 @@
-"""Non-negative least squares with three coefficients, over observations that are forgotten exponentially.
+"""Non-negative least squares with three coefficients, over observations with exponential forgetting.
 
 The prefill model (prefill.py) and the step model (steps.py) are both sums of three terms that cannot be negative. With
-three of them the best non-negative fit is found by solving the normal equations on each admissible support and keeping
-the one with the least loss (Lawson & Hanson, "Solving Least Squares Problems", 1974, ch. 23, by enumeration).
+three terms the best non-negative fit is found by enumeration: the normal equations are solved on each admissible
+support, and the solution with the least loss wins. The problem is treated in Lawson & Hanson, "Solving Least Squares
+Problems", 1974, ch. 23.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Sums:
         self.xy = [0.0] * 3
 
     def observe(self, x: Vector, y: float, weight: float, keep: float) -> None:
-        """Take one observation of this weight; `keep` is the part that is left of all earlier ones, 0 to 1."""
+        """Add one observation of this weight; `keep` is the part of all earlier ones that remains, 0 to 1."""
         weighted = [weight * each for each in x]
         self.xx = [
             old * keep + new for old, new in zip(self.xx, [w * each for w in weighted for each in x], strict=True)
@@ -37,9 +38,12 @@ class Sums:
         supports: Iterable[Support],
         told: ToldSums | None = None,
     ) -> Vector | None:
-        """The coefficients with the least squared error. `prior` has pseudo-observations as (x'x, weighted x, y), see
-        `squares`; `told` are observations of others. None where the equations are singular on every one of the
-        `supports`, or only negative there."""
+        """Return the coefficients with the least squared error. Return None if the equations are singular or have only
+        negative solutions on all `supports`.
+
+        - `prior`: pseudo-observations as (x'x, weighted x, y), see `squares`.
+        - `told`: observations of other routers.
+        """
         xx, xy = self.xx, self.xy
         if told is not None:
             told_xx, told_xy = told.added()
@@ -64,26 +68,26 @@ class Sums:
 
 
 class ToldSums:
-    """What other routers have observed: the sum of their Sums."""
+    """Observations of other routers: the total of their Sums."""
 
     __slots__ = ("_added", "_of")
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[list[float], list[float]]] = {}
-        self._added: tuple[list[float], list[float]] | None = None  # None: they have told since
+        self._added: tuple[list[float], list[float]] | None = None  # None: must be recomputed
 
     def put(self, router: str, xx: list[float], xy: list[float]) -> None:
-        """Take the Sums of one of them, in place of those that it told before."""
+        """Store the Sums of another router and replace its previous ones."""
         self._of[router] = xx, xy
         self._added = None
 
     def drop(self, router: str) -> None:
-        """One of them is there no more."""
+        """Drop the Sums of a router that is gone."""
         if self._of.pop(router, None) is not None:
             self._added = None
 
     def added(self) -> tuple[list[float], list[float]]:
-        """Sums of x'x and x'y over all of them. Not to be changed."""
+        """Return the total sums of x'x and x'y. They must not be modified."""
         if self._added is None:
             xx, xy = [0.0] * 9, [0.0] * 3
             for more_xx, more_xy in self._of.values():
@@ -93,13 +97,13 @@ class ToldSums:
 
 
 def squares(x: Vector, weight: float) -> tuple[list[float], list[float]]:
-    """What an observation adds to x'x, and to x'y for each unit of y."""
+    """Return the contribution of an observation to x'x, and to x'y per unit of y."""
     weighted = [weight * each for each in x]
     return [w * each for w in weighted for each in x], weighted
 
 
 def _solve_on(xx: list[float], xy: list[float], support: Support) -> list[float] | None:
-    """Solve the normal equations restricted to `support` by elimination; None when singular."""
+    """Solve the normal equations restricted to `support` by elimination; None if singular."""
     rows = [[xx[3 * i + j] for j in support] + [xy[i]] for i in support]
     size, columns = len(rows), range(len(rows) + 1)
     for col in range(size):

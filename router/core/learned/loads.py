@@ -1,15 +1,16 @@
-"""How long an engine takes to load blocks from a tier into its GPU: two parameters, learned per replica and tier.
+"""Model of an engine's load time from a tier into its GPU: two parameters, learned per replica and tier.
 
     load_ms(n) = floor + a x n
 
-n is the number of tokens. The first guess follows from the bytes of a token and the speed of the link, both of which
-are settings. Half a token's bytes is half the time, whatever the model computes, so unlike prefill it does not grow
-with the context: at 256 KiB a token and 54 GB/s, PCIe's speed as measured on an H20 and on an H100, 5 us a token where
-computing it takes 60. What all replicas of the same models show is the prior of each.
+n is the number of tokens. The first guess follows from the bytes per token and the speed of the link, which are both
+settings. Half of the bytes per token take half of the time, independent of the model's computation. So unlike prefill
+the time does not grow with the context. At 256 KiB per token and 54 GB/s (PCIe as measured on an H20 and on an H100) it
+is 5 us per token, and computing a token takes 60 us. The observations of all replicas of the same models are the prior
+of each.
 
-An observation is what an answer's first token took beyond waiting and prefill, as far as the load before it on the same
-link had ended (core/fleet/loads.py). Loads are short beside an engine's steps, at whose ends they are noticed: the
-floor learns what that costs on average.
+An observation is the part of an answer's time to first token beyond waiting and prefill, if the load before it on the
+same link had ended (core/fleet/loads.py). Loads are short compared with an engine's steps, and the engine notices their
+completion only at the end of a step. The floor learns the mean cost of that.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from dataclasses import dataclass, field
 from router.core.facts.tiers import CPU, EXTERNAL, LEG, PEER, SHARED, STORAGE
 from router.core.learned.least_squares import Sums, squares
 
-LEARN_TOKENS_MIN = 512  # least tokens to learn from: a shorter load is lost in the engine's steps
+LEARN_TOKENS_MIN = 512  # minimum of tokens to learn from: a shorter load is lost in the engine's steps
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-PRIOR_WEIGHT = 3.0  # observations that the prior counts for
-GUESS_WEIGHT = 0.3  # observations that the first guess counts for in what all replicas show
+PRIOR_WEIGHT = 3.0  # weight of the prior in observations
+GUESS_WEIGHT = 0.3  # weight of the first guess in the fit of all replicas, in observations
 OUTLIER = 4.0  # an observation further than this factor from the model is clipped: a pause, not a load
-CLIPPED_FROM = 8  # observations after which the model is known well enough to call anything a pause
+CLIPPED_FROM = 8  # observations after which the model is known well enough to detect a pause
 PSEUDO_TOKENS = (1_000, 16_000)  # tokens at which a fit agrees with its prior
-SUPPORTS = ((0, 1), (1,))  # coefficients in use: a load without a price per token is no model
+SUPPORTS = ((0, 1), (1,))  # coefficients in use: a load without a cost per token is not a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +38,21 @@ class LoadModel:
     per_token_ms: float
 
     def ms(self, tokens: float) -> float:
-        """Time to load so many tokens, once the link is free."""
+        """Return the time to load `tokens`, once the link is free."""
         return self.floor_ms + self.per_token_ms * tokens
 
 
 def guess(floor_ms: float, kv_bytes_per_token: float, gb_per_s: float) -> LoadModel:
-    """The model of a link that moves so many gigabytes (10^9 bytes) a second."""
+    """Return the model of a link that moves `gb_per_s` gigabytes (10^9 bytes) per second."""
     return LoadModel(floor_ms, kv_bytes_per_token / gb_per_s / 1e6)
 
 
 KV_BYTES_PER_TOKEN = 262_144.0  # Qwen3-32B in bf16
-# Milliseconds, most of them the engine's step. A transfer begins within one (loadtest/data/transfers_h100.json).
-# From a prefill's end to the decoding replica's first token lie two steps of that replica and a way through the router.
+# Milliseconds, mostly the engine's step. A transfer begins within one step (loadtest/data/transfers_h100.json). Between
+# a prefill's end and the decoding replica's first token are two steps of that replica and a pass through the router.
 FLOOR_MS = {CPU: 10.0, STORAGE: 20.0, EXTERNAL: 20.0, SHARED: 30.0, PEER: 35.0, LEG: 50.0}
-# PCIe 5 as measured, an NVMe drive, an object store, and two NICs of 200 Gbit/s with the way to the GPU behind them, or
-# from GPU to GPU.
+# PCIe 5 as measured, an NVMe drive, an object store, two NICs of 200 Gbit/s followed by the way to the GPU, and the
+# same from GPU to GPU.
 GB_PER_S = {CPU: 54.0, STORAGE: 6.0, EXTERNAL: 6.0, SHARED: 2.0, PEER: 30.0, LEG: 30.0}
 GUESSES = {tier: guess(FLOOR_MS[tier], KV_BYTES_PER_TOKEN, GB_PER_S[tier]) for tier in GB_PER_S}
 
@@ -60,12 +61,12 @@ GUESSES = {tier: guess(FLOOR_MS[tier], KV_BYTES_PER_TOKEN, GB_PER_S[tier]) for t
 class LoadFit:
     """Learns a LoadModel from (tokens, milliseconds)."""
 
-    model: LoadModel = GUESSES[CPU]  # says something once there are observations
+    model: LoadModel = GUESSES[CPU]  # meaningful once there are observations
     observations: int = 0
     _sums: Sums = field(default_factory=Sums)
 
     def observe(self, tokens: int, took_ms: float, prior: LoadModel, weight: float) -> None:
-        """Take one observation; `prior` counts for `weight` observations."""
+        """Add one observation; `prior` counts for `weight` observations."""
         if tokens < LEARN_TOKENS_MIN:
             return
         took_ms = max(0.0, took_ms)
@@ -84,25 +85,25 @@ class LoadFit:
 
 
 class LoadFits:
-    """What all replicas of the same models have shown of each tier, and the guesses before that."""
+    """Observations of each tier from all replicas of the same models, and the guesses before that."""
 
     def __init__(self, guesses: dict[str, LoadModel] | None = None) -> None:
         self.guesses = GUESSES if guesses is None else guesses
         self._fits: dict[str, LoadFit] = {}
 
     def model(self, tier: str, own: LoadFit) -> LoadModel:
-        """The model of one replica: its own, or that of all such replicas until it has one, or the guess."""
+        """Return the model of one replica: its own, or that of all such replicas if it has none, or the guess."""
         if own.observations:
             return own.model
         fit = self._fits.get(tier)
         return fit.model if fit is not None else self.guesses[tier]
 
     def forget(self, tier: str) -> None:
-        """What was shown of a tier counts no more, but for what replicas have shown themselves."""
+        """Drop the observations of a tier, except those of the replicas' own fits."""
         self._fits.pop(tier, None)
 
     def observe(self, tier: str, own: LoadFit, tokens: int, took_ms: float) -> None:
-        """A load of so many tokens took so long at the replica whose fit is `own`."""
+        """Record that a load of `tokens` took `took_ms` at the replica with the fit `own`."""
         fit = self._fits.get(tier)
         if fit is None:
             fit = self._fits[tier] = LoadFit()

@@ -1,13 +1,14 @@
-"""How long an engine takes to prefill: a three-parameter model, learned from all replicas of a kind.
+"""Model of an engine's prefill time: three parameters, learned from all replicas of a kind.
 
     prefill_ms(n, context) = floor + (a + b x mean context) x n
 
-n is the number of uncached tokens, and the mean context of those tokens is cached + n / 2: attention makes late
-tokens dearer. The coefficients are fitted by non-negative least squares over exponentially forgotten observations,
-one per streamed answer with at least LEARN_TOKENS_MIN uncached tokens. An observation is the replica's *service*
-time: first token minus the later of placement and the first token before it, so queueing is not mistaken for work.
-Engines prefill what waits in one batch (Orca, OSDI '22): its first tokens come together, and each has its part of the
-batch's time. That they follow each other at once does not mean that all but the first took no time.
+n is the number of uncached tokens, and the mean context of those tokens is cached + n / 2: attention makes late tokens
+more expensive. The coefficients are fitted by non-negative least squares with exponential forgetting. There is one
+observation per streamed answer with at least LEARN_TOKENS_MIN uncached tokens. Its value is the replica's *service*
+time: first token minus the later of placement and the previous first token, so queueing is not mistaken for work.
+
+Engines prefill waiting prompts in one batch (Orca, OSDI '22). The first tokens of a batch come together, and each
+counts with its part of the batch's time. Although they follow each other immediately, all of them took time.
 
 A single replica's speed is this model times one factor (speed_factor.py).
 """
@@ -18,17 +19,17 @@ from dataclasses import dataclass, field
 
 from router.core.learned.least_squares import Sums, ToldSums, Vector, squares
 
-LEARN_TOKENS_MIN = 1_000  # least uncached tokens to learn from: below, the floor and noise dominate
+LEARN_TOKENS_MIN = 1_000  # minimum of uncached tokens to learn from: below, the floor and noise dominate
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-CLIPPED_FROM = 3  # observations after which those that follow may be outliers
-GUESS_WEIGHT = 0.01  # observations that the first guess counts for: the first answer outweighs it
+CLIPPED_FROM = 3  # observations after which further ones may be outliers
+GUESS_WEIGHT = 0.01  # weight of the first guess in observations: the first answer outweighs it
 FLEET_FLOOR_MS = 20.0
 FLEET_MS_PER_TOKEN = 0.1  # 10,000 tokens/s: the first guess
-PACE_CONTEXT_TOKENS = 4_000  # context of the tokens whose time is a model's pace
+PACE_CONTEXT_TOKENS = 4_000  # context of the tokens that define a model's pace
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not prefill
 
 PSEUDO = ((100, 0), (2_000, 0), (8_000, 16_000))  # (uncached, cached) tokens at which a fit agrees with the first guess
-SUPPORTS = ((0, 1, 2), (0, 1), (1, 2), (1,))  # coefficients in use: work without a price per token is no model
+SUPPORTS = ((0, 1, 2), (0, 1), (1, 2), (1,))  # coefficients in use: work without a cost per token is not a model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +41,23 @@ class PrefillModel:
     per_token_context_ms: float = 0.0
 
     def ms(self, uncached_tokens: float, cached_tokens: float) -> float:
-        """Time to prefill `uncached_tokens` behind `cached_tokens`, on an otherwise idle engine."""
+        """Return the time to prefill `uncached_tokens` after `cached_tokens`, on an otherwise idle engine."""
         context = cached_tokens + uncached_tokens / 2
         return self.floor_ms + (self.per_token_ms + self.per_token_context_ms * context) * uncached_tokens
 
     @property
     def pace_ms(self) -> float:
-        """Time of one more token behind a context of PACE_CONTEXT_TOKENS; never 0."""
+        """Time of one more token after a context of PACE_CONTEXT_TOKENS; never 0."""
         return self.per_token_ms + self.per_token_context_ms * PACE_CONTEXT_TOKENS or FLEET_MS_PER_TOKEN
 
     def times(self, factor: float) -> PrefillModel:
-        """The model of a replica that takes so many times as long."""
+        """Return the model of a replica that takes `factor` times as long."""
         a, b, c = self.floor_ms * factor, self.per_token_ms * factor, self.per_token_context_ms * factor
         return PrefillModel(a, b, c)
 
     def saved_ms(self, cached_tokens: float) -> float:
-        """What it saves that a prompt's first `cached_tokens` are held: `ms` of all of it less `ms` of the rest, which
-        is the same however long the prompt is."""
+        """Return the prefill time that is saved if a prompt's first `cached_tokens` are cached: `ms` of the whole
+        prompt less `ms` of the rest. It does not depend on the length of the prompt."""
         return (self.per_token_ms + self.per_token_context_ms * cached_tokens / 2) * cached_tokens
 
 
@@ -70,7 +71,7 @@ class PrefillFit:
     _sums: Sums = field(default_factory=Sums)
 
     def observe(self, uncached_tokens: int, cached_tokens: int, service_ms: float) -> None:
-        """Take one observation. Small prompts and impossible times are ignored."""
+        """Add one observation. Small prompts and impossible times are ignored."""
         if uncached_tokens < LEARN_TOKENS_MIN or service_ms < 0:
             return
         if self.observations >= CLIPPED_FROM:
@@ -82,19 +83,19 @@ class PrefillFit:
         self._solve()
 
     def tell(self, router: str, xx: list[float], xy: list[float]) -> None:
-        """Another router's fit has these sums: they count as if observed here."""
+        """Store the sums of another router's fit: they count as if observed here."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
         self._solve()
 
     def forget(self, router: str) -> None:
-        """Another router is gone; its observations count until the next one here."""
+        """Drop the sums of another router that is gone. They remain in the model until the next observation here."""
         if self.told is not None:
             self.told.drop(router)
 
     def adopt(self, xx: list[float], xy: list[float], observations: int) -> None:
-        """Begin with the sums of so many observations from before this router started, unless it has made some."""
+        """Start with the sums of `observations` from before this router started, unless it has observations."""
         if self.observations or observations <= 0:
             return
         self._sums.xx, self._sums.xy, self.observations = list(xx), list(xy), observations
@@ -102,17 +103,17 @@ class PrefillFit:
 
     @property
     def sums(self) -> Sums:
-        """The sums behind the model. Not to be changed."""
+        """The sums that the model is fitted to. They must not be modified."""
         return self._sums
 
     def _solve(self) -> None:
-        """The best fit, with the first guess as pseudo-observations; the guess itself if there is none."""
+        """Fit the model with the first guess as pseudo-observations; if there is no fit, use the guess."""
         best = self._sums.solve(_GUESS, SUPPORTS, self.told)
         self.model = PrefillModel() if best is None else PrefillModel(best[0], best[1] / 1e3, best[2] / 1e6)
 
 
 def _terms(uncached_tokens: float, cached_tokens: float) -> Vector:
-    """What the coefficients are of: 1, n and n x context, in thousands of tokens."""
+    """Return the variables of the coefficients: 1, n and n x context, in thousands of tokens."""
     n = uncached_tokens / 1e3
     return 1.0, n, n * (cached_tokens + uncached_tokens / 2) / 1e3
 

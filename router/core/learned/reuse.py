@@ -1,12 +1,13 @@
-"""How likely a prompt is asked for again, given how long it has been idle: learned from the gaps the router sees.
+"""Probability that a prompt is requested again, given its idle time: learned from the gaps that the router observes.
 
-Every prompt leaves a mark at its last full block. When a later prompt runs through that mark, the gap since is a
-*reuse*. A mark still waiting is censored: it may yet be reused. That is a survival curve, so the Kaplan-Meier
-estimator applies (Kaplan & Meier 1958): over log2 buckets of seconds, hazard(b) = reuses in b / marks that entered b,
+Every prompt leaves a mark at its last full block. When a later prompt contains that mark, the gap since then is a
+*reuse*. A waiting mark is censored: it may still be reused. This is a survival curve, so the Kaplan-Meier estimator
+applies (Kaplan & Meier 1958). Over log2 buckets of seconds, hazard(b) = reuses in b / marks that entered b, and
 
-    P(asked again | idle t) = 1 - product over b >= bucket(t) of (1 - hazard(b))
+    P(requested again | idle t) = 1 - product over b >= bucket(t) of (1 - hazard(b))
 
-Marks outlive the cache entries they speak of: otherwise what was evicted too early would never be seen to return.
+Marks outlive the cache entries that they stand for: otherwise the return of a prematurely evicted prompt would never be
+observed.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from collections.abc import Sequence
 from itertools import islice
 from math import exp
 
-HORIZON_S = 4_096.0  # a mark idle for longer counts as never reused
+HORIZON_S = 4_096.0  # a mark that is idle for longer counts as never reused
 BUCKETS = 13  # [0, 1) s, then one per power of two up to the horizon
 LAST_S = 2.0 ** (BUCKETS - 2)  # seconds at which the last bucket begins
 BIN_S = 4.0  # waiting marks are counted in bins this wide
-TURN_BLOCKS_MAX = 256  # most that a turn may add to count as the next of its conversation: some 32,000 tokens
-PRIOR = 1.0  # a reuse and an ending in the last bucket, before anything was seen: even odds
+# Largest growth of a turn that still counts as the next of its conversation: about 32,000 tokens.
+TURN_BLOCKS_MAX = 256
+PRIOR = 1.0  # one reuse and one ending in the last bucket as a prior: even odds
 
 
 class ReuseMemory:
-    """Marks at the ends of past prompts, bounded in number and age, and what their gaps teach."""
+    """Marks at the ends of past prompts, bounded in number and age, and the statistics of their gaps."""
 
     def __init__(self, marks_max: int) -> None:
         self._marks_max = marks_max
-        # Block key -> when it was left, oldest first. Not a dict: one that loses its first entries is searched from its
+        # Block key -> time of its mark, oldest first. Not a dict: one that loses its first entries is searched from its
         # first slot, 20 us a time.
         self._marks: OrderedDict[int, float] = OrderedDict()
         self._bins: dict[int, int] = {}  # floor(left / BIN_S) -> marks
@@ -37,20 +39,20 @@ class ReuseMemory:
         self._ended = [0.0] * BUCKETS
         self._odds = [0.5] * BUCKETS
         self._odds_at_s = float("-inf")
-        self._due_s = float("-inf")  # no mark is too old before that
+        self._due_s = float("-inf")  # no mark is too old before this time
 
     def __len__(self) -> int:
         return len(self._marks)
 
     def observe(self, keys: Sequence[int], now_s: float, *, final: bool = False) -> float | None:
-        """A prompt with these block keys is asked for now: the deepest mark it runs through is reused, and a new
-        one left at its end, unless it is the `final` one of its conversation: odds are of prompts that may return.
-        Returns the gap in seconds; None where no mark was found or the prompt has no block."""
+        """Record a request for a prompt with these block keys. Its deepest mark counts as reused, and a new mark is
+        left at its end. No new mark is left for the `final` prompt of a conversation, because the odds are those of
+        prompts that may return. Returns the gap in seconds; None if no mark was found or the prompt has no block."""
         if not keys:
             return None
         gap_s: float | None = None
         marks = self._marks
-        # A conversation's last mark is near its end, a turn ago.
+        # A conversation's last mark is near its end, one turn ago.
         deepest = next(filter(marks.__contains__, islice(reversed(keys), TURN_BLOCKS_MAX)), None)
         if deepest is not None:
             gap_s = now_s - self._take(deepest)
@@ -68,25 +70,25 @@ class ReuseMemory:
         return gap_s
 
     def withdraw(self, key: int) -> None:
-        """The prompt that ended with this block is known not to return: its mark, if it still waits, says nothing of
-        others, and counts neither as reused nor as ended."""
+        """Remove the mark of a prompt that is known not to return. It counts neither as reused nor as ended, because it
+        contains no information about other prompts."""
         if key in self._marks:
             self._take(key)
 
     def odds(self, now_s: float) -> Sequence[float]:
-        """Chance that something is asked for again, by the `bucket` of the seconds it was idle. Recomputed at most once
-        a second."""
+        """Return the probability that a prompt is requested again, by the `bucket` of its idle seconds. It is
+        recomputed at most once a second."""
         if now_s - self._odds_at_s >= 1.0:
             self._refresh(now_s)
         return self._odds
 
     @property
     def counts(self) -> tuple[list[float], list[float]]:
-        """(reuses, endings) by bucket; what is longer ago counts for less. Not to be changed."""
+        """(reuses, endings) by bucket; older ones count less. They must not be modified."""
         return self._reused, self._ended
 
     def adopt(self, reused: Sequence[float], ended: Sequence[float]) -> bool:
-        """Begin with another router's `counts`, where there are none yet; returns whether there were none."""
+        """Start with another router's `counts` if there are none yet; returns True if there were none."""
         if any(self._reused) or any(self._ended) or len(reused) != BUCKETS or len(ended) != BUCKETS:
             return False
         self._reused, self._ended = list(reused), list(ended)
@@ -128,7 +130,7 @@ class ReuseMemory:
 
 
 def bucket(seconds: float) -> int:
-    """Where a time stands among the odds."""
+    """Return the index of an idle time in the odds."""
     if seconds < 1:
         return 0
     return int(seconds).bit_length() if seconds < LAST_S else BUCKETS - 1

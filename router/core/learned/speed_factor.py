@@ -1,18 +1,18 @@
-"""How many times as long as the fleet's model says the work of one replica takes.
+"""Speed factor of one replica: its time for the same work, relative to the fleet's model.
 
-Replicas of one kind are mostly alike, and one replica's few answers resemble each other: three coefficients fitted to
-them are noise, by which requests go to whichever replica was lucky. So the shape of a model, how times grow with sizes,
-is learned from the whole fleet (prefill.py, steps.py), and of each replica one factor is learned: the exponential of
-the mean logarithm of (observed time / the fleet model's), with PRIOR observations at 1. Within BAND the difference is
-noise, and the factor is 1.
+Replicas of one kind are mostly alike, and one replica's few answers resemble each other. Three coefficients fitted to
+them are noise, and requests would go to the replica that was lucky. So the shape of a model (the growth of times with
+sizes) is learned from the whole fleet (prefill.py, steps.py). For each replica only one factor is learned: the
+exponential of the mean logarithm of (observed time / the fleet model's time), with PRIOR observations at 1. Within BAND
+the difference is noise, and the factor is 1.
 
-A replica whose factor is AVOIDED gets no requests while others are free, and would seem slow for ever after a first
-request that compiled kernels (Triton, torch.compile), or a minute in which a neighbour took its cores. So the evidence
-against it fades while nothing is observed.
+A replica with a factor above AVOIDED gets no requests while others are free. So it could seem slow forever after a
+first request that compiled kernels (Triton, torch.compile), or a minute in which a neighbour took its cores. Therefore
+the evidence against it fades if nothing is observed.
 
-Routers that share add up their logarithms and weights: all see the same factor, though each sees a part of the answers.
-Each fades only its own evidence, and only where that is slower than all of it together: otherwise less of it would make
-the replica seem slower.
+Routers that share state add up their logarithms and weights, so all use the same factor, although each observes a part
+of the answers. Each router fades only its own evidence, and only if this is slower than the total: otherwise a smaller
+part of it would make the replica seem slower.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from math import exp, inf, log
 from typing import Generic, Protocol, Self, TypeVar
 
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-PRIOR = 2.0  # observations at the fleet's speed that are assumed before any was made
+PRIOR = 2.0  # observations at the fleet's speed that are assumed at first
 BAND = 1.25  # a factor between 1 / BAND and BAND counts as 1
-FACTOR_MAX = 64.0  # a replica is at most so many times as slow, or as fast, as its fleet
+FACTOR_MAX = 64.0  # a replica is at most this many times as slow, or as fast, as its fleet
 OUTLIER = 8.0  # an observation further than this factor from the known one is clipped: a pause, not work
-CLIPPED_FROM = 3  # observations after which those that follow may be outliers
-AVOIDED = 2.0  # a factor above this keeps requests away
-FADE_S = 30.0  # time without an observation in which half of the evidence for such a factor is forgotten
-WEIGHT_MAX = 1 / (1 - FORGET)  # most evidence that one router can have
+CLIPPED_FROM = 3  # observations after which further ones may be outliers
+AVOIDED = 2.0  # a factor above this keeps requests away from the replica
+FADE_S = 30.0  # seconds without an observation in which half of the evidence for such a factor is dropped
+WEIGHT_MAX = 1 / (1 - FORGET)  # maximum of the evidence of one router
 LOG_MAX = log(FACTOR_MAX)
 
 
@@ -36,7 +36,7 @@ class Scalable(Protocol):
     """A model of times."""
 
     def times(self, factor: float) -> Self:
-        """The model of what takes so many times as long."""
+        """Return the model for work that takes `factor` times as long."""
         ...
 
 
@@ -44,7 +44,7 @@ M = TypeVar("M", bound=Scalable)
 
 
 class SpeedFactor(Generic[M]):
-    """Learned from ratios of observed times to those of the fleet's model."""
+    """A factor learned from ratios of observed times to those of the fleet's model."""
 
     __slots__ = (
         "_fleet",
@@ -61,15 +61,16 @@ class SpeedFactor(Generic[M]):
     def __init__(self) -> None:
         self.observations = 0
         self.value = 1.0
-        self.had_evidence = False  # whether there ever was any here: other routers may hold it, and need to be updated
-        self.fades_s = inf  # time at which half is forgotten, unless something is observed before
+        # True if there ever was evidence here: other routers may hold it, and must be updated
+        self.had_evidence = False
+        self.fades_s = inf  # time at which half is dropped if no observation precedes it
         self._log_sum = self._weight = 0.0
         self._shared: dict[str, tuple[float, float]] = {}  # router -> its `evidence`
-        self._fleet: M | None = None  # the fleet's model that `_model` was made of
-        self._model: M | None = None  # None: to be made
+        self._fleet: M | None = None  # the fleet's model from which `_model` was derived
+        self._model: M | None = None  # None: must be computed
 
     def of(self, fleet: M) -> M:
-        """The replica's model; the very object `fleet` where the factor is 1."""
+        """Return the replica's model; the same object as `fleet` if the factor is 1."""
         if self.value == 1.0:
             return fleet
         model = self._model
@@ -79,7 +80,7 @@ class SpeedFactor(Generic[M]):
 
     @property
     def is_known(self) -> bool:
-        """Whether this router or another one has observed anything."""
+        """True if this router or another one has any observation."""
         return self.observations > 0 or bool(self._shared)
 
     @property
@@ -88,8 +89,10 @@ class SpeedFactor(Generic[M]):
         return self._log_sum, self._weight
 
     def observe(self, took_ms: float, expected_ms: float, now_s: float = inf) -> None:
-        """Work that takes `expected_ms` by the fleet's model took so long here. Impossible times are ignored. Made at
-        `now_s`, the observation fades if no other follows."""
+        """Record that work with an expected time of `expected_ms` by the fleet's model took `took_ms` here.
+
+        Impossible times are ignored. `now_s` starts the time after which the observation fades if no other follows.
+        """
         if not (0 < took_ms < inf and 0 < expected_ms < inf):
             return
         ratio = min(max(took_ms / expected_ms, 1 / FACTOR_MAX), FACTOR_MAX)
@@ -103,8 +106,8 @@ class SpeedFactor(Generic[M]):
         self._update()
 
     def fade(self, now_s: float) -> None:
-        """Forget half of the evidence for a slow replica of which nothing was observed for FADE_S, and half of its
-        observations, the last one as a whole."""
+        """Drop half of the evidence for a slow replica without an observation for FADE_S, and half of its observations.
+        The last observation is dropped entirely."""
         if now_s < self.fades_s or self.value <= AVOIDED or self._log_sum < self._weight * log(self.value):
             return
         self._log_sum, self._weight = self._log_sum / 2, self._weight / 2
@@ -115,7 +118,7 @@ class SpeedFactor(Generic[M]):
         self._update()
 
     def share(self, router: str, log_sum: float, weight: float) -> None:
-        """Take another router's evidence in place of its earlier one."""
+        """Store another router's evidence and replace its earlier one."""
         if weight > 0:
             self._shared[router] = _bounded(log_sum, weight)
         else:
@@ -123,18 +126,18 @@ class SpeedFactor(Generic[M]):
         self._update()
 
     def reset(self) -> None:
-        """Forget all evidence, other routers' included until they share it again."""
+        """Drop all evidence, including other routers' until they share it again."""
         self._log_sum, self._weight, self.observations, self.fades_s = 0.0, 0.0, 0, inf
         self._shared.clear()
         self._update()
 
     def forget(self, router: str) -> None:
-        """Another router is gone, and so is its evidence."""
+        """Drop the evidence of another router that is gone."""
         if self._shared.pop(router, None) is not None:
             self._update()
 
     def adopt(self, log_sum: float, weight: float, observations: int, now_s: float) -> None:
-        """Begin with evidence from before this router started, unless there is some already."""
+        """Start with evidence from before this router started, unless there is some already."""
         if self.observations or observations <= 0 or weight <= 0:
             return
         self.observations, self.had_evidence = observations, True
@@ -152,6 +155,6 @@ class SpeedFactor(Generic[M]):
 
 
 def _bounded(log_sum: float, weight: float) -> tuple[float, float]:
-    """Evidence no stronger than a router's own can be."""
+    """Limit evidence to the maximum of one router."""
     weight = min(weight, WEIGHT_MAX)
     return min(max(log_sum, -weight * LOG_MAX), weight * LOG_MAX), weight

@@ -1,19 +1,24 @@
-"""How long an engine takes for one decoding step: a three-parameter model, learned from all replicas of a kind.
+"""Model of an engine's decode step time: three parameters, learned from all replicas of a kind.
 
     step_ms(streams, context) = floor + b x streams + c x context
 
-A step reads all weights once (the floor), computes one token for each stream, and reads the KV cache of every stream,
-whose sizes in tokens add up to `context`. The coefficients are fitted by non-negative least squares over exponentially
-forgotten observations, one for each streamed answer of at least ANSWER_TOKENS_MIN tokens: the time from its first token
-to its end, less the prefills that interrupted the stream (chunked prefill: Agrawal et al., "Sarathi-Serve", OSDI '24;
-as long as the model of prefill says when the answer has ended, since it may have known nothing when they began),
-divided by its tokens, against the mean number of streams and the mean context during that time. Where an engine makes
-several tokens a step (speculative decoding), the model is of the time per token, which is what clients wait for.
+A step reads all weights once (the floor), computes one token for each stream, and reads the KV cache of every stream.
+The sizes of these caches in tokens add up to `context`. The coefficients are fitted by non-negative least squares with
+exponential forgetting. There is one observation for each streamed answer of at least ANSWER_TOKENS_MIN tokens:
 
-Answers that follow each other resemble each other: their streams and contexts hardly tell the three coefficients apart.
-A fit to such answers alone may say that one more stream costs nothing, so that every request goes there. So the first
-guess gives the model its proportions, and observations give it first of all its scale: as far as the guess counts, the
-fit agrees with a model of the guess's proportions whose steps took as long as those observed.
+- Its value is the time from the first token to the end of the answer, divided by the answer's tokens. The prefills that
+  interrupted the stream are subtracted before (chunked prefill: Agrawal et al., "Sarathi-Serve", OSDI '24).
+- The duration of these prefills is taken from the prefill model when the answer has ended, because the model may have
+  been untrained when they began.
+- Its variables are the mean number of streams and the mean context during that time.
+
+If an engine produces several tokens per step (speculative decoding), the model describes the time per token, which is
+the time that clients wait for.
+
+Consecutive answers resemble each other: their streams and contexts hardly distinguish the three coefficients. A fit to
+such answers alone may find that one more stream costs nothing, so that every request goes there. So the first guess
+determines the proportions of the model, and observations first of all determine its scale. To the extent of the guess's
+weight, the fit agrees with a model that has the guess's proportions and the step times observed.
 
 A single replica's speed is this model times one factor (speed_factor.py).
 """
@@ -26,17 +31,17 @@ from msgspec import Struct
 
 from router.core.learned.least_squares import Sums, ToldSums, Vector, squares
 
-ANSWER_TOKENS_MIN = 8  # a shorter answer says little of a step
+ANSWER_TOKENS_MIN = 8  # a shorter answer contains little information about a step
 FORGET = 0.98  # weight of an observation fades to a third after about 50 more
-GUESS_WEIGHT = 0.3  # observations that the first guess counts for
-SCALE_WEIGHT = 3.0  # observations that the guess's own scale counts for: one answer may have waited for a compiler
-SCALE_MAX = 64.0  # a fleet is at most so many times as slow, or as fast, as the guess
-CLIPPED_FROM = 3  # after so many observations, those that follow may be outliers
+GUESS_WEIGHT = 0.3  # weight of the first guess in observations
+SCALE_WEIGHT = 3.0  # weight of the guess's own scale in observations: one answer may have waited for a compiler
+SCALE_MAX = 64.0  # a fleet is at most this many times as slow, or as fast, as the guess
+CLIPPED_FROM = 3  # observations after which further ones may be outliers
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not a step
-STALL_SHARE_MAX = 0.9  # part of an answer's time that modelled prefills may explain: the model of prefill may be wrong
+STALL_SHARE_MAX = 0.9  # Share of an answer's time that modelled prefills may explain: the prefill model may be wrong.
 
 PSEUDO = ((1, 2_000), (16, 32_000), (64, 512_000))  # (streams, context tokens) at which a fit agrees with the guess
-SUPPORTS = ((0, 1, 2), (0, 1), (0, 2), (0,))  # a step without a floor is none
+SUPPORTS = ((0, 1, 2), (0, 1), (0, 2), (0,))  # a step without a floor is not possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +53,18 @@ class StepModel:
     per_context_token_ms: float = 5e-5
 
     def ms(self, streams: float, context_tokens: float) -> float:
-        """Time of one step with so many streams, whose contexts add up to `context_tokens`."""
+        """Return the time of one step with `streams` streams and `context_tokens` in total."""
         return self.floor_ms + self.per_stream_ms * streams + self.per_context_token_ms * context_tokens
 
     def times(self, factor: float) -> StepModel:
-        """The model of a replica that takes so many times as long."""
+        """Return the model of a replica that takes `factor` times as long."""
         a, b, c = self.floor_ms * factor, self.per_stream_ms * factor, self.per_context_token_ms * factor
         return StepModel(a, b, c)
 
 
 @dataclass(slots=True)
 class StepFit:
-    """Learns a StepModel from (streams, context tokens, milliseconds a step)."""
+    """Learns a StepModel from (streams, context tokens, milliseconds per step)."""
 
     model: StepModel = field(default_factory=StepModel)
     observations: int = 0
@@ -67,7 +72,7 @@ class StepFit:
     _sums: Sums = field(default_factory=Sums)
 
     def observe(self, streams: float, context_tokens: float, step_ms: float) -> None:
-        """Take one observation. Impossible times are ignored."""
+        """Add one observation. Impossible times are ignored."""
         if step_ms <= 0:
             return
         if self.observations >= CLIPPED_FROM:
@@ -78,19 +83,19 @@ class StepFit:
         self._solve()
 
     def tell(self, router: str, xx: list[float], xy: list[float]) -> None:
-        """Another router's fit has these sums: they count as if observed here."""
+        """Store the sums of another router's fit: they count as if observed here."""
         if self.told is None:
             self.told = ToldSums()
         self.told.put(router, xx, xy)
         self._solve()
 
     def forget(self, router: str) -> None:
-        """Another router is gone; its observations count until the next one here."""
+        """Drop the sums of another router that is gone. They remain in the model until the next observation here."""
         if self.told is not None:
             self.told.drop(router)
 
     def adopt(self, xx: list[float], xy: list[float], observations: int) -> None:
-        """Begin with the sums of so many observations from before this router started, unless it has made some."""
+        """Start with the sums of `observations` from before this router started, unless it has observations."""
         if self.observations or observations <= 0:
             return
         self._sums.xx, self._sums.xy, self.observations = list(xx), list(xy), observations
@@ -98,7 +103,7 @@ class StepFit:
 
     @property
     def sums(self) -> Sums:
-        """The sums behind the model. Not to be changed."""
+        """The sums that the model is fitted to. They must not be modified."""
         return self._sums
 
     def _solve(self) -> None:
@@ -108,7 +113,7 @@ class StepFit:
             self.model = StepModel(best[0], best[1] / 10, best[2] / 1e5)
 
     def _scale(self) -> float:
-        """How many times as long as by the first guess the observed steps took, other routers' included."""
+        """Return the ratio of the observed step times to the first guess, including those of other routers."""
         xx, xy, guess = self._sums.xx, self._sums.xy, StepModel()
         answers, tens, contexts, took_ms = xx[0], xx[1], xx[2], xy[0]
         if self.told is not None:
@@ -122,7 +127,7 @@ class StepFit:
 
 
 def _terms(streams: float, context_tokens: float) -> Vector:
-    """What the coefficients are of: 1, tens of streams, hundreds of thousands of context tokens."""
+    """Return the variables of the coefficients: 1, tens of streams, hundreds of thousands of context tokens."""
     return 1.0, streams / 10, context_tokens / 1e5
 
 
@@ -134,7 +139,7 @@ _GUESS = _guess()
 
 
 class ClockReading(Struct, gc=False):  # a Struct for speed: core/facts/requests.py
-    """What a replica's clock showed at an answer's first token."""
+    """State of a replica's clock at an answer's first token."""
 
     at_s: float
     streams_s: float
@@ -143,20 +148,20 @@ class ClockReading(Struct, gc=False):  # a Struct for speed: core/facts/requests
 
 
 class Stretch(Struct, gc=False):
-    """How one answer decoded between two moments: how long, beside how many, and what was prefilled meanwhile."""
+    """Conditions of one answer's decoding between two times: duration, mean load, and prefill in between."""
 
     ms: float
     streams: float
     context_tokens: float
-    prefill_tokens: float  # prefill of other prompts there meanwhile, in tokens that take PrefillModel.pace_ms each
+    prefill_tokens: float  # prefill of other prompts there in that time, in tokens of PrefillModel.pace_ms each
 
     def step_ms(self, tokens: int, pace_ms: float) -> float:
-        """Time of a step, where that many tokens came in this time, and prefill takes `pace_ms` a token."""
+        """Return the time of a step if `tokens` came in this time, and prefill takes `pace_ms` per token."""
         return (self.ms - min(self.prefill_tokens * pace_ms, STALL_SHARE_MAX * self.ms)) / tokens
 
 
 class DecodeClock:
-    """Who decodes on one replica: how many streams and how much context, now and summed over time."""
+    """Load of decoding on one replica: number and context of streams, now and integrated over time."""
 
     __slots__ = (
         "_at_s",
@@ -174,12 +179,13 @@ class DecodeClock:
         self.streams = 0
         self.context_tokens = 0.0  # prompt tokens of all streams
         self.other_streams = self.other_tokens = 0  # streams of other routers, and their prompt tokens
-        self.began_sum_s = 0.0  # moments at which the streams began
+        self.began_sum_s = 0.0  # sum of the start times of the streams
         self._at_s = 0.0
         self._streams_s = self._context_s = self._prefill_tokens = 0.0
 
     def join(self, prompt_tokens: int, prefill_tokens: float, now_s: float) -> ClockReading:
-        """A prompt is prefilled, so many tokens of the model's pace, and its answer decodes from now on."""
+        """Add a stream: its prompt was prefilled (`prefill_tokens` at the model's pace), and its answer decodes from
+        now on."""
         self._advance(now_s)
         self._prefill_tokens += prefill_tokens  # before the reading: an answer's own prefill does not interrupt it
         self.streams += 1
@@ -188,13 +194,14 @@ class DecodeClock:
         return ClockReading(now_s, self._streams_s, self._context_s, self._prefill_tokens)
 
     def beside(self, streams: int, context_tokens: int, prefill_tokens: float, now_s: float) -> None:
-        """Other routers have so many streams there from now on, and interrupted all by so much prefill of late."""
+        """Set the streams of other routers from now on, and add their recent prefill, which interrupted all streams."""
         self._advance(now_s)
         self.other_streams, self.other_tokens = streams, context_tokens
         self._prefill_tokens += prefill_tokens
 
     def leave(self, prompt_tokens: int, mark: ClockReading, now_s: float, answer_tokens: float) -> Stretch:
-        """The answer ended. Streams have on average half of `answer_tokens` of context besides their prompts."""
+        """Remove a stream at the end of its answer. The mean context of a stream is its prompt and half of
+        `answer_tokens`."""
         self._advance(now_s)
         self.streams -= 1
         self.context_tokens -= prompt_tokens
@@ -207,7 +214,7 @@ class DecodeClock:
         return Stretch(1e3 * ran_s, streams, context, self._prefill_tokens - mark.prefill_tokens)
 
     def running_s(self, now_s: float) -> float:
-        """Seconds since their first tokens, of all streams together."""
+        """Return the seconds since their first tokens, summed over all streams."""
         return self.streams * now_s - self.began_sum_s
 
     def _advance(self, now_s: float) -> None:
