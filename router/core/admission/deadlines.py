@@ -17,7 +17,7 @@ it in proportion to the tenant's *use*: the prefill of its requests with deadlin
 
 - If the use is below USE_FULL of the fleet, more prefill may wait, by the square of the ratio. The reason is that
   engines are a little slower with short queues, and this cost must be justified.
-- At most RESERVED_TIMES the use is reserved from the replicas of others.
+- At most RESERVED_TIMES as many replicas as the tenant uses are reserved from others.
 
 So the cost of a tenant's deadlines to others is bounded by the work of that tenant. Deadlines that are rare or belong
 to little work cost nothing. A use counts once its answer has ended: a request that is cancelled before the first token

@@ -5,12 +5,12 @@ on n - w of them. A few more should wait there so that its batch never runs dry.
 It is never less than WINDOW_MIN, so that there is always something to learn from. It is computed from each probe and
 valid until the next one, so requests that are sent in between count on top.
 
-A window begins when more than waiting_max requests wait in the engine. If no request waits there, it grows: fast if it
-is fully used, slowly if not. It does not grow while a request waits here for another reason, because then nothing was
-learned. Unused places do not shrink it either; otherwise a tenant that is limited to its share would shrink it with
-each probe. Before a window begins and after it ends, there may be BURST_MAX more leases than the last probe reported,
-because an engine that was never seen full may become full at any moment. If the engine's metrics are missing, old or
-absurd, the window is `in_flight_max`: bad metrics never block a request.
+The window takes effect when more than waiting_max requests wait in the engine. If no request waits there, it grows:
+fast if it is fully used, slowly if not. It does not grow while a request waits here for another reason, because then
+nothing was learned. Unused places do not shrink it either; otherwise a tenant that is limited to its share would shrink
+it with each probe. Before the window takes effect and after it ends, there may be BURST_MAX more leases than the last
+probe reported, because an engine that was never seen full may become full at any moment. If the engine's metrics are
+missing, old or absurd, the window is `in_flight_max`: bad metrics never block a request.
 
 A request has capacity if a permitted replica has fewer leases than its window. With disaggregated prefill, if no
 replica takes the request whole, two replicas must have capacity and be a pair. Places are the requests that engines
@@ -147,7 +147,7 @@ class Admission:
     """Places, and the queue for them. `now_s` is any monotonic clock."""
 
     def __init__(self, router: Router, limits: AdmissionLimits, *, stale_s: float) -> None:
-        """A load that is older than `stale_s` is ignored."""
+        """`stale_s`: maximum age in seconds of a probed load; an older one is ignored."""
         self.queue = FairQueue()
         self.deadlines = Deadlines()
         self._calm = Calm(router, self.queue, self.deadlines)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from math import exp, log
 
-SIZES = 9  # Expected times below 3 ms, below 15 ms, and so on by powers of 4; from 65 s on they are of one size.
+SIZES = 9  # expected times below 3 ms, below 15 ms, and so on by powers of 4; from 65 s on they are of one size
 SLACK_MS = 1.0  # added to both times of a ratio, because the ratio of tiny times has no meaning
 LEAST_MS = 0.1  # minimum of a predicted time
 MEDIAN, HIGH = 0.5, 0.9

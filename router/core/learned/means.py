@@ -12,7 +12,7 @@ from router.core.learned.loads import GUESSES, LoadFits, LoadModel
 from router.core.learned.speeds import WORK_FADE, Speeds
 
 GUESS_RIGHT = 0.9  # initial success rate of guesses (FleetMeans.elsewhere)
-GUESS_LEAST = 0.05  # Minimum of the success rate: some guesses are always made, to detect when they become right again.
+GUESS_LEAST = 0.05  # minimum of the success rate: some guesses are always made, to detect when they become right again
 SPEEDS_MAX = 256  # kinds of replicas with stored speeds
 
 Kind = tuple[str, ...]

@@ -11,8 +11,8 @@ first request that compiled kernels (Triton, torch.compile), or a minute in whic
 the evidence against it fades if nothing is observed.
 
 Routers that share state add up their logarithms and weights, so all use the same factor, although each observes a part
-of the answers. Each router fades only its own evidence, and only if this is slower than the total: otherwise a smaller
-part of it would make the replica seem slower.
+of the answers. Each router fades only its own evidence. It does so only if its own evidence shows a slower replica than
+all evidence together: otherwise a smaller part of it would make the replica seem slower.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ SCALE_WEIGHT = 3.0  # weight of the guess's own scale in observations: one answe
 SCALE_MAX = 64.0  # a fleet is at most this many times as slow, or as fast, as the guess
 CLIPPED_FROM = 3  # observations after which further ones may be outliers
 OUTLIER = 8.0  # an observation further than this factor from the model is clipped: a pause, not a step
-STALL_SHARE_MAX = 0.9  # Share of an answer's time that modelled prefills may explain: the prefill model may be wrong.
+STALL_SHARE_MAX = 0.9  # share of an answer's time that modelled prefills may explain: the prefill model may be wrong
 
 PSEUDO = ((1, 2_000), (16, 32_000), (64, 512_000))  # (streams, context tokens) at which a fit agrees with the guess
 SUPPORTS = ((0, 1, 2), (0, 1), (0, 2), (0,))  # a step without a floor is not possible

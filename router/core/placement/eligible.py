@@ -112,7 +112,7 @@ def refusal(
 
 
 def _prefillers(fleet: Fleet, model: str | None, exclude: frozenset[str], among: frozenset[str] | None) -> list[Member]:
-    """Ready members that take a request's prefill leg and no whole requests."""
+    """Return the ready members that take the prefill stage of a request and no whole requests."""
     found = list[Member]()
     for id_, m in fleet.prefillers.items():
         if id_ in exclude or not (m.ready and fleet.legs.may_prefill(m)):

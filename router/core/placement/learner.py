@@ -22,7 +22,7 @@ UNANNOUNCED_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Unannounced:
-    """A replica held `cached_tokens` of a prompt that its events had not announced."""
+    """Cached tokens of a prompt at a replica, found by its engine but not announced by its events."""
 
     replica: str
     model: str

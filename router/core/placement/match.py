@@ -103,7 +103,7 @@ def size_of(
     - `counted`: the token ids of the prompt, if known.
     - `quoted`: earlier answers in the prompt. The bytes per token of the conversation's last turn convert the prompt's
       bytes to tokens.
-    - `tokens`: the learned bytes per token of the model, which also include the tokens of an image.
+    - `tokens`: the learned bytes per token and tokens per image of the model.
     - `body_tokens`: used if the prompt cannot be read.
     """
     prompt, pool = ask.prompt, tokens.pool_ratio

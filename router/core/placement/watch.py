@@ -13,17 +13,17 @@ class LeaseWatch(Protocol):
     """Callbacks for every change of a lease."""
 
     def opened(self, lease: Lease, credit: AnswerCredit | None, now_s: float) -> None:
-        """A lease was opened. The quoted answer of its prompt (`credit`) counts as cached from now on."""
+        """Notify of a new lease. The quoted answer of its prompt (`credit`) counts as cached from now on."""
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """The prefill of a lease is over."""
+        """Notify that the prefill of a lease is over."""
 
     def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
-        """The pending work of a replica is less than published. A prefill that stalled its streams for `stall_ms` has
+        """Notify that the pending work of a replica is less than published. A prefill that stalled its streams for `stall_ms` has
         ended at an unknown time."""
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
-        """A lease was closed. If its prompt was `computed`, the answer takes `answer_blocks` after the prompt."""
+        """Notify that a lease was closed. If its prompt was `computed`, the answer takes `answer_blocks` after the prompt."""
 
     def gone(self, lease: Lease) -> None:
-        """A lease was closed after its replica had left."""
+        """Notify that a lease was closed after its replica had left."""

@@ -28,7 +28,7 @@ class Pulling(Protocol):
 
 
 class Pairs(Protocol):
-    """The pairs of replicas, and the cost of sending blocks between them."""
+    """Pairs of replicas, and the cost of sending blocks between them."""
 
     def transfer_ms(self, prefill: Candidate, decode: Candidate) -> float | None:
         """Return the modelled time to send the part of the prompt that the decoding replica lacks; None if the two are
