@@ -80,9 +80,9 @@ class Pricer:
         """Return the positions in `members` of the replicas that can be the cheapest.
 
         These are the deepest holders of the prompt, the replicas that are `near` (its home, its places on the ring),
-        and those with the least work at their own speed. Any other replica holds no more than the last group and has
-        more work. Of many that hold the same, those with the least work are listed. The policy weighs decoding between
-        0 and the weight of waiting, so replicas with the least work by either weight are listed.
+        and those with the least work at their own speed. Any other replica holds at most as much as the last group and
+        has more work. Of many that hold the same, those with the least work are listed. The policy weighs decoding
+        between 0 and the weight of waiting, so replicas with the least work by either weight are listed.
         """
         prompt_tokens, answer, depths = match.size.prompt_tokens, match.answer_tokens, match.depths
         stored, loads = match.stored or {}, list[tuple[float, int]]()
@@ -190,8 +190,7 @@ class Pricer:
         return candidates
 
     def pull(self, candidate: Candidate, match: PromptMatch, now_s: float) -> Pull | None:
-        """Return the P2P transfer to the candidate from the source that gives the earliest first token; None if there
-        is none.
+        """Return the P2P transfer to the candidate from the source that gives the earliest first token, or None.
 
         The replica itself is no source. Replicas of another kind or with another block size are no sources either,
         because their blocks have other names.
@@ -318,8 +317,8 @@ def with_context(members: list[Member], wanted: Wanted, prompt_tokens: int) -> l
 
 
 def long_enough(members: list[Member], wanted: Wanted, prompt_tokens: int) -> list[Member]:
-    """Return the members with a long enough context for the prompt. If there are none, return all, so that the engine
-    rejects the request."""
+    """Return the members with a long enough context for the prompt, or all members if every context is too short. In
+    that case the engine must reject the request."""
     return with_context(members, wanted, prompt_tokens) or members
 
 

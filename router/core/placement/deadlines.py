@@ -30,8 +30,8 @@ def predicted_ms(candidate: Candidate, members: Mapping[str, Member]) -> float:
 def in_time(
     candidates: Sequence[Candidate], members: Mapping[str, Member], left_ms: float, *, may_shed: bool
 ) -> Sequence[Candidate]:
-    """Return the candidates with a predicted first token within `left_ms`, or all candidates if there are none. In the
-    latter case it raises Shed for a request that may be shed."""
+    """Return the candidates with a predicted first token within `left_ms`, or all candidates if each of them is too
+    late. In the latter case it raises Shed for a request that may be shed."""
     times_ms = [predicted_ms(each, members) for each in candidates]
     able = [each for each, time_ms in zip(candidates, times_ms, strict=True) if time_ms <= left_ms]
     if not able and may_shed:

@@ -11,7 +11,7 @@ numbers. That takes a millisecond for reference-counted objects, and a tenth of 
 follows a point is cached until the circle changes.
 
 Bounded load (Mirrokni, Thorup & Zadimoghaddam 2018) is on top: starting at the key's place, candidates at or over the
-bound, BOUND x the mean, are skipped.
+bound are skipped. The bound is BOUND x the mean.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from xxhash import xxh3_64_intdigest
 VNODES = 160
 BOUND = 1.25
 ORDERS_MAX = 4_096  # places on the ring with a cached order of ids
-# New ids, plus an eighth of the known ids, after which the known ids are checked for ids that have left.
+# Minimum number of new ids, to which an eighth of the known ids is added, before a check for ids that have left.
 JOINED_MAX = 16
 
 

@@ -19,11 +19,12 @@ class LeaseWatch(Protocol):
         """Notify that the prefill of a lease is over."""
 
     def recounted(self, replica: str, stall_ms: float = 0.0) -> None:
-        """Notify that the pending work of a replica is less than published. A prefill that stalled its streams for `stall_ms` has
-        ended at an unknown time."""
+        """Notify that the pending work of a replica is less than published. A prefill that stalled its streams for
+        `stall_ms` has ended at an unknown time."""
 
     def ended(self, lease: Lease, outcome: Outcome, answer_blocks: int, *, computed: bool) -> None:
-        """Notify that a lease was closed. If its prompt was `computed`, the answer takes `answer_blocks` after the prompt."""
+        """Notify that a lease was closed. If its prompt was `computed`, the answer takes `answer_blocks` after the
+        prompt."""
 
     def gone(self, lease: Lease) -> None:
         """Notify that a lease was closed after its replica had left."""
