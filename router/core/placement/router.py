@@ -268,8 +268,8 @@ class Router:
         return stuck.look(self.fleet, self.fitness, now_s, self._stuck_after_s)
 
     def at_work(self, since_s: float) -> tuple[list[str], list[str]]:
-        """Return replicas at work since this time, and healthy replicas that report no counters
-        (core/fleet/working.py)."""
+        """Return the replicas with open leases in two lists: those active since this time, and the others that are
+        healthy but report no token counter (core/fleet/working.py)."""
         return working.at_work(self.fleet, since_s)
 
     # -- placing -------------------------------------------------------------------------------------------------
