@@ -1,13 +1,14 @@
-"""Knows and decides: one hub for all edges. It knows no HTTP client and moves no byte of an answer; edges reach it
-through the `placer` only, and it reaches them through `Edges`.
+"""Control plane: holds all knowledge of the replicas and makes every placement; one hub serves all frontends. It
+imports no HTTP client and relays no byte of a response. Frontends call it through the `placer` only, and it notifies
+them through `Edges`.
 
-hub           the hub's life, and what it is told
-assembly      its parts, made from settings
-parts         what those parts may ask of it and of each other
-roster        which replicas there are, and the tasks that watch each
-local_placer  what an edge of this process asks
-admitter      who is placed now, who waits, who is turned away
-owners        which replica made a stored response
-sharing       the link to other routers, where the settings name a store
-warm_start    beginning with what was known before; state_file keeps that, knowing makes the pieces
+hub           lifecycle of the control plane, and its notifications
+assembly      builds its parts from the settings
+parts         interface between those parts
+roster        replica lifecycle, and the tasks that watch each replica
+local_placer  placer for frontends in this process
+admitter      admission: places a request, queues it or sheds it
+owners        index of stored responses: the replica that made each
+sharing       link to other routers, if the settings name a store
+warm_start    start with the state of an earlier process; state_file stores that state, knowing encodes it
 """

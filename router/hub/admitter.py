@@ -1,13 +1,13 @@
-"""Who is placed now, who waits, who is turned away: rates (core/admission/rates.py), then places
-(core/admission/windows.py), then whether the request had better be held back (core/admission/holding.py).
+"""Admission: places a request, queues it or sheds it. A request passes three checks in order: rates
+(core/admission/rates.py), concurrency places (core/admission/windows.py) and deferral (core/admission/holding.py).
 
-A request that waits is a ticket and a function to call when its turn has come: no task and no timer of its own.
-Turns are given when a lease comes back, and a few times a second for whatever else makes room. A retry neither waits
-nor counts: its request had its turn, and was taken in.
+A waiting request is a ticket and a callback. It has no task and no timer. The admitter serves the queue when a lease is
+returned, and also a few times a second, because capacity can appear in other ways. A retry is neither queued nor
+charged again: its request was already admitted.
 
-All waiting is one wait with one end, `wait_s` from a request's arrival: for `hold_s` of that time it may be held back,
-then it takes a place, or waits for one with all others. A request that leaves or is turned away while it waits, and
-comes again within a minute, goes on waiting where it was (core/admission/returning.py).
+There is one wait with one limit: `wait_s` from the arrival of the request. For the first `hold_s` of that time the
+request may be deferred. After that it takes a place or waits for one with all others. A request may leave or be shed
+while it waits. If it comes again within a minute, its earlier wait counts (core/admission/returning.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Waiting:
 
 
 class Admitter:
-    """Admits the requests of all edges."""
+    """Admits the requests of all frontends."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Admitter:
         clock: Callable[[], float],
         shed: Callable[[str, Priority, str], None],
     ) -> None:
-        """`shed(code, priority, model)` hears of each request that is turned away; the model is "" where it names
-        none."""
+        """`shed(code, priority, model)` is called for each request that is turned away. The model is "" if the request
+        names no model."""
         self._router = router
         self._owners = owners
         self._clock = clock
@@ -65,42 +65,42 @@ class Admitter:
         self._returning = Returning()
         self._released = False
         self.quotas = Quotas()
-        self._charged: dict[int, tuple[str, int]] = {}  # lease -> tenant with a rate, tokens taken for it
+        self._charged: dict[int, tuple[str, int]] = {}  # lease id -> tenant with a rate, tokens charged for it
         self._giving = False
         self.window = self._admission.window
 
     def configure(self, limits: AdmissionLimits) -> None:
-        """Take other limits; who waits goes on waiting, as far as there is room for it."""
+        """Replace the limits. Waiting requests stay queued if the new limits have capacity for them."""
         self._limits = limits
         self._admission.configure(limits)
 
     def release(self) -> None:
-        """Hold no request back any more: the router is about to end."""
+        """Stop deferring requests, because the router is about to end."""
         self._released = True
 
     def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
-        """Take the rates of all tenants by name, in place of the earlier rates."""
+        """Replace the rates of all tenants, by tenant name."""
         self.quotas.configure(tenants)
 
     def rate_levels(self, *, changed: bool) -> dict[str, RateLevels]:
-        """What is left of the rates of tenants that spent any; with `changed`, of those that have since the last such
-        question."""
+        """Return the remaining rate of each tenant that spent any. With `changed`, only of tenants that spent since the
+        last call."""
         return self.quotas.levels(self._clock(), changed=changed)
 
     def spent_elsewhere(self, tenant: str, requests: float, tokens: float) -> None:
-        """A worker has placed so much of a tenant's without asking."""
+        """Debit a tenant for requests that a worker placed without a request to the hub."""
         self.quotas.debit(tenant, requests, tokens, self._clock())
 
     def turned_away(self, code: str, priority: Priority) -> None:
-        """A worker has turned a request away, whose model was not read."""
+        """Count a request that a worker shed before it read the request's model."""
         self._shed(code, priority, "")
 
     def held_back(self) -> int:
-        """How many of the waiting requests are held back."""
+        """Return the number of waiting requests that are deferred."""
         return len(self._holding)
 
     def queued(self) -> tuple[dict[Priority, int], int]:
-        """How many requests wait by priority, held back or for a place, and bytes of their bodies."""
+        """Count waiting requests by priority, deferred ones included, and the bytes of their bodies."""
         queue = self._admission.queue
         counts = {priority: queue.count(priority) for priority in Priority}
         for ticket in self._holding:
@@ -108,7 +108,7 @@ class Admitter:
         return counts, queue.size_bytes + self._held_back_bytes()
 
     def waiting(self) -> Counter[tuple[Priority, str]]:
-        """The same requests by priority and model; the model is "" where a request names none."""
+        """Count waiting requests by priority and model. The model is "" if a request names no model."""
         counts = Counter[tuple[Priority, str]]()
         for pool, priority, requests in self._admission.queue.waiting():
             counts[priority, pool[0] or ""] += requests
@@ -119,8 +119,8 @@ class Admitter:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def charge(self, tenant: str, priority: Priority) -> bool:
-        """Take one request from the tenant's rate, whatever it asks for: its body was not read yet. True: it was
-        taken, and `ask` must not take it again. Raises Shed."""
+        """Take one request from the tenant's rate, before its body is read and its target is known. Returns True: it
+        was taken, and `ask` must not take it again. Raises Shed."""
         try:
             self.quotas.take(tenant, 0, self._clock())
         except Shed as shed:
@@ -129,9 +129,11 @@ class Admitter:
         return True
 
     def ask(self, wanted: Wanted, exclude: frozenset[str], answered: Answered) -> Lease | Ticket:
-        """Place a request now, or give it a ticket: then `answered` is called once, with a lease or with what would
-        have been raised, unless the ticket is taken back. With exclusions it is a retry. Raises NoReplica, Shed, and
-        UnknownResponse."""
+        """Place a request now, or return a ticket.
+
+        With a ticket, `answered` is called once, unless the ticket is taken back. It gets the lease, or the exception
+        that would have been raised. A request with exclusions is a retry. Raises NoReplica, Shed, and UnknownResponse.
+        """
         now_s, tenant, admission = self._clock(), wanted.tenant, self._admission
         charged, waited_s = self._charge(wanted, now_s, retry=bool(exclude)), 0.0
         urgent = wanted.due_s is not None and wanted.due_s > now_s
@@ -140,7 +142,7 @@ class Admitter:
                 return self._place(wanted, exclude, charged)
             fits = admission.free(tenant, now_s)
             if not fits:
-                self._give_turns(now_s)  # requests that came earlier have their turns first
+                self._give_turns(now_s)  # requests that came earlier have precedence
                 fits = admission.fits(self._pool(wanted), tenant, now_s, None if urgent else wanted.priority)
             waited_s = self._returning.back(_identity(wanted), now_s)
             if fits:
@@ -168,31 +170,33 @@ class Admitter:
         return ticket
 
     def take_back(self, ticket: Ticket) -> None:
-        """Nobody waits for this ticket any more. After its answer this changes nothing."""
+        """Cancel a waiting request. This changes nothing if the ticket was already answered."""
         if self._admission.queue.remove(ticket) or self._holding.remove(ticket):
             waiting, now_s = self._waiting_of(ticket), self._clock()
             self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
             self._returning.left(_identity(waiting.wanted), now_s - ticket.since_s, now_s)
 
     def adopted(self, lease: Lease) -> None:
-        """A lease was opened without asking."""
+        """Count a lease that was opened without a call of `ask`."""
         self._admission.opened(lease, "")
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """The first body event of a stream arrived: its replica may be calm now, for which some may wait."""
+        """Record the first body event of a stream. Its replica may have finished its prefill, and queued requests may
+        need that."""
         self._router.first_token(lease, now_s)
         if self._admission.deadlines.any and self._admission.queue:
             self._give_turns(now_s)
 
     def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """The prefill leg of a decode leg's lease ended, well or not: its replica has a place, and is calmer."""
+        """Record the end of the prefill stage of a decode lease, with any outcome. Its replica then has a free place
+        and less load."""
         self._router.prefilled(lease, outcome, now_s)
         self._admission.prefilled(lease)
         if self._admission.queue:
             self._give_turns(now_s)
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Give a lease back, whatever the end, and its place to another request. A second time changes nothing."""
+        """Return a lease, with any outcome, and give its place to another request. A second call changes nothing."""
         self._router.finish(lease, outcome, now_s)
         if self._admission.closed(lease, now_s):
             if lease.id in self._charged:
@@ -201,7 +205,8 @@ class Admitter:
                 self._give_turns(now_s)
 
     def tick(self) -> None:
-        """Look at what probes said, replicas that came, and requests that have waited too long; every TICK_S."""
+        """Process new probe results, replicas that joined, and requests at the end of their wait. Called every
+        TICK_S."""
         now_s = self._clock()
         for ticket in self._admission.tick(now_s):
             self._turn_away(ticket, now_s)
@@ -230,7 +235,7 @@ class Admitter:
         return lease
 
     def _only(self, wanted: Wanted) -> str | frozenset[str] | None:
-        """The one replica that can answer, or the addresses of those that may; None where any may. Raises
+        """Return the one replica that can answer, or the addresses of those that may; None if any may. Raises
         UnknownResponse."""
         owner, among = self._owners.owner(wanted.response_id, wanted.tenant), wanted.among
         if owner is None or among is None:
@@ -241,7 +246,7 @@ class Admitter:
         return wanted.model, self._only(wanted), self._router.may_split(wanted)
 
     def _prompt_tokens(self, wanted: Wanted) -> int:
-        """Tokens of the prompt, as far as known before it is matched."""
+        """Estimate the tokens of the prompt, before it is matched."""
         prompt = wanted.ask.prompt
         if wanted.tokens is not None and wanted.tokens.tokens:
             return wanted.tokens.tokens
@@ -258,8 +263,8 @@ class Admitter:
         return ticket
 
     def _start_by_s(self, wanted: Wanted, due_s: float, now_s: float) -> float:
-        """Latest time of a placement that keeps the deadline, by the shortest prefill that any replica needs. Raises
-        NoReplica, and Shed where the request may be turned away and cannot be in time."""
+        """Return the latest time of a placement that meets the deadline, by the shortest prefill that any replica
+        needs. Raises NoReplica. Raises Shed if the request may be turned away and cannot be in time."""
         soonest_ms, prefill_ms = self._router.soonest(wanted, now_s, self._only(wanted))
         left_ms = (due_s - now_s) * 1e3
         if soonest_ms > left_ms and wanted.priority is Priority.LOW:
@@ -267,7 +272,7 @@ class Admitter:
         return due_s - prefill_ms / 1e3
 
     def _may_hold_back(self, wanted: Wanted, waited_s: float) -> bool:
-        """Whether there is room to hold a request back here, and its client may be made to wait."""
+        """True if the limits leave capacity to defer a request, and its client may be made to wait."""
         if wanted.due_s is not None and wanted.due_s > self._clock():
             return False
         if waited_s >= self._hold_s or wanted.priority is Priority.HIGH or self._holding.full:
@@ -287,15 +292,14 @@ class Admitter:
         return sum(ticket.size_bytes for ticket in self._holding) if self._holding else 0
 
     def _try_held_back(self, now_s: float) -> None:
-        """Place held-back requests whose time has come, and a few others if that does no harm any more."""
+        """Place deferred requests at the end of `hold_s`, and a few others if they no longer cause thrashing."""
         for ticket in self._holding.over(now_s, self._hold_s):
             self._try(ticket, now_s, may_hold_back=False)
         for ticket in self._holding.next_few():
             self._try(ticket, now_s, may_hold_back=True)
 
     def _try(self, ticket: Ticket, now_s: float, *, may_hold_back: bool) -> None:
-        """Place a request that is held back. Where its time has come and there is no place, it waits for one with all
-        others."""
+        """Place a deferred request. If its `hold_s` is over and there is no place, it waits for one with all others."""
         if ticket not in self._holding:  # the ticket was taken back while another one was answered
             return
         waiting, admission = self._waiting_of(ticket), self._admission
@@ -309,8 +313,8 @@ class Admitter:
             )
         except HeldBack:
             return
-        except Exception as error:  # whatever the error is, it is for whoever asked
-            if isinstance(error, Shed) and may_hold_back:  # all replicas have asked to rest, for a short time
+        except Exception as error:  # every error goes to the caller of `ask`
+            if isinstance(error, Shed) and may_hold_back:  # all replicas are in cooldown, for a short time
                 return
             self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
             answer = error
@@ -318,19 +322,19 @@ class Admitter:
         self._answer(ticket, answer, now_s)
 
     def _queue_up(self, ticket: Ticket, now_s: float) -> None:
-        """Let a request that was held back wait for a place. The queue has room for it: it was counted already."""
+        """Move a deferred request to the queue. It was already counted there, so the queue has capacity for it."""
         self._holding.remove(ticket)
         if now_s - ticket.at_s >= self._limits.wait_s:
             self._turn_away(ticket, now_s)
             return
         limits = self._limits
         out = self._admission.queue.add(ticket, limits.queue_requests_max, limits.queue_bytes_max)
-        for other in [ticket] if out is None else out:  # limits may have become lower meanwhile
+        for other in [ticket] if out is None else out:  # limits may have been lowered in the meantime
             self._turn_away(other, now_s)
 
     def _give_turns(self, now_s: float) -> None:
-        """Place waiting requests until there is no room. A lease that comes back meanwhile, from a client that has just
-        left, makes room for the next turn of this loop."""
+        """Place queued requests until no capacity is left. A client may leave during this loop and return its lease:
+        the next iteration uses that place."""
         if self._giving:
             return
         self._giving = True
@@ -339,7 +343,7 @@ class Admitter:
                 waiting = self._waiting_of(ticket)
                 try:
                     answer: Lease | Exception = self._place(waiting.wanted, NOBODY, waiting.charged_tokens)
-                except Exception as error:  # whatever the error is, it is for whoever asked
+                except Exception as error:  # every error goes to the caller of `ask`
                     self.quotas.spend(ticket.tenant, -waiting.charged_tokens, now_s)
                     answer = error
                 self._answer(ticket, answer, now_s)
@@ -360,7 +364,7 @@ class Admitter:
         waiting.answered(answer)
 
     def _charge(self, wanted: Wanted, now_s: float, *, retry: bool) -> int:
-        """Tokens that a request's lease is charged with; 0 where its tenant has no rate. Raises Shed."""
+        """Return the number of tokens to charge for a request's lease; 0 if its tenant has no rate. Raises Shed."""
         if not self.quotas.limited(wanted.tenant):
             return 0
         tokens = max(1, self._prompt_tokens(wanted))
@@ -377,7 +381,8 @@ class Admitter:
         self._router.turned_away(wanted)
 
     def _settle(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Charge what the request has really used. A request that failed may be tried again, and keeps its charge."""
+        """Charge the tokens that the request really used. A failed request keeps its charge, because it may be
+        retried."""
         tenant, charged = self._charged.pop(lease.id)
         usage = outcome.usage
         if usage is not None:
@@ -392,5 +397,6 @@ class Admitter:
 
 
 def _identity(wanted: Wanted) -> Hashable | None:
-    """What a request is known by when it comes again: its tenant and its whole prompt; None where that was not read."""
+    """Key by which a repeated request is recognized: its tenant and its whole prompt; None if the prompt was not
+    read."""
     return (wanted.tenant, wanted.chain.end_key) if wanted.chain is not None else None

@@ -1,7 +1,7 @@
-"""The parts of a hub, made from its settings.
+"""Builds the parts of a hub from its settings.
 
-Each function makes one part of the hub that it is given, out of the settings and of parts made before. A part that is
-made later is looked up when it is called.
+Each function makes one part for the given hub, from the settings and from parts that exist already. A part that is made
+later is looked up at call time.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ from router.tokens.trust import Trust
 
 log = logging.getLogger(__name__)
 
-STALE_PROBES = 3  # probe intervals after which an engine's word on its load no longer counts
+STALE_PROBES = 3  # probe intervals after which an engine's reported load no longer counts
 
 
 def router_of(hub: HubParts) -> Router:
-    """The Router. What it says of replicas goes to the roster, the event streams and the warmer."""
+    """Make the Router. Its events about replicas go to the roster, the event streams and the warmer."""
     s = hub.settings
     window_s = s.observatory.replay_window_s
     return Router(
@@ -87,7 +87,8 @@ def router_of(hub: HubParts) -> Router:
 
 
 def load_guesses(s: TierSettings, pulls: PullSettings) -> dict[str, LoadModel]:
-    """What loading from each tier takes, pulling from a peer, and sending to a decode leg, before that is learned."""
+    """Initial estimates of load time: from each cache tier, over P2P KV transfer, and to a decode stage. They serve
+    until measurements exist."""
     gb_per_s = {
         CPU: s.cpu_gb_per_s,
         **dict.fromkeys((PEER, LEG), pulls.gb_per_s),
@@ -98,7 +99,7 @@ def load_guesses(s: TierSettings, pulls: PullSettings) -> dict[str, LoadModel]:
 
 
 def metrics_of(hub: HubParts) -> Metrics:
-    """Metrics of this process and of all edges."""
+    """Make the metrics of this process and of all frontends."""
 
     def streams() -> dict[str, dict[str, float | None]]:
         rows = hub.events.stats().items() if hub.events is not None else ()
@@ -137,13 +138,15 @@ def metrics_of(hub: HubParts) -> Metrics:
 
 
 def replicas_of(hub: HubParts) -> StaticDiscovery:
-    """Replicas of the settings; those that a reload exchanges are kept for the time of two probes at most."""
+    """Make the source of configured replicas. Replicas that a reload removes are kept for at most the time of two
+    probes."""
     kept_s = 2 * hub.settings.probe.timeout_s
     return StaticDiscovery(hub.settings.replicas, alone=hub.router.serving_alone, kept_s=kept_s)
 
 
 def discoveries_of(hub: HubParts) -> Together:
-    """All sources of replicas: those in the settings or added at run time, and a source that finds others."""
+    """Join all sources of replicas: replicas of the settings, replicas added at run time, and the configured
+    discovery."""
     s = hub.settings
     if not s.replicas and s.discovery.source == StaticDiscovery.source:
         log.warning(
@@ -155,7 +158,7 @@ def discoveries_of(hub: HubParts) -> Together:
 
 
 def history_of(hub: HubParts) -> RouterHistory:
-    """What is kept of the past, in memory and where a path is given in a file."""
+    """Make the history: in memory, and also in a file if a path is configured."""
     admin = hub.settings.admin
     keeper = None
     if admin.history_path:
@@ -176,7 +179,8 @@ def history_of(hub: HubParts) -> RouterHistory:
 
 
 def warn_if_open(settings: Settings) -> None:
-    """Warn where whoever reaches the main listener may use it: it is not on loopback alone, and asks for no key."""
+    """Warn if every client that reaches the main listener may use it: it is not on loopback alone, and requires no
+    key."""
     listen = settings.listen
     if settings.auth.keys_file or listen.tls_client_ca or is_loopback(listen.host):
         return
@@ -188,7 +192,7 @@ def warn_if_open(settings: Settings) -> None:
 
 
 def pages_of(hub: HubParts) -> Pages:
-    """The pages that any client or operator may read."""
+    """Make the pages that any client or operator may read."""
 
     def stream(replica: str) -> dict[str, Any] | None:
         stats = hub.events.stat(replica) if hub.events is not None else None
@@ -213,7 +217,7 @@ def pages_of(hub: HubParts) -> Pages:
 
 
 def observatory_of(hub: HubParts) -> Observatory | None:
-    """The observatory; None where it is switched off."""
+    """Make the observatory; None if it is switched off."""
     settings = hub.settings.observatory
     if not settings.enabled:
         return None
@@ -231,7 +235,7 @@ def observatory_of(hub: HubParts) -> Observatory | None:
 
 
 def placer_of(hub: HubParts) -> LocalPlacer:
-    """What edges of this process ask, and what places for workers."""
+    """Make the placer for frontends in this process and for workers."""
     s = hub.settings
     return LocalPlacer(
         hub.router,
@@ -255,7 +259,7 @@ def placer_of(hub: HubParts) -> LocalPlacer:
 
 
 def state_of(hub: HubParts) -> WarmStart | None:
-    """What is known from before, and left for after; None where nothing is."""
+    """Make the warm start, which restores and saves knowledge; None if neither a file nor siblings are configured."""
     s = hub.settings
     if not s.state.file and not (s.state.siblings and is_shared(s.shared)):
         return None
@@ -263,12 +267,13 @@ def state_of(hub: HubParts) -> WarmStart | None:
 
 
 def link_of(hub: HubParts) -> RouterLink:
-    """What tells other routers, and hears them; once the admin listener has its port, by which this one is named."""
+    """Make the link to other routers. The admin listener must have its port first, because the port is part of this
+    router's name."""
     return RouterLink(hub, urlsplit(hub.admin_url).port or 0)
 
 
 def warmer_of(hub: HubParts) -> Warmer:
-    """What fills caches before traffic comes."""
+    """Make the warmer, which fills caches before traffic comes."""
     s = hub.settings
     sender = PromptSender(
         hub.router,
@@ -289,7 +294,7 @@ def warmer_of(hub: HubParts) -> Warmer:
 
 
 def prober_of(hub: HubParts) -> Prober:
-    """What asks replicas for health, models and load."""
+    """Make the prober, which requests health, models and load from replicas."""
     return Prober(
         hub.router,
         lambda id_: hub.roster.lost(id_),
@@ -302,18 +307,19 @@ def prober_of(hub: HubParts) -> Prober:
 
 
 def peers_of(hub: HubParts) -> PeerProber:
-    """What finds out where engines take orders of their peers."""
+    """Make the prober of the addresses at which engines accept commands of their peers."""
     return PeerProber(hub.router.prove_peer, hub.settings.pulls)
 
 
 def hands_of(hub: HubParts) -> HandProber | None:
-    """What finds out how replicas hand over what they have prefilled; None where none does."""
+    """Make the prober of KV connectors; None if disaggregated prefill is off."""
     settings = hub.settings.split
     return HandProber(hub.router.prove_handshake, settings, hub.tls) if settings.handshake else None
 
 
 def pairs_of(hub: HubParts, hands: HandProber) -> PairWarmer:
-    """What has new pairs of replicas hand something over, before requests do."""
+    """Make the warmer of replica pairs. It makes each new pair transfer KV blocks once, before requests use the
+    pair."""
     return PairWarmer(
         hub.router,
         hands.handshake,
@@ -326,12 +332,12 @@ def pairs_of(hub: HubParts, hands: HandProber) -> PairWarmer:
 
 
 def ranks_of(hub: HubParts) -> Ranks:
-    """What asks servers how many data-parallel ranks they have."""
+    """Make the discovery of data-parallel ranks, which requests their number from servers."""
     return Ranks(hub.settings.probe, hub.metrics_pages, hub.tls)
 
 
 def subscriber_of(hub: HubParts) -> Subscriber:
-    """What follows the KV events of replicas."""
+    """Make the subscriber to the KV events of replicas."""
     s = hub.settings
     return Subscriber(
         hub.router.knowledge,
@@ -351,18 +357,18 @@ def subscriber_of(hub: HubParts) -> Subscriber:
 
 
 def trust_of(hub: HubParts, prompts: Prompts, asker: Asker) -> Trust:
-    """What compares our token ids with those of replicas."""
+    """Make the check that compares this router's token ids with those of replicas."""
     return Trust(hub.router, prompts, asker, hub.settings.tokens)
 
 
 def admin_of(hub: HubParts, routes: Iterable[AdminRoute]) -> AdminListener:
-    """The admin listener with these pages, before it listens."""
+    """Make the admin listener with these pages, before it listens."""
     s = hub.settings
     return AdminListener(routes, admin_limits(s), token=lambda: hub.admin_token, host=s.listen.admin_host)
 
 
 def admin_limits(settings: Settings) -> ClientLimits:
-    """The main listener's deadlines, and the admin listener's own limits."""
+    """Return the main listener's deadlines with the admin listener's own limits."""
     listen, admin = settings.listen, settings.admin
     return ClientLimits(
         body_bytes_max=BODY_BYTES_MAX,

@@ -1,6 +1,7 @@
-"""Knows the replicas and places: index, probes, events, metrics, admin pages. One for all edges (placer.py).
+"""Control plane: index, probes, events, metrics and admin pages. One hub serves all frontends (placer.py).
 
-Parts are made in `assembly`; who joins and leaves is the `roster`'s. Here are the hub's life, and what it is told.
+Parts are made in `assembly`. The `roster` handles replicas that join and leave. This module has the hub's lifecycle and
+its notifications.
 """
 
 from __future__ import annotations
@@ -39,21 +40,22 @@ from router.tokens.request_tokens import Asker
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # interval of the looks for stuck replicas
-LOOKS_A_CHECK = 4  # looks per comparison of events with engines' counters
-TOKENIZERS_S = 20.0  # longest wait for tokenizers to load; serving begins without them then
+LOOK_S = 0.25  # interval of the checks for stalled replicas
+LOOKS_A_CHECK = 4  # checks for stalled replicas per comparison of events with engines' counters
+TOKENIZERS_S = 20.0  # longest wait for tokenizers to load; serving then begins without them
 
 
 class Hub:
-    """`async with Hub(settings) as hub`: finds and probes replicas; `/readyz` says when it can place requests."""
+    """Finds and probes replicas, and reports on `/readyz` if it can place requests. Use as `async with Hub(settings) as
+    hub`."""
 
     def __init__(self, settings: Settings, *, admin_socket: socket.socket | None = None) -> None:
-        """`admin_socket` None: a socket is bound to the address in the settings."""
+        """With `admin_socket` None, a socket is bound to the address in the settings."""
         self.settings = settings  # the settings in force
         self.edges: Edges = NoEdges()
-        self.link: RouterLink | None = None  # None where nothing is shared
+        self.link: RouterLink | None = None  # None if nothing is shared
         self.totals = Totals(lambda: self.edges.figures())
-        self.prompts: Prompts | None = None  # None where events are off
+        self.prompts: Prompts | None = None  # None if events are off
         self.tls = tls.for_replicas(settings.upstream)
         self.admin_url = ""
         self._admin_socket = admin_socket
@@ -84,7 +86,7 @@ class Hub:
         await self._stack.aclose()
 
     def _build(self) -> None:
-        """Make all parts, in the order in which they need each other."""
+        """Make all parts, in the order of their dependencies."""
         s = self.settings
         self.admin_token, self.upstream_key = _credentials(s)
         self.router = assembly.router_of(self)
@@ -140,14 +142,14 @@ class Hub:
         self._task(self._admit())
 
     async def _follow(self, events: Subscriber) -> None:
-        """Load tokenizers, which everything else waits for; then be ready to follow the events of replicas."""
+        """Load the tokenizers, for which the rest of the start waits. Then prepare to follow the events of replicas."""
         s = self.settings
         self.prompts = make_prompts(s)
         self._stack.callback(self.prompts.close)
         asker = Asker(api_key=s.probe.api_key, timeout_s=s.probe.timeout_s, tls=self.tls)
         self._stack.push_async_callback(asker.close)
         self._task(assembly.trust_of(self, self.prompts, asker).watch())
-        try:  # a model hub may be slow, or behind a firewall that swallows what is sent to it
+        try:  # a model hub may be slow, or behind a firewall that drops packets without an answer
             async with asyncio.timeout(TOKENIZERS_S):
                 await self.prompts.prepare_all()
         except TimeoutError:
@@ -174,7 +176,7 @@ class Hub:
         self.admin_url = await self.admin.listen(self.settings.listen.admin_port, self._admin_socket)
 
     def _share(self) -> None:
-        """Begin to hear other routers, where a store is named."""
+        """Open the link to other routers, if a store is named."""
         if is_shared(self.settings.shared):
             self.link = assembly.link_of(self)
             self.link.start()
@@ -184,15 +186,15 @@ class Hub:
         self._stack.push_async_callback(in_background(work))
 
     async def _check(self) -> None:
-        """Look for stuck replicas, and at times compare what events and answers say with what engines
-        count, and tell edges which replicas are at work, until cancelled."""
+        """Check for stalled replicas until cancelled. Every LOOKS_A_CHECK rounds, compare events and responses with
+        engines' counters, and notify the frontends of replicas at work."""
         look, since_s = 0, time.monotonic()
         while True:
             await asyncio.sleep(LOOK_S)
             for found in self.router.look(time.monotonic()):
                 for replica in found:
                     self.edges.stuck(replica)
-                await asyncio.sleep(0)  # replicas are judged a few at a time, so that requests go on in between
+                await asyncio.sleep(0)  # replicas are checked a few at a time, so that requests are served in between
             look += 1
             if not look % LOOKS_A_CHECK:
                 self.router.check(time.monotonic())
@@ -204,53 +206,56 @@ class Hub:
                     self.edges.working(moving, uncounted)
 
     async def _admit(self) -> None:
-        """Place requests that wait, where something else than the end of an answer made room, until cancelled."""
+        """Serve the queue until cancelled, for capacity that did not come from the end of a response."""
         while True:
             await asyncio.sleep(TICK_S)
             try:
                 self.admission.tick()
-            except Exception:  # a bug must not end the loop: requests would wait for ever
+            except Exception:  # a bug must not end the loop: requests would wait forever
                 log.exception("bug: admission failed inside the hub", extra={"event": "bug"})
 
-    # -- what it is told -----------------------------------------------------------------------------------------
+    # -- notifications -------------------------------------------------------------------------------------------
 
     def serve(self, edges: Edges) -> None:
-        """Serve these edges: they place here, are told of replicas, and are asked what they have counted."""
+        """Serve these frontends. They place requests here, are notified of replica changes, and report their
+        counters."""
         self.edges = edges
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request that ended; its log line is the edge's."""
+        """Count a request that ended. The frontend writes its log line."""
         self.metrics.observe(record)
         self.history.observe(record)
         if self.observatory is not None:
             self.observatory.observe(record)
 
     def failed(self, replica: str, kind: str) -> None:
-        """Count an attempt that failed; a replica that left meanwhile has no series any more."""
+        """Count an attempt that failed. A replica that has left in the meantime no longer has a series."""
         self.metrics.failed(replica if self.router.member(replica) is not None else None, kind)
 
     def ready(self) -> bool:
-        """Whether requests should come here: a replica may be sent some, what is known from before is taken over or has
-        taken too long, and the router is not draining. Under `discovery.scale_from_zero` no replica is needed."""
+        """True if requests should be sent to this router. A replica must accept requests, the earlier state must be
+        restored or have taken too long, and the router must not be draining. Under `discovery.scale_from_zero` no
+        replica is needed."""
         holding = self.state is not None and self.state.holding
         if self._draining or holding:
             return False
         return bool(self.router.usable()) or (self.settings.discovery.scale_from_zero and self._has_looked())
 
     def _has_looked(self) -> bool:
-        """Whether there is a first list of replicas, and each of these was probed: that none is ready is known then."""
+        """True if the first list of replicas has arrived and each of them was probed. Only then is it certain that none
+        is ready."""
         if not self._looked and self.discovered.is_set():
             self._looked = all(member.health.asked for member in self.router.members)
         return self._looked
 
     def drain(self) -> None:
-        """Say on `/readyz` that no more requests should come, and hold none back."""
+        """Report on `/readyz` that the router accepts no further requests, and stop deferring requests."""
         self._draining = True
         self.admission.release()
 
     @property
     def keys(self) -> Keys | None:
-        """Whose requests are told apart; None where the router asks for no keys. Replaced as a whole."""
+        """API keys, which identify tenants; None if the router requires no keys. Always replaced as one object."""
         return self._keys
 
     @keys.setter
@@ -263,13 +268,13 @@ class Hub:
             self.link.take_keys(keys)
 
     def reload(self, settings: Settings) -> None:
-        """Apply the settings that may change at run time (settings/reloading.py); replicas come and go as in any other
-        discovery. Raises SettingsError, if at all, before anything has changed."""
+        """Apply the settings that may change at run time (settings/reloading.py). Replicas join and leave as in any
+        other discovery. Raises SettingsError only before anything has changed."""
         upstream = settings.upstream
         with files_of_settings():
             keys = keys_of(settings)
             credentials = _credentials(settings)
-            tls.renew(self.tls, upstream)  # sessions of probes use it from now on
+            tls.renew(self.tls, upstream)  # probe sessions use it at once
         self.settings, self.keys = settings, keys
         self.admin_token, self.upstream_key = credentials
         self.router.configure(slow_start_s=upstream.slow_start_s, stuck_after_s=upstream.stuck_after_s)
@@ -287,6 +292,6 @@ class Hub:
 
 
 def _credentials(s: Settings) -> tuple[str, str]:
-    """The token of the admin pages, and the key that replicas are shown."""
+    """Return the token of the admin pages, and the API key that is sent to replicas."""
     admin_token = secrets.read(s.admin.token, s.admin.token_file)
     return admin_token, secrets.read(s.upstream.api_key, s.upstream.api_key_file)

@@ -1,4 +1,5 @@
-"""All that this router knows, as pieces for another process: of each replica what is certain at one moment."""
+"""Snapshot of this router's knowledge for another process, in pieces. The pieces of one replica are consistent with
+each other."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from router.loop import LongWork
 
 
 class EventStates(Protocol):
-    """Who knows what events have said (engines/kv_events/subscriber.py)."""
+    """Source of the cached blocks that events have reported (engines/kv_events/subscriber.py)."""
 
     async def state(self, replica: str) -> EngineState | None:
-        """All of it of one replica; None where that is not certain at the moment."""
+        """Return the complete state of one replica; None if it is uncertain at the moment."""
 
 
 async def pieces(
@@ -30,7 +31,7 @@ async def pieces(
     wall: Callable[[], float],
     pace: LongWork | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """The pieces of a state, in their order. Replicas that would make it longer than `bytes_max` are left out."""
+    """Yield the pieces of a state, in their order. Replicas that would make it longer than `bytes_max` are left out."""
     pace, told = pace or LongWork(), dict[str, tuple[int, int]]()
     first = encoded(StateOrigin(VERSION, name, wall()))
     yield first

@@ -1,4 +1,4 @@
-"""The placer of this process: it asks the Router here, after admission has had its say."""
+"""Placer of this process: calls the Router after admission."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from router.telemetry.record import RequestRecord
 
 log = logging.getLogger(__name__)
 
-STANDING_S = 0.25  # for which the words on how many replicas are ready are kept
-LISTEN_S = 0.001  # interval of the looks whether an awaited event has come
+STANDING_S = 0.25  # time for which the text about ready replicas is cached
+LISTEN_S = 0.001  # interval of the polls for an awaited event
 
 
 class LocalPlacer:
@@ -49,10 +49,16 @@ class LocalPlacer:
         look: Callable[[], Awaitable[None]] | None = None,
         reread: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`limits` None: nobody waits for a place. `shed(code, priority, model)` hears of each request turned away,
-        `made(response_id, replica, tenant)` of each stored response. `told_within_s` gives how long other routers'
-        words on stored responses may take to come; 0 where there is none to be heard. `look` reads again what all
-        replicas serve, and `reread` what one does."""
+        """Callbacks and limits:
+
+        - `limits`: None means that no request waits for a place.
+        - `shed(code, priority, model)`: called for each request that is turned away.
+        - `made(response_id, replica, tenant)`: called for each stored response.
+        - `told_within_s`: returns the time that other routers' reports of stored responses may take to arrive; 0 if no
+          such report can arrive.
+        - `look`: reads again the model lists of all replicas.
+        - `reread`: reads again the model list of one replica.
+        """
         self._router = router
         self.owners = ResponseOwners(response_ids_max, private=private_responses)
         self.admission = Admitter(
@@ -79,35 +85,36 @@ class LocalPlacer:
         self._pull_rest_s = pull_rest_s
 
     def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Awaitable[Page | None]:
-        """One of the router's own pages; None if there is none."""
+        """Return one of the router's own pages; None if the page does not exist."""
         return self._page(path, owner, accept)
 
     async def look(self, model: str) -> None:
-        """Read again what the replicas serve, unless that was done just now."""
+        """Read again the model lists of the replicas, unless that was done just now."""
         if self._look is not None:
             await self._look()
 
     def lacks(self, replica: str, model: str) -> None:
-        """The replica does not serve this model, whatever its list said."""
+        """Record that the replica does not serve this model, even if its list names it."""
         if self._router.lacks_model(replica, model):
             fields = {"replica": replica, "model": model}
             log.warning("replica no longer serves a model of its list", extra={"event": "model_lost", "fields": fields})
         self._reread(replica)
 
     def follows(self) -> bool:
-        """Whether any replica's events are followed, so that prompts are wanted as token ids."""
+        """True if events of any replica are followed, so that prompts are needed as token ids."""
         return self._router.knowledge.follows
 
     def token_view(self, model: str) -> TokenView | None:
-        """What turning a model's prompts into token ids takes; None where its token ids would tell nothing."""
+        """Return the data needed to turn a model's prompts into token ids; None if token ids would not help
+        placement."""
         models = self._router.models
         if not models.follows(model):
             return None
         return TokenView(*models.engine(model), models.adapter(model), tuple(self._router.knowledge.block_sizes()))
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> Lease:
-        """A lease on a replica that is not excluded, after waiting for a place if need be. A cancelled call leaves no
-        trace. Raises NoReplica, Shed and UnknownResponse."""
+        """Return a lease on a replica that is not excluded, after a wait for a place if necessary. A cancelled call
+        leaves no trace. Raises NoReplica, Shed and UnknownResponse."""
         if wanted.response_id is not None and not self.owners.knows(wanted.response_id):
             await self.told(wanted.response_id)
         if wanted.tokens is not None and self.behind(wanted) and not exclude:
@@ -115,7 +122,8 @@ class LocalPlacer:
         ticket = self.admission.ask(wanted, exclude, lambda answer: self._answered(future, answer))
         if not isinstance(ticket, Ticket):
             return ticket
-        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()  # no answer comes before a turn does
+        # `answered` is not called before the next iteration of the event loop
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         try:
             return await future
         except asyncio.CancelledError:
@@ -125,19 +133,19 @@ class LocalPlacer:
             raise
 
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
-        """A replica has made a stored response for this tenant."""
+        """Record that a replica has made a stored response for this tenant."""
         self.owners.learn(response_id, replica, tenant)
         self._made(response_id, replica, tenant)
 
     async def told(self, response_id: str) -> None:
-        """Wait for another router's word on a response that nobody here has heard of: its client may be faster than
-        that. Where none comes, the request would not be answered anyway."""
+        """Wait for another router's report of a response that is unknown here: its client may be faster than the
+        report. Without a report, the request could not be answered anyway."""
         until_s = self._clock() + self._told_within_s()
         while self._clock() < until_s and not self.owners.knows(response_id):  # noqa: ASYNC110 - rare, short
             await asyncio.sleep(LISTEN_S)
 
     def stands(self, lease: Lease) -> bool:
-        """Whether the lease's replica has neither left nor been replaced, and discovery calls it ready."""
+        """True if the lease's replica has neither left nor been replaced, and discovery reports it ready."""
         member = self._router.member(lease.replica)
         return member is not None and member.replica.ready and lease.id in member.leases
 
@@ -151,48 +159,49 @@ class LocalPlacer:
             future.set_result(answer)
 
     async def listen(self, wanted: Wanted) -> None:
-        """Wait for events that bear on the prompt, `event_wait_s` at most: an answer may be here before the event of
-        its last block, and the next request right behind it."""
+        """Wait for events that concern the prompt, for at most `event_wait_s`. A response may arrive before the event
+        of its last block, and the next request follows it at once."""
         until_s = self._clock() + self._event_wait_s
         while self.behind(wanted) and self._clock() < until_s:  # noqa: ASYNC110 - rare, short
             await asyncio.sleep(LISTEN_S)
 
     def behind(self, wanted: Wanted) -> bool:
-        """Whether events that bear on this prompt are known to be on their way."""
+        """True if events that concern this prompt are known to be on their way."""
         return wanted.tokens is not None and self._router.knowledge.behind(wanted.tokens, self._clock())
 
     def alive(self, replica: str) -> None:
-        """Take a further piece of an answer as a sign of life of its replica."""
+        """Count a further part of a response as a sign that its replica is alive."""
         self._router.alive(replica, self._clock())
 
     def rest(self, replica: str, for_s: float, *, full: bool = False) -> None:
-        """Send a replica nothing for so long, REST_MAX_S at most: it asked for that, or its queue was `full`."""
+        """Send a replica no request for `for_s`, at most REST_MAX_S. The replica requested this cooldown, or its queue
+        was `full`."""
         if for_s > 0:
             self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S), full=full)
 
     def pull_stalled(self, source: str) -> None:
-        """Have nothing pulled from a replica for a while."""
+        """Use a replica as no source of P2P KV transfers for a cooldown."""
         self._router.rest_source(source, self._clock() + self._pull_rest_s)
 
     def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Take note of the end of a lease's prefill leg."""
+        """Record the end of a lease's prefill stage."""
         self.admission.prefilled(lease, outcome, now_s)
 
     def pair_broke(self, prefill: str, decode: str) -> None:
-        """Have two replicas warmed again before they take another request in two legs."""
+        """Require a new warm-up of two replicas before they take another disaggregated request."""
         self._router.pair_broke(prefill, decode, now_s=self._clock())
 
     def others_ready(self, tried: frozenset[str]) -> bool:
-        """Whether a replica is ready that is not among these."""
+        """True if a replica is ready that is not among these."""
         return any(member.id not in tried for member in self._router.usable())
 
     def ready_one(self) -> str | None:
-        """The first of the replicas that are ready."""
+        """Return the first of the replicas that are ready."""
         return next((member.id for member in self._router.usable()), None)
 
     def standing(self) -> str:
-        """How many replicas are ready, and why others are not; made at most once in STANDING_S, since a fleet that is
-        down may refuse thousands of requests a second."""
+        """Return a text with the number of ready replicas and the reasons why others are not ready. It is made at most
+        once in STANDING_S, because a fleet that is down may refuse thousands of requests a second."""
         now_s = self._clock()
         if now_s >= self._standing_until_s:
             self._standing, self._standing_until_s = self._router.models.standing(), now_s + STANDING_S

@@ -1,8 +1,9 @@
-"""Which replica made a stored response, so that a request which continues the response goes to the same replica.
+"""Index of stored responses: a request that continues a response goes to the replica that made it.
 
-Memory is shared among tenants: where there is none left, the tenant with the most ids loses its oldest one, so that a
-tenant that stores very many makes no other tenant's unknown. Responses that other routers have reported have a memory
-of their own: no report, whoever wrote it, replaces or pushes out what was learned from answers that passed here.
+All tenants share its memory. When it is full, the tenant with the most ids loses its oldest one. So a tenant that
+stores very many responses cannot make another tenant's unknown. Responses that other routers have reported have a
+memory of their own. No report from another router replaces or evicts an entry that was learned from answers that passed
+here.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ class _Memory:
         self._ids_max, self._private = ids_max, private
         self.owners: dict[str, tuple[str, str]] = {}
         self._of: dict[str, dict[str, None]] = {}  # tenant -> its ids, the oldest first; all are of "" unless private
-        self._with: dict[int, dict[str, None]] = {}  # number of ids -> tenants that have so many
+        self._with: dict[int, dict[str, None]] = {}  # number of ids -> tenants that have that number
         self._most = 0  # largest such number
 
     def learn(self, response_id: str, replica: str, tenant: str) -> None:
-        """Remember it, unless it is another tenant's."""
+        """Store an owner, unless the response belongs to another tenant."""
         before = self.owners.get(response_id)
         if before is not None and self._private and before[1] != tenant:
             return
@@ -37,7 +38,7 @@ class _Memory:
             self.forget(next(iter(self._of[fullest])))
 
     def forget(self, response_id: str) -> None:
-        """Forget it, if it is remembered."""
+        """Remove a response, if it is known."""
         made = self.owners.pop(response_id, None)
         if made is None:
             return
@@ -49,7 +50,7 @@ class _Memory:
             del self._of[of]
 
     def _counted(self, of: str, before: int, now: int) -> None:
-        """Note that a tenant has so many ids, and had so many before."""
+        """Update the count of a tenant's ids."""
         if before:
             del self._with[before][of]
             if not self._with[before]:
@@ -61,27 +62,31 @@ class _Memory:
 
 
 class ResponseOwners:
-    """Which replica made which stored response, and for which tenant; bounded, oldest forgotten first."""
+    """Replica and tenant of each stored response. The memory is bounded, and the oldest entries are removed first."""
 
     def __init__(self, ids_max: int, *, private: bool = False) -> None:
-        """`ids_max`: most responses that are remembered of this router, and as many again of others. `private`: each
-        is its tenant's own, and one that is not remembered is unknown to all."""
+        """Create an empty index.
+
+        - `ids_max`: most responses of this router that are kept; up to the same number of other routers' responses is
+          kept.
+        - `private`: each response belongs to its tenant, and a response that is not known here is unknown to all.
+        """
         self._private = private
         self._own = _Memory(ids_max, private=private)
         self._reported = _Memory(ids_max, private=private)
 
     def learn(self, response_id: str, replica: str, tenant: str) -> None:
-        """Remember a response whose answer passed here. It stays the first tenant's, whatever was reported."""
+        """Store a response after its answer passed here. It stays the first tenant's, despite any report."""
         self._own.learn(response_id, replica, tenant)
         self._reported.forget(response_id)
 
     def report(self, response_id: str, replica: str, tenant: str) -> None:
-        """Remember what another router reports of a response that this one has not seen."""
+        """Store another router's report of a response that this router has not seen."""
         if response_id not in self._own.owners:
             self._reported.learn(response_id, replica, tenant)
 
     def owner(self, response_id: str | None, tenant: str) -> str | None:
-        """The replica, if it is remembered. Raises UnknownResponse."""
+        """Return the replica, if the response is known. Raises UnknownResponse."""
         if not response_id:
             return None
         replica, of = self.made(response_id) or (None, None)
@@ -90,13 +95,13 @@ class ResponseOwners:
         return replica
 
     def knows(self, response_id: str) -> bool:
-        """True if the response is remembered, of any tenant."""
+        """True if a response with this id is known for any tenant."""
         return response_id in self._own.owners or response_id in self._reported.owners
 
     def known(self) -> list[str]:
-        """All ids that are remembered: those of others, then this router's own, each oldest first."""
+        """Return all known ids: those of other routers, then those of this router, each oldest first."""
         return [*self._reported.owners, *self._own.owners]
 
     def made(self, response_id: str) -> tuple[str, str] | None:
-        """The replica and the tenant of a response; None if it is not remembered."""
+        """Return the replica and the tenant of a response; None if it is not known."""
         return self._own.owners.get(response_id) or self._reported.owners.get(response_id)

@@ -1,4 +1,4 @@
-"""What the parts of a hub may ask of it and of each other. `assembly` makes the parts, `hub` holds them."""
+"""Interface between a hub and its parts. `assembly` makes the parts, `hub` holds them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from router.tokens.encoder import Prompts
 
 
 class HubParts(Protocol):
-    """A hub, to its parts. None: that part is switched off."""
+    """A hub, as its parts use it. A part that is None is switched off."""
 
     settings: Settings
     admin: AdminListener
@@ -61,10 +61,10 @@ class HubParts(Protocol):
 
     @property
     def keys(self) -> Keys | None:
-        """API keys in force; None where the router asks for none."""
+        """API keys in force; None if the router requires no keys."""
 
     def ready(self) -> bool:
-        """Whether requests should come here."""
+        """True if requests should be sent to this router."""
 
     def observe(self, record: RequestRecord) -> None:
         """Count a request that ended."""

@@ -1,5 +1,5 @@
-"""Which replicas there are: one that joins is probed and followed, one that leaves is forgotten, and whoever must know
-is told."""
+"""Replica lifecycle: starts probes and event readers for replicas that join, stops them for replicas that leave, and
+notifies the frontends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from router.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-EVENTS_DOWN_S = 60.0  # a ready replica's event stream that has no connection for so long is named in the log
-_BREAKER = {  # sentence and event of a log line, by what a circuit breaker did
+EVENTS_DOWN_S = 60.0  # time without a connection after which a ready replica's event stream is logged
+_BREAKER = {  # text and event of a log line, by the new state of a circuit breaker
     State.CLOSED: ("circuit breaker closed", "breaker_closed"),
     State.OPEN: ("circuit breaker opened", "breaker_open"),
 }
@@ -46,8 +46,13 @@ class ReplicaRoster:
         metrics: Metrics,
         edges: Callable[[], Edges],
     ) -> None:
-        """`edges` gives those that serve now; without `events` no replica's KV events are followed, without `peers`
-        nothing is pulled, without `hands` no request goes in two legs."""
+        """Optional parts:
+
+        - `edges`: returns the frontends that serve now.
+        - `events`: None means that no replica's KV events are followed.
+        - `peers`: None means no P2P KV transfer.
+        - `hands`: None means no disaggregated prefill.
+        """
         self._router = router
         self._prober = prober
         self._ranks = ranks
@@ -58,14 +63,14 @@ class ReplicaRoster:
         self._metrics = metrics
         self._edges = edges
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # tasks that watch a replica, by its id
-        self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> looking where it takes orders of its peers
-        self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> looking where it is asked for blocks
+        self._peer_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its peer address
+        self._hand_tasks: dict[str, asyncio.Task[None]] = {}  # replica -> prober of its KV connector
         self._grades: dict[str, Grade] = {}  # grades as last logged, by replica
-        self._unheard: dict[str, float] = {}  # replica -> since when its event stream, named in the log, is down
+        self._unheard: dict[str, float] = {}  # replica -> time since which its event stream, already logged, is down
         self.discovered = asyncio.Event()  # set once the first complete set of replicas is known
 
     async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> None:
-        """Take over each complete set of replicas that discovery yields, until cancelled."""
+        """Apply each complete set of replicas that discovery yields, until cancelled."""
         async for replicas in self._ranks.follow(sets):
             self.replace(replicas)
             self.discovered.set()
@@ -84,7 +89,8 @@ class ReplicaRoster:
         await asyncio.gather(*(self._prober.probe(member.id, models=True) for member in self._router.members))
 
     def replace(self, replicas: frozenset[Replica]) -> None:
-        """Take over a complete set. Another engine at a known address is a replica that left and one that joined."""
+        """Apply a complete set. Another engine at a known address counts as one replica that left and one that
+        joined."""
         if self._hands is not None:
             replicas = frozenset(map(self._hands.named, replicas))
         by_id = {replica.id: replica for replica in replicas}
@@ -140,7 +146,7 @@ class ReplicaRoster:
         return self._peers is not None and self._peers.address(before) != self._peers.address(now)
 
     def _watch_peer(self, replica: Replica) -> None:
-        """Look from now on whether the replica's engine takes orders of its peers where it is said to."""
+        """Restart the probe of the address at which the replica's engine should accept commands of its peers."""
         if task := self._peer_tasks.pop(replica.id, None):
             task.cancel()
             self._router.prove_peer(replica.id, "")
@@ -153,7 +159,7 @@ class ReplicaRoster:
         return before.role is not now.role or self._hands.address(before) != self._hands.address(now)
 
     def _watch_hand(self, replica: Replica) -> None:
-        """Look from now on how the replica hands over what it has prefilled."""
+        """Restart the probe of the replica's KV connector."""
         if self._hands is None:
             return
         if task := self._hand_tasks.pop(replica.id, None):
@@ -162,25 +168,25 @@ class ReplicaRoster:
         self._hand_tasks[replica.id] = asyncio.create_task(guarded(self._hands.watch(replica)))
 
     def engine_version(self, replica: str) -> str:
-        """Version of the replica's engine, in the engine's own words; "" while it has told none."""
+        """Return the version of the replica's engine, as the engine reports it; "" until it has."""
         return self._ranks.version(Replica(replica).url)
 
-    # -- what is said of a replica -------------------------------------------------------------------------------
+    # -- events of a replica -------------------------------------------------------------------------------------
 
     def ready(self, replica: str) -> None:
-        """The replica has become ready."""
+        """Handle a replica that has become ready."""
         self._warmer.ready(replica)
         self._edges().ready(replica)
 
     def lost(self, replica: str) -> None:
-        """Nobody listens there any more; what comes back may have another number of ranks."""
+        """Handle a replica with a closed port. The server that returns may have another number of ranks."""
         self._edges().lost(replica)
         for id_ in self._router.same_server(replica):
             self._warmer.refused(id_)
         self._ranks.doubt(replica)
 
     def refused(self, replica: str) -> None:
-        """An edge found that nobody listens there: all ranks of that server are gone at once."""
+        """Handle a refused connection, reported by a frontend: all ranks of that server are gone at once."""
         for id_ in self._router.same_server(replica):
             if self._router.observe_health(id_, False, "connection refused", proof=True):
                 self._router.forget(id_)
@@ -190,8 +196,8 @@ class ReplicaRoster:
         self.lost(replica)
 
     def graded(self, replica: str, grade: Grade, why: str) -> None:
-        """Log a change of the replica's grade, with its reason. A fall from `exact` is a warning; what a replica that
-        is down loses besides is no news."""
+        """Log a change of the replica's grade, with its reason. A fall from `exact` is a warning. A replica that is
+        down also loses its grade: that is logged at debug level only."""
         before = self._grades.get(replica, Grade.ESTIMATED)
         self._grades[replica] = grade
         member = self._router.member(replica)
@@ -202,7 +208,7 @@ class ReplicaRoster:
         log.log(level, "replica's grade changed", extra={"event": "grade_changed", "fields": fields})
 
     def look_for_lost_events(self, now_s: float) -> None:
-        """Name each ready replica whose event stream has no connection for a minute, once each time that it is lost."""
+        """Log each ready replica with an event stream that has had no connection for a minute, once for each loss."""
         if self._events is None:
             return
         for id_, since_s, why in self._events.down(now_s - EVENTS_DOWN_S):
@@ -213,18 +219,18 @@ class ReplicaRoster:
                 log.warning("no KV events of a ready replica", extra={"event": "events_down", "fields": fields})
 
     def several(self, replica: str) -> None:
-        """Warn of a replica whose metrics are of several processes in turn."""
+        """Warn of a replica with a metrics page that several processes serve alternately."""
         text = "replica's metrics are of several processes in turn, so that restarts cannot be seen by them"
         log.warning(text, extra={"event": "metrics_of_several", "fields": {"replica": replica}})
 
     def stood(self, replica: str, state: State, why: str) -> None:
-        """Log a change of the replica's breaker: requests say what its health checks do not."""
+        """Log a change of the replica's breaker. It reacts to requests, not to health checks."""
         level = logging.INFO if state is State.CLOSED else logging.WARNING
         text, event = _BREAKER[state]
         log.log(level, text, extra={"event": event, "fields": {"replica": replica, "state": state.value, "why": why}})
 
 
 def _named(replica: Replica) -> dict[str, str]:
-    """What is known of the replica, as fields of a log line."""
+    """Return the known attributes of the replica, as fields of a log line."""
     facts = {"replica": replica.id, "name": replica.name, "node": replica.node, "instance": replica.instance}
     return {name: fact for name, fact in facts.items() if fact}

@@ -1,7 +1,7 @@
-"""The hub's link to other routers, where the settings name a store that they share.
+"""The hub's link to other routers, if the settings name a store that they share.
 
-There is one for all edges and workers: workers ask the hub, and the hub shares. Everything that needs the client of
-Redis is imported here, when there is something to share.
+One link serves all frontends and workers: workers use the hub, and the hub shares. Modules that need the Redis client
+are imported in this module, and only if there is something to share.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from router.sharing.session import Session, StoreFailed
 from router.sharing.shared import SharedThings
 from router.telemetry.metrics.figures import SharingFigures
 
-_UNREADABLE = (BadAddress, OSError, UnicodeDecodeError)  # why there is no address
-OWNER_WAIT_S = 0.25  # longest time in which other routers' words on a stored response are still to be expected
+_UNREADABLE = (BadAddress, OSError, UnicodeDecodeError)  # reasons for a missing address
+OWNER_WAIT_S = 0.25  # longest time in which other routers' reports of a stored response can still be expected
 
 
 class LinkedHub(Protocol):
-    """The parts of a hub that its link needs. HubParts has the link among its own, so it is not named here."""
+    """The parts of a hub that its link needs. HubParts has the link among its own parts, so it is not named here."""
 
     settings: Settings
     router: Router
@@ -45,16 +45,17 @@ class LinkedHub(Protocol):
 
     @property
     def keys(self) -> Keys | None:
-        """API keys in force; None if the router asks for none."""
+        """API keys in force; None if the router requires no keys."""
 
 
 class RouterLink:
-    """The link of one hub, and what pages and metrics say of it."""
+    """Link of one hub, with its status for pages and metrics."""
 
     def __init__(self, hub: LinkedHub, admin_port: int) -> None:
         self._hub = hub
         shared = hub.settings.shared
-        # Address of the store that the present session is with, or is to be with; None: no session has begun.
+        # Address of the store of the present session, or of the session that is being opened; None: no session has
+        # begun.
         self._address: StoreAddress | None = None
         self.name = shared.router or f"{socket.gethostname()}:{admin_port}"
         origin = time.time_ns() & ~0xFFF | randbits(12)  # higher for each later process of one name
@@ -86,37 +87,39 @@ class RouterLink:
             hub.state.expect(more=True)
 
     def start(self) -> None:
-        """Begin to hear others, in the background."""
+        """Start to receive from other routers, in the background."""
         self.link.start()
 
     async def close(self) -> None:
-        """Tell others that this router leaves."""
+        """Notify other routers that this router leaves."""
         await self.link.close()
 
     def told_within_s(self) -> float:
-        """How long another router's word on a stored response may take to come; 0 where none is heard."""
+        """Return the time that another router's report of a stored response may take to arrive; 0 if none can
+        arrive."""
         return OWNER_WAIT_S if self.link.whole and self.link.routers > 1 else 0.0
 
     def take_keys(self, keys: Keys | None) -> None:
-        """Other API keys are in force: tenants, and the secret where it is made of the keys, may be other ones."""
+        """Apply other API keys. The tenants may have changed, and also the secret if it is made of the keys."""
         self.things.tenants.configured()
         if not self._secrets and self._seals.renew(_secrets_of(keys)):
             self.link.resealed()
 
     def reload(self) -> None:
-        """Go to where the store is by the settings in force; if that is where it was, nothing is interrupted."""
+        """Connect to the store of the settings in force. If its address is unchanged, the session is not
+        interrupted."""
         try:
             address = address_of(self._hub.settings.shared)
-        except _UNREADABLE:  # a file that has changed since it was checked: the next session says so
+        except _UNREADABLE:  # a file that has changed since it was checked: the next session reports that
             return
         if self._address is not None and address != self._address:
             self.link.reopen()
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Session]:
-        """A session by the settings in force, with the contents of their files that were last accepted. Raises
+        """Open a session by the settings in force, with the contents of their files that were last accepted. Raises
         StoreFailed."""
-        # An extra: imported where there is something to share.
+        # An optional dependency: imported only if there is something to share.
         from router.sharing.clients import TlsFiles
         from router.sharing.store import opened
 
@@ -129,17 +132,18 @@ class RouterLink:
         async with opened(address, shared.name, shared.timeout_s, tls) as session:
             yield session
 
-    # -- what is said of it ------------------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `/admin/replicas` says of it."""
+        """Return the status for `/admin/replicas`."""
         link = self.link
         delay_ms = None if link.delay_s is None else round(link.delay_s * 1e3, 2)
         return {
             "router": self.name,
             "fleet": self._hub.settings.shared.name,
             "whole": link.whole,
-            "why": "" if link.whole else link.why,  # a session may fail, and another be open before anybody is alone
+            # a session may fail, and the next be open before the link counts as down
+            "why": "" if link.whole else link.why,
             "refused": link.refusal,
             "delay_ms": delay_ms,
             "routers": [{"name": name, "age_s": round(age_s, 3)} for name, age_s in link.peers()],
@@ -148,7 +152,7 @@ class RouterLink:
         }
 
     def figures(self) -> SharingFigures:
-        """What metrics say of it."""
+        """Return the figures for metrics."""
         link = self.link
         return SharingFigures(
             whole=link.whole,
@@ -162,12 +166,12 @@ class RouterLink:
 
 
 def _secrets(auth: AuthSettings) -> list[bytes]:
-    """The secrets that the settings give, the one in force first. Raises OSError and UnicodeDecodeError."""
+    """Return the configured secrets, the one in force first. Raises OSError and UnicodeDecodeError."""
     secret = secrets.read(auth.secret, auth.secret_file)
     before = secrets.read(auth.secret_before, auth.secret_before_file)
     return [each.encode() for each in (secret, before) if secret and each]
 
 
 def _secrets_of(keys: Keys | None) -> list[bytes]:
-    """The secret of a router whose settings give none."""
+    """Derive the secret from the API keys, if the settings have none."""
     return [secret_of_keys(keys.digests)] if keys is not None else []

@@ -1,7 +1,7 @@
-"""The file in which a router leaves what it knows: pieces, each with its length and a checksum.
+"""File in which a router saves its state: pieces, each with its length and a checksum.
 
-It is written beside its name and then renamed, so whoever reads it finds an old one or a new one, whole. Whatever else
-is found there is UnreadableState: a file that was cut off, damaged, made by another program or by another release.
+It is written under a temporary name and then renamed, so a reader finds an old file or a new one, always complete. Any
+other content raises UnreadableState: a file that was cut off, damaged, or made by another program or another release.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ from router.core.sharing.state import PIECE_BYTES_MAX
 MAGIC = b"warmroute state 1\n"
 NAME = MAGIC[:16]  # the same in all releases
 MODE = 0o600
-_WRITING = threading.Lock()  # a write that nobody waits for any more may still be going on
+_WRITING = threading.Lock()  # a cancelled write may still be running in its thread
 _HEAD = struct.Struct("!IQ")  # length of a piece, its xxh3-64
 
 
 def written(path: Path, pieces: Sequence[bytes]) -> int:
-    """Put the pieces there, in place of what was there. Returns the file's bytes. Raises OSError, and leaves what was
-    there."""
+    """Replace the file atomically and return its size in bytes. On OSError the old file is kept."""
     with _WRITING:
         return _written(path, path.with_name(f"{path.name}.new"), pieces)
 
 
 def _written(path: Path, temporary: Path, pieces: Sequence[bytes]) -> int:
-    temporary.unlink(missing_ok=True)  # a process may have ended in the middle of it
+    temporary.unlink(missing_ok=True)  # a process may have ended in the middle of a write
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, MODE)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -50,20 +49,20 @@ def _written(path: Path, temporary: Path, pieces: Sequence[bytes]) -> int:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    with suppress(OSError):  # some file systems cannot, and the file is there all the same
+    with suppress(OSError):  # some file systems cannot sync a folder, and the file exists anyway
         _sync(path.parent)
     return size
 
 
 def pieces_of(path: Path, bytes_max: int) -> list[bytes]:
-    """The pieces that are there. Raises FileNotFoundError, other OSErrors, and UnreadableState."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # nobody may write into a pipe of that name
+    """Read the pieces of the file. Raises FileNotFoundError, other OSErrors, and UnreadableState."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe of that name may have no writer
     with os.fdopen(descriptor, "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):
             raise UnreadableState("it is no file")
-        # The checksums have no key, so whoever can write the file decides what is believed. Write access of its group
-        # is taken: Kubernetes gives it to the `fsGroup` of the pod each time the volume is mounted.
+        # The checksums have no key, so any user that can write the file controls its content. Write access for its
+        # group is accepted: Kubernetes grants it to the `fsGroup` of the pod each time the volume is mounted.
         if about.st_uid not in (os.geteuid(), 0):
             raise UnreadableState(f"it belongs to user {about.st_uid}, not to the router's, {os.geteuid()}")
         if about.st_mode & stat.S_IWOTH:

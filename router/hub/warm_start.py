@@ -1,8 +1,8 @@
-"""A router that starts with what was known before: from its own file, or from a sibling.
+"""Start of a router with earlier knowledge: from its own file, or from a sibling.
 
-What was read is taken over replica by replica, as each is probed and proves to be the engine that it was
-(core/sharing/restoring.py), in the background and a little at a time; `holding` says whether `/readyz` had better wait
-for it. Whatever is wrong with what was read costs one line in the log, and the router starts cold.
+The state is restored replica by replica, when each is probed and proves to be the same engine as before
+(core/sharing/restoring.py). This runs in the background, in small steps. `holding` is True while `/readyz` should wait
+for it. Any error in the state costs one line in the log, and the router starts cold.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from router.telemetry.metrics.figures import StateFigures
 
 log = logging.getLogger(__name__)
 
-EVENTS_S = 1.0  # longest wait for a stream's word where something else says that the engine is the same
-LOOK_S = 0.02  # interval of the looks for replicas that may be taken over
+EVENTS_S = 1.0  # longest wait for the event stream, if other evidence already proves that the engine is the same
+LOOK_S = 0.02  # interval of the checks for replicas that may be restored
 WANT_S = 30.0  # time after the start in which siblings are asked
-WAIT_S = 60.0  # replicas that have not come, or proved to be the same, by then are given up
+WAIT_S = 60.0  # replicas that have not joined, or not proved to be the same, by then are given up
 CLOSE_S = 5.0  # longest time for the file at an orderly end
 REASONS_MAX = 8  # reasons in a line of the log
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A replica's part that is not taken over yet."""
+    """The part of one replica that is not restored yet."""
 
     part: StatePart
-    at_s: float  # time at which it was told, by the wall clock
+    at_s: float  # time at which it was captured, by the wall clock
 
 
 class WarmStart:
-    """What one hub knows from before, and leaves for after. `await load()` before replicas are looked for, then
-    `watch()`, and `await save()` at the end."""
+    """Restores the earlier state of one hub, and saves its state for a later process. `await load()` before replicas
+    are discovered, then `watch()`, and `await save()` at the end."""
 
     def __init__(
         self,
@@ -61,27 +61,27 @@ class WarmStart:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`name` tells people whose file it is."""
+        """`name` identifies the file's router to operators."""
         self._router, self._settings, self._name, self._clock, self._wall = router, settings, name, clock, wall
-        self.events: Subscriber | None = None  # set once there is one
+        self.events: Subscriber | None = None  # set once the subscriber exists
         self.handover = Handover(router.knowledge, self._told)
         self._waiting: dict[str, _Waiting] = {}
-        self._asked: dict[str, None] = {}  # replicas whose streams are to prove what another process knew
-        self._proved: set[str] = set()  # replicas whose streams have
-        self._disproved: dict[str, str] = {}  # replicas whose streams are of another engine: how that is known
+        self._asked: dict[str, None] = {}  # replicas that must prove the knowledge of another process by their streams
+        self._proved: set[str] = set()  # replicas that have proved it by their streams
+        self._disproved: dict[str, str] = {}  # replicas with the stream of another engine, and the evidence
         self._models: list[StateModels] = []
-        self._outcomes: dict[str, dict[str, Any]] = {}  # fate of each replica's part, for people
+        self._outcomes: dict[str, dict[str, Any]] = {}  # outcome of each replica's part, for operators
         self._began_s = clock()
-        self._taken_s = float("-inf")  # time at which what waits came
-        self._handed = False  # a sibling has handed over what it knows
-        self._expected = False  # more may come before this router had better serve
-        self._said = True  # whether what was taken over has its line in the log
+        self._taken_s = float("-inf")  # time at which the waiting parts arrived
+        self._handed = False  # a sibling has handed over its state
+        self._expected = False  # more may arrive before this router should serve
+        self._said = True  # True once the restored state has its line in the log
         self._restored: Counter[str] = Counter(estimate=0, events=0)  # blocks
         self._files: Counter[str] = Counter(ok=0, failed=0)
         self._bytes, self._failing = 0, ""
-        self._at_s: float | None = None  # time at which it was written last, by the wall clock
-        self.source = ""  # file or router whose state was taken
-        self.why = ""  # why nothing came from the file
+        self._at_s: float | None = None  # time of the last write, by the wall clock
+        self.source = ""  # file or router from which the state was taken
+        self.why = ""  # reason why the file was not used
         self.longest_s = 0.0  # longest work without a break, so far
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ class WarmStart:
             log.warning("the state of before is not taken", extra={"event": "state_ignored", "fields": fields})
 
     async def parsed(self, pieces: Iterable[bytes]) -> StateParts:
-        """The parts of a state, whole and young enough. Raises UnreadableState."""
+        """Decode the parts of a state, which must be complete and young enough. Raises UnreadableState."""
         parts, pace = StateParts(), LongWork()
         for piece in pieces:
             parts.take(decoded(piece))
@@ -118,7 +118,7 @@ class WarmStart:
         return parts
 
     def take(self, parts: StateParts, source: str) -> None:
-        """Take these parts over as their replicas are seen. Later parts replace those that still wait."""
+        """Restore these parts as their replicas join. Later parts replace those that still wait."""
         origin = parts.origin
         if origin is None:
             return
@@ -135,11 +135,11 @@ class WarmStart:
             self._disproved.pop(id_, None)
             self._waiting[id_] = _Waiting(part, origin.at_s)
 
-    # -- taking over -------------------------------------------------------------------------------------------------
+    # -- restoring ---------------------------------------------------------------------------------------------------
 
     @property
     def holding(self) -> bool:
-        """Whether a router that has just started had better not serve yet."""
+        """True if a router that has just started should not serve yet."""
         if self._clock() - self._began_s >= self._settings.ready_within_s:
             return False
         there = self._router.member
@@ -149,19 +149,19 @@ class WarmStart:
 
     @property
     def wants(self) -> bool:
-        """Whether this router has just started, and no sibling has handed over what it knows."""
+        """True if this router has just started, and no sibling has handed over its state."""
         return not self._handed and self._clock() - self._began_s < WANT_S
 
     def expect(self, *, more: bool) -> None:
-        """Whether a sibling's word is still to come."""
+        """Set if the state of a sibling may still arrive."""
         self._expected = more
 
     def pieces(self) -> AsyncGenerator[bytes, None]:
-        """All that this router knows."""
+        """Encode all knowledge of this router."""
         return self._pieces(LongWork())
 
     async def handed(self, pieces: list[bytes], router: str) -> bool:
-        """Take what another router has handed over; returns whether it can be read."""
+        """Restore the state that another router has handed over. Returns True if it can be read."""
         try:
             parts = await self.parsed(pieces)
         except UnreadableState as error:
@@ -173,7 +173,7 @@ class WarmStart:
         return True
 
     async def watch(self) -> None:
-        """Take over what may be, until cancelled; and write the file every so often."""
+        """Restore parts as their replicas prove the same, until cancelled. Also write the file every `every_s`."""
         write_s = self._clock() + self._settings.every_s
         while True:
             await asyncio.sleep(LOOK_S if self._waiting or self._asked or not self._said else 4 * LOOK_S)
@@ -186,7 +186,7 @@ class WarmStart:
                 write_s = self._clock() + self._settings.every_s
 
     async def _look(self) -> None:
-        """Look at each replica that waits."""
+        """Check each replica that waits."""
         waited_s = self._clock() - self._taken_s
         if waited_s >= WAIT_S:
             self._give_up()
@@ -226,7 +226,7 @@ class WarmStart:
         self._outcome(id_)["estimate_blocks"] += blocks
 
     def _told(self, id_: str, blocks: int, why: str) -> None:
-        """What became of the blocks that events had told another process of."""
+        """Record the outcome for the blocks that another process had learned from events."""
         self._asked.pop(id_, None)
         outcome = self._outcome(id_)
         if blocks:
@@ -256,7 +256,7 @@ class WarmStart:
         self._waiting.clear()
 
     def _say(self) -> None:
-        """One line of what was taken over."""
+        """Log one line about the restored state."""
         self._said, self._models = True, []
         self._proved.clear()
         self._disproved.clear()
@@ -275,7 +275,7 @@ class WarmStart:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     async def save(self) -> None:
-        """Write the file, if one is set. A failure is said once, and the file that was there stays."""
+        """Write the file, if one is set. A failure is logged once, and the old file is kept."""
         if not self._settings.file:
             return
         pace = LongWork()
@@ -307,10 +307,10 @@ class WarmStart:
             async with asyncio.timeout(CLOSE_S):
                 await self.save()
 
-    # -- what is said of it ------------------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------------------------
 
     def _counts(self) -> dict[str, int]:
-        # Of a replica that held nothing there is nothing to take over, and nothing that speaks against it.
+        # A replica with no cached blocks has nothing to restore, and no evidence against it: it counts as restored.
         restored = sum(
             bool(each["estimate_blocks"] or each["events_blocks"]) or not (each["why"] or each["events_why"])
             for each in self._outcomes.values()
@@ -319,7 +319,7 @@ class WarmStart:
         return {"restored": restored, "refused": len(self._outcomes) - restored, "waiting": waiting}
 
     def status(self) -> dict[str, Any]:
-        """What `/admin/index` says of it, under `state`."""
+        """Return the status for `/admin/index`, under `state`."""
         age_s = None if self._at_s is None else round(self._wall() - self._at_s, 3)
         return {
             "file": self._settings.file,
@@ -334,6 +334,6 @@ class WarmStart:
         }
 
     def figures(self) -> StateFigures:
-        """What metrics say of it."""
+        """Return the figures for metrics."""
         age_s = None if self._at_s is None else self._wall() - self._at_s
         return StateFigures(self._restored, self._counts(), self._files, self._bytes, age_s)
