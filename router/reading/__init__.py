@@ -1,18 +1,18 @@
-"""What a request says, read before anything is decided: whose it is, what it asks, and what becomes of its body.
+"""Request parsing, before any decision: the caller, the prompt, and the body for the engine.
 
-Every face reads here (edge/, gateway/), so that keys, rates, isolation, repairs and the observatory are the same by
-whichever way a request comes. Nothing here knows how a request came, or how its answer goes back.
+Both frontends (edge/, gateway/) use this package. So keys, rates, isolation, repairs and the observatory are the same
+for each way into the router. No module here depends on how a request arrived, or on how its answer is returned.
 
-desk          the parts that the faces of one process share, and their settings
-paths         what is for engines, and what is not
-callers       whose request it is; kinship is whose conversation
+desk          the parts that the frontends of one process share, and their settings
+paths         paths for engines, and all others
+callers       caller of a request; kinship is the identity of its conversation
 charge        a request is taken from its tenant's rate before its body is read
-deadlines     by when a client wants its first token
-reader        what a client asks; body parses and hashes, in turns if it is long; question is what comes of it
-continuing    whether a stream that breaks may go on elsewhere
+deadlines     deadline of a client for its first token
+reader        parses requests; body parses and hashes, in turns if it is long; question is the result
+continuing    decides on stream failover
 forwarding    header lines for engines
-observer      what earlier prompts' texts say of a prompt
-placing       a lease, or a refusal in words for the client
-answering     answers of our own: ids, errors, pages
-used          tokens of an answer whose engine does not count them
+observer      compares a prompt with the texts of earlier prompts
+placing       a lease, or a refusal with a message for the client
+answering     answers of the router itself: ids, errors, pages
+used          tokens of an answer if its engine does not count them
 """

@@ -1,8 +1,8 @@
-"""Answers of our own: ids of requests, errors in the client's dialect, pages that fit their caller, and what a client
-is told of a conversation whose history has changed.
+"""Answers of the router itself: ids of requests, errors in the client's dialect, pages filtered for their caller, and
+reports of a conversation with a changed history.
 
-A changed history is told in a warning header or in a refusal's message. Names in a path are the client's own words, so
-a header has them escaped. The message quotes text only if excerpts are wanted.
+A changed history is reported in a warning header or in a refusal's message. Names in a path come from the client, so
+they are escaped in a header. The message quotes text only if excerpts are enabled.
 """
 
 from __future__ import annotations
@@ -26,40 +26,41 @@ from router.settings.keys import Caller
 from router.telemetry.record import CAUSE, RequestRecord
 
 RETRY_AFTER_S = 2
-DRAINED = "drained"  # the ending of an answer that was cut because the router stops
-CLIENT_LEFT_STATUS = 499  # nginx's code for a client that left; it stands in metrics and logs only
+DRAINED = "drained"  # ending of an answer that was cut because the router stops
+CLIENT_LEFT_STATUS = 499  # nginx's code for a client that left; used in metrics and logs only
 WAITED_MIN_S = 0.0005  # shorter waits are left out of the receipt
-# Endings after which the prompt was computed. After any other, nobody knows whether a token of it was.
+# Endings after which the prompt was certainly computed. After any other ending this is unknown.
 COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)
 ID_CHARS_MAX = 128
 ID_BYTES = 16
-# Characters of a client's own id that its engine is shown, and of the random end that is put behind them.
+# Lengths of the two parts of an id for an engine: characters of the client's own id, then random characters.
 ENGINE_WORDS_CHARS_MAX, ENGINE_RANDOM_CHARS = 64, 16
 IDS_AT_ONCE = 64
 DETAIL_CHARS_MAX = 300
 HISTORY_CHANGED = "history_changed"
-ID_WITHIN_BYTES = 64 << 10  # first bytes of an answer, in which the id of a stored response is looked for
+ID_WITHIN_BYTES = 64 << 10  # the id of a stored response is searched within the first bytes of an answer
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 _PATH_CHARS_MAX = 200
 _ODD = re.compile(r"[^A-Za-z0-9.-]+")
-_PLAIN = "[].$/:,;=@+!*()'"  # characters of a path that a header shows as they are, besides letters, digits and _.-~
+# characters of a path that a header shows unescaped, in addition to letters, digits and _.-~
+_PLAIN = "[].$/:,;=@+!*()'"
 
 
 def change_of(sighting: Sighting | None) -> Difference | None:
-    """The first difference from what the conversation had said. None where nothing was changed, or nothing is known. A
-    difference from other conversations of the same template is no change of history."""
+    """Return the first difference from the conversation's earlier prompts. None if the history is unchanged or unknown.
+    A difference from other conversations of the same template is no change of history."""
     return sighting.difference if sighting is not None and not sighting.appended else None
 
 
 def change_header(found: Difference) -> str:
-    """A change as a header's value: printable ASCII, `name=value` with no spaces in the values."""
+    """Format a change as a header's value: printable ASCII, `name=value` with no spaces in the values."""
     path = quote(found.path[:_PATH_CHARS_MAX], safe=_PLAIN, errors="replace")
     return f"message={found.message} path={path} at_bytes={found.at_bytes} change={found.change}"
 
 
 def change_message(found: Difference) -> str:
-    """A change in words for the client. What stood there is quoted where excerpts are wanted: it is the client's own,
-    since no prompt of a tenant is compared with another tenant's."""
+    """Format a change as a message for the client. The earlier text is quoted if excerpts are enabled. It is the
+    client's own, because no prompt of a tenant is compared with another tenant's."""
     place = f"message {found.message} ({found.role})" if found.message >= 0 else "what stands before its messages"
     said = f"This conversation may only be appended to, and {place} is not what it was: {found.change} at "
     said += f"{found.path[:_PATH_CHARS_MAX]}, byte {found.at_bytes}."
@@ -69,12 +70,12 @@ def change_message(found: Difference) -> str:
 
 
 def route_of(path: str) -> str:
-    """The label of a path: response ids are left out."""
+    """Return the metrics label of a path, without response ids."""
     return RESPONSES + "/{id}" if path.startswith(STORED) else path
 
 
 def note(question: Question, record: RequestRecord) -> None:
-    """Record what is known of a request before it is placed."""
+    """Copy a request's attributes to its record, before it is placed."""
     wanted = question.wanted
     record.model, record.sighting = wanted.model or "", wanted.sighting
     record.stream = wanted.ask.stream or question.form_streams
@@ -88,13 +89,13 @@ def note(question: Question, record: RequestRecord) -> None:
 
 
 def may_not_hear(caller: Caller, record: RequestRecord) -> bool:
-    """Whether the client may not hear that another identity has the prompt."""
+    """True if the client must not learn that another identity has the prompt."""
     tenant, sighting = caller.tenant, record.sighting
     return (tenant is not None and tenant.isolated) or (sighting is not None and sighting.apart)
 
 
 def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> str:
-    """Header lines, each with its CRLF, that tell a client where its request went and why."""
+    """Return receipt headers: lines, each with its CRLF, that report the replica of a request and the reason for it."""
     told = ""
     if receipt.miss is not None and receipt.miss.misses:
         told = f"x-warmroute-miss: {receipt.miss.header(isolated=isolated)}\r\n"
@@ -123,9 +124,9 @@ def receipt_text(receipt: Receipt, record: RequestRecord, *, isolated: bool) -> 
 def final_receipt(
     dialect: Dialect, receipt: Receipt, record: RequestRecord, *, isolated: bool
 ) -> Callable[[bytes], bytes]:
-    """A function that makes the comment behind a stream, of the stream's tail: the receipt with the engine's own
-    counts, which headers are sent too early to know. A comment is a line of an event stream that begins with a colon,
-    and that clients pass over (WHATWG HTML 9.2.6)."""
+    """Return a function that makes the final receipt from the last bytes of a stream. The final receipt is a comment at
+    the end of the stream, with the engine's own counts, which headers are sent too early to have. A comment is a line
+    of an event stream that begins with a colon. Clients ignore it (WHATWG HTML 9.2.6)."""
 
     def comment(tail: bytes) -> bytes:
         usage = dialect.stream_usage(tail)
@@ -154,14 +155,14 @@ def final_receipt(
 
 
 def made_response(head: bytes) -> str | None:
-    """The id of a stored response, from the beginning of an answer; None where there is none."""
+    """Find the id of a stored response in the beginning of an answer; None if it has no such id."""
     found = _RESPONSE_ID.search(head, 0, ID_WITHIN_BYTES)
     return found[1].decode() if found else None
 
 
 def none_ready(standing: str) -> Refusal:
-    """The refusal of a request that no replica can take now; `standing` says how many are ready, and why others are
-    not."""
+    """Return the refusal of a request that no replica can take now. `standing` gives the number of ready replicas, and
+    the reasons why others are not ready."""
     message = "No replica is ready to take this request; try again after the seconds of Retry-After."
     return Refusal(503, "no_replica_ready", message, cause=standing)
 
@@ -169,8 +170,8 @@ def none_ready(standing: str) -> Refusal:
 def refuse(
     request: Request, record: RequestRecord, refusal: Refusal, dialect: Dialect, *, tells_cause: bool = False
 ) -> None:
-    """Answer with an error in the words of the dialect, and record it. The record has the cause of a failure behind the
-    router; the client is told it only where `tells_cause`, since it may name replicas."""
+    """Answer with an error in the dialect, and record it. The record has the cause of a failure behind the router. The
+    client gets the cause only with `tells_cause`, because it may name replicas."""
     record.status, record.ending = refusal.status, "refused"
     message = str(refusal)
     caused = f"{message}{CAUSE}{refusal.cause}." if refusal.cause else message
@@ -180,7 +181,7 @@ def refuse(
     lines = [date_line(), b"content-type: application/json\r\n", f"x-warmroute-request-id: {record.id}\r\n".encode()]
     if refusal.status == 401:
         lines.append(b"WWW-Authenticate: Bearer\r\n")  # RFC 9110 section 11.6.1
-    if refusal.code == HISTORY_CHANGED:  # official clients send a request again that got any other 409
+    if refusal.code == HISTORY_CHANGED:  # official clients retry after any other 409
         lines.append(b"x-should-retry: false\r\n")
     if refusal.status == 415:
         lines.append(b"Accept-Encoding: identity\r\n")  # RFC 9110 section 12.5.3
@@ -191,7 +192,7 @@ def refuse(
 
 
 def request_id(request: Request) -> str:
-    """The client's own id if it is short and printable; otherwise a new one."""
+    """Return the client's own id if it is short and printable; otherwise a new one."""
     given = request.header(b"x-request-id")
     if 0 < len(given) <= ID_CHARS_MAX and given.isascii() and given.isprintable():
         return given
@@ -199,18 +200,18 @@ def request_id(request: Request) -> str:
 
 
 def engine_id(request: Request, id_: str) -> str:
-    """The id under which an engine gets a tenant's request: the client's own words, so that they are found in the
-    engine's log, and behind them what nobody can guess. So no request has the id of another that is under way, which
-    engines refuse, and older ones do not survive. Of the words only letters, digits, dots and hyphens are left, since
-    connectors of vLLM's read addresses out of ids."""
+    """Return the id under which an engine gets a tenant's request: the client's id, so that it can be found in the
+    engine's log, and then random characters. So no request has the id of another active request. Engines refuse such
+    duplicates, and older ones crash on them. Of the client's id only letters, digits, dots and hyphens are kept,
+    because vLLM's connectors parse addresses from ids."""
     if b"x-request-id" not in request.fields:  # the id is one of ours
         return id_
     return f"{_ODD.sub('-', id_[:ENGINE_WORDS_CHARS_MAX])}-{next(_ids)[:ENGINE_RANDOM_CHARS]}"
 
 
 def _new_ids() -> Iterator[str]:
-    """Random ids. They must not be guessed, since engines refuse an id that is under way. One system call gives the
-    bytes of many ids."""
+    """Yield random ids. They must be unguessable, because engines refuse an id that is active already. One system call
+    gives the bytes of many ids."""
     while True:
         random = os.urandom(ID_BYTES * IDS_AT_ONCE).hex()
         for start in range(0, len(random), 2 * ID_BYTES):
@@ -221,7 +222,8 @@ _ids = _new_ids()
 
 
 def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
-    """A page at or below /v1/models for a caller who may use some models only: the others do not exist."""
+    """Filter a page at or below /v1/models for a caller that may use some models only. The others appear not to
+    exist."""
     if path != MODELS:
         name = path.removeprefix(MODELS + "/")
         return page if allows(name) else no_model_page(name)
@@ -232,8 +234,8 @@ def filtered(page: Page, path: str, allows: Callable[[str], bool]) -> Page:
 
 
 def owner_of(caller: Caller, *, receipts: bool) -> RequestOwner:
-    """The caller as whoever may read of their own requests as much as answers to them tell; `receipts` says whether any
-    answer does."""
+    """Return the caller as the owner of its requests. The owner may read as much about them as answers report;
+    `receipts` is True if any answer has a receipt."""
     tenant = caller.tenant
     if tenant is None:
         return RequestOwner(None, receipts, isolated=False)

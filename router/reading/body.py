@@ -1,9 +1,9 @@
-"""The bodies of requests: what is read of one before placing, and what is changed in it.
+"""Request bodies: parsing before placement, and changes to the body.
 
-Every function is pure but for the memories in its `Reading`, so it runs on the event loop for a short body and in a
-thread for a long one. A long body's steps hold the interpreter for milliseconds each, and the event loop, which lets go
-of the interpreter between any two sockets, would get to one socket in between. So behind each step of a very long body
-the thread rests, and the loop gets to all sockets.
+Every function is pure, except for the memories in its `Reading`. So it runs on the event loop for a short body and in a
+thread for a long one. Each step for a long body holds the interpreter for milliseconds. The event loop releases the
+interpreter between any two sockets, so it would serve only one socket between two steps. Therefore the thread sleeps
+after each step of a very long body, and the loop can serve all sockets.
 """
 
 from __future__ import annotations
@@ -36,52 +36,53 @@ from router.placer import Placer
 from router.reading.question import RESPONSES
 from router.settings.keys import OFF, Tenant
 
-# Behind each step a thread rests for two milliseconds per MiB of the body beyond the first.
+# After each step a thread sleeps for two milliseconds per MiB of the body beyond the first.
 REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
 
-# A long body is read on the event loop if so little of it is new, and it is no longer than that: half a millisecond.
+# A long body is parsed on the event loop if its new part and its total size are within these limits: half a
+# millisecond.
 HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 
-# A path of vLLM's for SageMaker, on which this header counts more than the body's model.
+# vLLM's path for SageMaker, on which this header overrides the body's model.
 INVOCATIONS, ADAPTER = "/invocations", b"x-amzn-sagemaker-adapter-identifier"
 
 _JSON = re.compile(rb"[ \t\r\n]*[\[{]")  # the beginning of an object or an array
-_AROUND_JSON = b" \t\r\n\v\f" + BYTE_ORDER_MARK  # some parsers of JSON skip it
+_AROUND_JSON = b" \t\r\n\v\f" + BYTE_ORDER_MARK  # some JSON parsers skip these bytes
 _MULTIPART, _URL_FORM = b"multipart/", b"application/x-www-form-urlencoded"
 
 _T = TypeVar("_T")
 
 
 class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
-    """How one body is read, for whom, and where: `seen` and `repairs` are memories of the thread that reads it."""
+    """Parameters for one body. `seen` and `repairs` are memories of the thread that parses it."""
 
-    dialect: Dialect | None  # None for a path whose prompts the index does not read
+    dialect: Dialect | None  # None for a path with prompts that the index does not read
     tenant: Tenant | None
     model_required: bool  # the request is for one model, named or the only one
-    model_certain: bool  # nobody may read another model in a form: its tenant may not use all
+    model_certain: bool  # a form must name its model unambiguously: its tenant may not use all models
     repairs_wanted: tuple[str, ...]
     append_only: str
-    keep: bool  # the decoded body must be kept: the template's input is made of it
+    keep: bool  # the decoded body must be kept, because the template's input is made of it
     depth_max: int
     parts_max: int
     values_max: int
-    salt: Callable[[bytes], bytes] | None  # makes an isolated tenant's cache salt from the caller's salt
+    salt: Callable[[bytes], bytes] | None  # derives an isolated tenant's cache salt from the caller's salt
     placer: Placer
     seen: Seen
     repairs: Repairs
-    thread: Executor | None  # thread that reads; None: the event loop's thread
-    lock: Lock  # held by whoever uses the memories of that thread
-    here: bool = False  # little of the body is new: it is read on the event loop, if the thread is idle
-    relayed: bool = True  # the answer comes by here
-    ttft_ms: float | None = None  # time within which the first token is wanted; None: any
+    thread: Executor | None  # thread that parses; None: the event loop's thread
+    lock: Lock  # must be held to use the memories of that thread
+    here: bool = False  # only a small part of the body is new: it is parsed on the event loop, if the thread is idle
+    relayed: bool = True  # the answer passes through the router
+    ttft_ms: float | None = None  # time limit for the first token; None: no limit
     due_s: float | None = None  # the same as a time of time.monotonic()
-    passes_unread: bool = False  # a body that cannot be read goes on as it is: nothing in it has to be looked at
+    passes_unread: bool = False  # an unreadable body is forwarded unchanged: no check of it is required
     opaque: bool = False  # only an engine can read the body
-    mark: bytes = b""  # the byte order mark with which the body came; it is read without
-    form_streams: bool = False  # the body is a form that asks for a stream
+    mark: bytes = b""  # byte order mark of the body; it is removed before parsing
+    form_streams: bool = False  # the body is a form that requests a stream
 
     async def run(self, work: Callable[..., _T], *arguments: object) -> _T:
-        """Call a function of this file here, or in the thread of long bodies."""
+        """Call a function of this file on the event loop, or in the thread of long bodies."""
         if self.thread is None:
             return work(*arguments)
         if self.here and self.lock.acquire(blocking=False):
@@ -92,11 +93,11 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
         return await asyncio.get_running_loop().run_in_executor(self.thread, partial(self._alone, work, *arguments))
 
     def _alone(self, work: Callable[..., _T], *arguments: object) -> _T:
-        with self.lock:  # a request that was cancelled leaves the thread at work, and gives up its turn
+        with self.lock:  # the thread still works for a request that was cancelled and has given up its turn
             return work(*arguments)
 
     def shorten(self, request: Request) -> None:
-        """Read a long body here if nearly all of it was read with an earlier one."""
+        """Parse a long body on the event loop if nearly all of it was read with an earlier one."""
         dialect = self.dialect
         name = dialect.seen_as[self.keep] if dialect is not None else b""
         if not name or request.body_bytes > HERE_BYTES_MAX or not self.lock.acquire(blocking=False):
@@ -110,31 +111,31 @@ class Reading(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
 
     @property
     def told(self) -> str:
-        """The tenant that may hear what its prompt was compared with, and is compared with its own alone; "" where
-        nobody hears of it, or where prompts are told apart by their salt."""
+        """Tenant that may see the result of the prompt comparison; its prompts are compared only with its own. "" if
+        the result is not reported, or if prompts are separated by their salt."""
         tenant = self.tenant
         if tenant is None or tenant.isolated or not (tenant.receipts or self.append_only != OFF):
             return ""
         return tenant.name
 
     def rest(self, body_bytes: int) -> None:
-        """Give the event loop a turn, unless this runs on it."""
+        """Yield the interpreter to the event loop, unless this runs on it."""
         if self.thread is not None and not self.here:
             time.sleep(max(0, body_bytes - REST_BYTES_MIN) / REST_BYTES_PER_S)
 
 
 class Parsed(Struct, eq=False):
-    """What is read of a body."""
+    """Result of parsing a body."""
 
     ask: Ask
-    chain: Chain | None  # None where the prompt is unknown, or cannot be hashed before its model is resolved
+    chain: Chain | None  # None if the prompt is unknown, or cannot be hashed before its model is resolved
 
 
 def parse(request: Request, how: Reading) -> Parsed:
-    """Everything that is read of a body before placing: parsed, and hashed for the model that it names. Raises BadBody.
+    """Parse a body and hash its prompt for the model that it names. Raises BadBody.
 
-    A prompt is hashed later where the body names no model, or where its tools may not all be called: engines of that
-    model may leave those out. A body that only engines can read has no dialect from then on.
+    A prompt is hashed later if the body names no model, or if some of its tools may not be called: engines of that
+    model may omit those. For a body that only engines can read, `dialect` becomes None.
     """
     if how.opaque:
         how.dialect = None
@@ -175,16 +176,16 @@ def _parse(request: Request, how: Reading) -> Parsed:
 
 
 def hashed_with_fewer_tools(ask: Ask, known_as: str) -> Chain | None:
-    """The keys of a parsed prompt on engines that leave out tools that may not be called. As `chain_of`, it must be
-    called in the thread that parsed the prompt (core/prompts/beginnings.py)."""
+    """Return the keys of a parsed prompt on engines that omit tools which may not be called. As with `chain_of`, it
+    must be called in the thread that parsed the prompt (core/prompts/beginnings.py)."""
     if ask.prompt is not None:
         ask.prompt = with_fewer_tools(ask.prompt)
     return chain_of(ask, known_as)
 
 
 def may_need_repair(path: str, ask: Ask) -> bool:
-    """Whether a prompt begins with tools, or is not understood. To look for tools in the body would take longer; but a
-    prompt of `/v1/responses` does not show all tools that there are."""
+    """True if a prompt begins with tools, or is not understood. To search the body for tools would take longer. But a
+    prompt of `/v1/responses` does not contain all tools of its body, so it always counts."""
     if path not in REPAIRED_PATHS or path == RESPONSES or ask.prompt is None:
         return path in REPAIRED_PATHS
     head = ask.prompt.text if ask.prompt.joint is None else ask.prompt.joint.head
@@ -192,7 +193,7 @@ def may_need_repair(path: str, ask: Ask) -> bool:
 
 
 def repair(request: Request, how: Reading) -> tuple[str, ...]:
-    """Put the body's tools right. Returns which of the wanted repairs it needed; with any, it must be parsed anew."""
+    """Repair the body's tools. Returns the wanted repairs that it needed; with any, it must be parsed anew."""
     body, tenant = request.body, how.tenant
     how.rest(request.body_bytes)
     whose = tenant.name if tenant is not None and tenant.isolated else ""
@@ -204,14 +205,14 @@ def repair(request: Request, how: Reading) -> tuple[str, ...]:
 
 
 def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
-    """The body as its tenant may send it: where it names an id of its request, it gets this one. Raises Refusal for an
-    adapter that the tenant may not use, and for a form with what tenants share."""
+    """Return the body as its tenant may send it. If it names an id of its request, the id is replaced with this one.
+    Raises Refusal for an adapter that the tenant may not use, and for a form with fields that tenants share."""
     path, body = request.path, request.body
     if path in PATHS or not _form_of(request):
         found = tenancy.named(body)
         if tenant.models is not None and not all(map(tenant.allows, tenancy.adapters(found))):
             raise not_allowed()
-        # Engines store a response under its id: who names another's would have it stored over that.
+        # Engines store a response under its id: with another response's id, a request would overwrite that one.
         body = tenancy.without_shared(body, found, f"resp_{secrets.token_hex(16)}" if path == RESPONSES else id_)
     else:
         _check_form(request)
@@ -221,7 +222,8 @@ def owned(request: Request, ask: Ask, tenant: Tenant, id_: str) -> bytes:
 
 
 def untransferred(request: Request) -> bytes:
-    """The body without what it says of transfers between engines. Raises Refusal for a form that says something."""
+    """Return the body without parameters for transfers between engines. Raises Refusal for a form with such
+    parameters."""
     path, body = request.path, request.body
     if path in PATHS or not _form_of(request):
         return tenancy.without_transfers(body)
@@ -230,7 +232,7 @@ def untransferred(request: Request) -> bytes:
 
 
 def _check_form(request: Request) -> None:
-    """Raises Refusal for a form with fields for engines alone, or whose fields could be read in two ways."""
+    """Raises Refusal for a form with fields for engines alone, or with fields that have two possible readings."""
     content_type, body = request.fields[b"content-type"], request.body
     try:
         is_multipart = _form_of(request) == _MULTIPART
@@ -241,14 +243,19 @@ def _check_form(request: Request) -> None:
 
 
 def not_allowed() -> Refusal:
-    """The answer to a request for a model that its API key is not for."""
+    """Return the refusal of a request for a model that its API key does not allow."""
     return Refusal(403, "model_not_allowed", "This API key is not for that model.", "model")
 
 
 def _check_shape(body: bytes, how: Reading, place: Place | None = None) -> None:
-    """Raises BadBody for JSON of so many parts or values that decoding it would take many times its size in memory, and
-    hold the event loop; and for JSON so deep that it could end an engine's process, also in fields that are only passed
-    on. What was read before, up to a `place`, was checked then."""
+    """Check the shape of JSON. Raises BadBody in two cases:
+
+    - The number of parts or values is too high. Decoding them would take many times the body's size in memory, and
+      block the event loop.
+    - It is so deep that it could crash an engine's process. This holds also for fields that are only forwarded.
+
+    The part that was read before, up to a `place`, was checked then.
+    """
     known = place is not None and place.has_at_most(how.parts_max, how.values_max)
     read = place.rest if known and place is not None else body
     found = excess(read, how.depth_max, how.parts_max, how.values_max)
@@ -264,8 +271,8 @@ def _check_shape(body: bytes, how: Reading, place: Place | None = None) -> None:
 
 
 def _unread(request: Request, how: Reading, code: str) -> Ask | None:
-    """What is known of a body that cannot be read for this reason; None where no engine could read it either. Raises
-    BadBody."""
+    """Return the known attributes of a body that cannot be read for the reason in `code`; None if no engine could read
+    it either. Raises BadBody."""
     content_type = request.fields.get(b"content-type", b"").lower()
     text = as_utf8(request.body)
     if text is None or _JSON.match(text) is None:
@@ -278,8 +285,8 @@ def _unread(request: Request, how: Reading, code: str) -> Ask | None:
 
 
 def _form_of(request: Request) -> bytes:
-    """_MULTIPART or _URL_FORM if the body is such a form, else b"". Content that begins as JSON does is JSON, whatever
-    its type: engines may read it so, and curl says of any body that it is a form."""
+    """Return _MULTIPART or _URL_FORM if the body is such a form, else b"". Content that begins like JSON is JSON,
+    whatever its type: engines may parse it as JSON, and curl labels any body as a form."""
     content_type = request.fields.get(b"content-type", b"").lower()
     for form in (_MULTIPART, _URL_FORM):
         if content_type.startswith(form):
@@ -288,7 +295,8 @@ def _form_of(request: Request) -> bytes:
 
 
 def _parse_other(request: Request, how: Reading) -> Ask:
-    """The model, and what keeps a request with a replica, for a path whose prompts are not read. Raises BadBody."""
+    """Return the model, and the attributes that bind a request to a replica, for a path with prompts that are not read.
+    Raises BadBody."""
     form = _form_of(request)
     if form == _MULTIPART:
         content_type = request.fields[b"content-type"]

@@ -1,14 +1,14 @@
-"""Whose request it is, decided before its body is looked at.
+"""Authentication: the caller of a request, determined before its body is read.
 
-Where the router has a keys file, every path needs a key but `/healthz`, `/readyz` and its aliases, which load balancers
-ask, and `/metrics`, which needs the admin's token. A key comes as `Authorization: Bearer` (OpenAI's clients) or
-`x-api-key` (Anthropic's). Two of ours that differ are nobody's: some other program before us may have looked at only
-one of them. A key of another service beside one of ours says nothing.
+With a keys file, every path needs a key, with two exceptions. `/healthz`, `/readyz` and its aliases are open, because
+load balancers probe them. `/metrics` needs the admin's token. A key comes as `Authorization: Bearer` (OpenAI's clients)
+or `x-api-key` (Anthropic's). Two different keys of this router are refused: another program before the router may have
+checked only one of them. A key of another service next to a key of this router is ignored.
 
-A body that does not come with its head is not read before its key is known; whom the key belongs to is then remembered
-until the body is there, unless the keys are replaced meanwhile.
+If a body does not arrive with its head, it is not read before its key is known. The caller is then kept until the body
+is complete, unless the keys are replaced in the meantime.
 
-Without a keys file a request may say whose it is and how urgent, and nobody checks what it says.
+Without a keys file a request may name its tenant and its priority, and these are not verified.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ METRICS = "/metrics"
 
 
 class Callers:
-    """Tells callers by their keys. Keys and the admin's token may be replaced at any time, each as a whole."""
+    """Identifies callers by their keys. Keys and the admin's token may be replaced at any time, each as one object."""
 
     def __init__(self, keys: Keys | None, admin_token: str) -> None:
-        """`keys` None: no caller needs a key. With neither keys nor a token everybody may read the metrics."""
+        """With `keys` None, no caller needs a key. With neither keys nor a token the metrics are open to all."""
         self.keys = keys
         self.admin_token = admin_token
 
     def who(self, request: Request) -> Caller:
-        """The caller of a request. Raises Refusal."""
+        """Return the caller of a request. Raises Refusal."""
         met = request.met
         if met is not None and isinstance(met, Met) and met.keys is self.keys:
             return met.caller
@@ -52,9 +52,9 @@ class Callers:
         return Caller(tenant.name, max(tenant.priority, wished), tenant)  # the higher number is the lower priority
 
     def _tenant(self, keys: Keys, request: Request) -> Tenant:
-        """Whose key a request shows. Raises Refusal."""
+        """Return the tenant of a request's key. Raises Refusal."""
         shown = {key for low, _, value in request.lines if low in CREDENTIALS and (key := _shown(low, value))}
-        if len(shown) > 1:  # a key of another service may come along, such as that of a client's own account
+        if len(shown) > 1:  # a key of another service may be present, such as that of a client's own account
             shown = {key for key in shown if key.startswith(PREFIX.encode()) or keys.find(key) is not None}
         if len(shown) > 1:
             message = "The request shows API keys that differ, in Authorization and x-api-key; send one."
@@ -65,7 +65,7 @@ class Callers:
         return tenant
 
     def meet(self, request: Request) -> Caller:
-        """`who`, remembered for the same request."""
+        """Return the result of `who`, cached for the same request."""
         caller = self.who(request)
         if self.keys is not None and caller.tenant is not None and not isinstance(request.met, Met):
             request.met = Met(self.keys, caller)
@@ -73,7 +73,7 @@ class Callers:
 
 
 def _shown(low: bytes, value: bytes) -> bytes:
-    """The key of a header; b"" for other schemes than Bearer."""
+    """Return the key in a header; b"" for other schemes than Bearer."""
     if low == b"x-api-key":
         return value.strip()
     scheme, _, key = value.partition(b" ")

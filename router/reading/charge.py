@@ -1,5 +1,5 @@
-"""A request is taken from its tenant's rate before its body is read: as soon as its head has come, where the body comes
-behind it, or before it is parsed. Whoever is over the rate sends no more of the body, and nothing of it is parsed."""
+"""Charge of a request to its tenant's rate, before its body is parsed. If the body arrives after the head, the charge
+is made at the head. A client over its rate then sends no further part of the body."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from router.settings.keys import Caller, Keys
 
 
 class Met(Struct, eq=False):
-    """Whom a request's key belonged to in this table of keys, and whether it was taken from the tenant's rate."""
+    """Caller of a request in this table of keys, and the state of its charge."""
 
     keys: Keys
     caller: Caller
-    looked: bool = False  # the tenant's rate had room for the request
-    taken: bool = False  # and the request was taken from it for good
+    looked: bool = False  # the tenant's rate allowed the request
+    taken: bool = False  # the charge of the request is final
 
 
 def charge(placer: Placer, request: Request, caller: Caller) -> bool:
-    """Whether a request was taken from its tenant's rate for good; if not, it is taken when it is placed. The rate is
-    asked once for each request. Raises Refusal where it is used up."""
+    """Charge a request to its tenant's rate. Returns True if the charge is final; if not, the request is charged when
+    it is placed. The rate is checked once for each request. Raises Refusal if the rate is used up."""
     tenant = caller.tenant
     if tenant is None or not (tenant.requests_per_min or tenant.tokens_per_min):
         return False

@@ -1,11 +1,11 @@
-"""How a request's body is coded, by its headers: what is compressed cannot be read here."""
+"""Content coding of a request's body, by its headers. The router cannot read a compressed body."""
 
 from __future__ import annotations
 
 from router.http.request import Refusal, Request
 
 # Codings of RFC 9110 section 8.4.1, of RFC 7932 and 8878, and those with dictionaries (RFC 9842). Other words, such as
-# the name of a charset, change nothing of a body, and engines do not look at them.
+# the name of a charset, do not change a body, and engines ignore them.
 _COMPRESSING = frozenset(
     (b"gzip", b"x-gzip", b"deflate", b"br", b"zstd", b"compress", b"x-compress", b"dcb", b"dcz", b"lz4", b"snappy")
 )
@@ -13,8 +13,8 @@ SGLANGS = b"x-body-compressed"  # SGLang's own header, with SGLANG_ENABLE_REQUES
 
 
 def is_opaque(request: Request, *, must_read: bool) -> bool:
-    """Whether only an engine can read the body. Raises Refusal for a body that is compressed, by this header unless it
-    `must_read` it."""
+    """True if only an engine can read the body. Raises Refusal for a body that is compressed by `content-encoding`.
+    With `must_read`, also for a body that is compressed by SGLang's own header."""
     fields = request.fields
     if b"content-encoding" in fields:
         values = [value for low, _, value in request.lines if low == b"content-encoding"]

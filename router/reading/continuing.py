@@ -1,5 +1,5 @@
-"""Whether the stream of a request may be continued on another replica, and how: what the request wants, what its key,
-its model and the settings allow, and what its body lets."""
+"""Decision on stream failover: if a request's stream may continue on another replica, and how. It depends on the
+request's header, on its key, its model and the settings, and on its body."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from router.core.facts.requests import Ask
 from router.http.request import Refusal, Request
 from router.settings.keys import Tenant
 
-CONTINUE = b"x-warmroute-continue"  # header for the router, not sent on
+CONTINUE = b"x-warmroute-continue"  # header for the router, not forwarded
 ASKED = "asked"
 
-Planned = tuple[ContinuationPlan | None, str]  # the plan, or why there is none where one is wanted
+Planned = tuple[ContinuationPlan | None, str]  # the plan, or the reason why a wanted plan does not exist
 
 
 def wished(request: Request, tenant: Tenant | None, model: str, models: Mapping[str, str], all_streams: str) -> str:
-    """EXACT or APPROXIMATE for a stream that is to be continued should it break; OFF for any other. `models` says so
-    for single models, `all_streams` for the others, where no key does. Raises Refusal for a wish that is none."""
+    """Return EXACT or APPROXIMATE if a broken stream should continue on another replica, and OFF otherwise. The
+    tenant's key decides first, then `models` for single models, then `all_streams`. Raises Refusal for an invalid
+    header."""
     said = request.fields.get(CONTINUE)
     wish = said.decode("latin-1").lower() if said is not None else ""
     if wish and wish not in MODES:
@@ -30,7 +31,7 @@ def wished(request: Request, tenant: Tenant | None, model: str, models: Mapping[
 
 
 def planned(path: str, body: bytes, ask: Ask, engines: frozenset[str], context_tokens: int, mode: str) -> Planned:
-    """The plan for a streaming request's body, on a model that has room for so many tokens."""
+    """Make the plan for a streaming request's body, on a model with a context of `context_tokens`."""
     media = ask.prompt is None or ask.prompt.opaque_bytes > 0
     try:
         return plan_of(path, body, engines, mode, media=media, context_tokens=context_tokens), ""

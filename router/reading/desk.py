@@ -1,7 +1,8 @@
-"""Where every request is read, whichever face it came by: callers, reader, observer, tracer, and the report at its end.
+"""Shared request handling of a process. It has the callers, the reader, the observer and the tracer, and reports each
+request at its end.
 
-The faces of one process share one desk, so that a conversation is known whichever way its turns come, and memory for
-prompts is there once.
+The frontends of one process share one desk. So a conversation is recognized across frontends, and the memory for
+prompts exists once.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ from router.tokens.request_tokens import Asker, Tokens
 
 
 class Desk:
-    """`async with Desk(settings, placer) as desk`."""
+    """Shared request-handling parts of one process. Use as `async with Desk(settings, placer) as desk`."""
 
     def __init__(self, settings: Settings, placer: Placer, *, shared_prompts: Prompts | None = None) -> None:
-        """`shared_prompts` belong to a hub in this process; None: the desk makes its own."""
+        """`shared_prompts` belong to a hub in this process. With None, the desk makes its own."""
         self._settings = settings
         self._placer = placer
         self._shared_prompts = shared_prompts
         self._prompts: Prompts | None = None  # the hub's if it shares them, otherwise made here
         self._observer = Observer(settings.observatory) if settings.observatory.enabled else None
-        self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that asks replicas for tokens
+        self._asking_tls: ssl.SSLContext | None = None  # TLS of the session that requests tokens from replicas
         self._stack = AsyncExitStack()
         self._ended: list[RequestRecord] = []
         self.usage = UsageAsking()
-        self.tracer: Tracer | None = None  # None: nothing is traced
+        self.tracer: Tracer | None = None  # None: tracing is off
 
     async def __aenter__(self) -> Self:
         async with closed_on_error(self._stack):
@@ -93,8 +94,8 @@ class Desk:
         return Tokens(own, asker, offload_bytes_min=s.limits.offload_bytes_min)
 
     def reload(self, settings: Settings) -> None:
-        """Take over settings that may change at run time (settings/reloading.py). Raises SettingsError before anything
-        has changed, or not at all."""
+        """Apply settings that may change at run time (settings/reloading.py). Raises SettingsError only before anything
+        has changed."""
         s = settings
         with files_of_settings():
             keys = keys_of(s)
@@ -107,20 +108,20 @@ class Desk:
 
     @property
     def keys(self) -> Keys | None:
-        """The table of keys; None where anybody may ask. It is replaced as a whole, for requests to come."""
+        """Table of keys; None if no caller needs a key. It is replaced as one object, for later requests."""
         return self.callers.keys
 
     def _show(self, *, admin_token: str, api_key: str) -> None:
-        """Ask for this token before metrics are shown, and show replicas this key, from now on."""
+        """Replace the token that metrics require and the API key that is sent to replicas."""
         self.callers.admin_token = admin_token
         self.reader.forwarding.credentials(passed_on=self.keys is None, api_key=api_key)
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Prefixes that conversations of our clients share, new or changed since the last call."""
+        """Return prefixes that conversations of this process's clients share, new or changed since the last call."""
         return {"": self._observer.templates()} if self._observer is not None else {}
 
     def figures(self) -> dict[str, int]:
-        """Totals for the hub's metrics."""
+        """Return totals for the hub's metrics."""
         outcomes = self._prompts.counts() if self._prompts is not None else {}
         return {
             SPANS_DROPPED: self.tracer.dropped if self.tracer is not None else 0,
@@ -129,8 +130,8 @@ class Desk:
         }
 
     def report(self, record: RequestRecord) -> None:
-        """Report a request that has ended, at the end of the loop's turn. All records of a turn together take half the
-        time."""
+        """Report a request that has ended, at the end of this iteration of the event loop. One report of all records of
+        an iteration takes half the time."""
         if not self._ended:
             self._loop.call_soon(self._tell)
         self._ended.append(record)

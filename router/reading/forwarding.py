@@ -1,7 +1,7 @@
-"""What goes on to an engine besides the body: header lines, and whether its usage is asked for.
+"""Data for an engine in addition to the body: header lines, and the decision to request its usage.
 
-Header lines are the client's, without those that are for the router, for one connection alone, or that an engine must
-not see.
+Header lines are those of the client. Lines for the router, lines for one connection, and lines that an engine must not
+see are removed.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from router.reading.continuing import CONTINUE
 from router.reading.deadlines import WITHIN
 from router.reading.gateway_rules import CREDENTIALS, FORGEABLE
 
-TELL_USAGE = frozenset(("vllm", "sglang"))  # kinds of engines that end a stream with its usage where they are asked to
-TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not sent on
-FINAL_RECEIPT = b"x-warmroute-final-receipt"  # likewise: the client reads a comment behind its stream
+TELL_USAGE = frozenset(("vllm", "sglang"))  # kinds of engines that end a stream with its usage on request
+TENANT, PRIORITY = b"x-warmroute-tenant", b"x-warmroute-priority"  # headers for the router, not forwarded
+FINAL_RECEIPT = b"x-warmroute-final-receipt"  # the same: the client reads a comment at the end of its stream
 
 _FOR_US = {b"x-request-id", TENANT, PRIORITY, FINAL_RECEIPT, CONTINUE, WITHIN}
 _NOT_SENT_ON = HOP_HEADERS | _FOR_US | {name.encode() for name in FORGEABLE}
 
 
 class Forwarding:
-    """Which lines are sent on. `step_header`, in small letters, which may be replaced: the header that names the step
-    of an agent; b"" for none. Clients' own credentials are sent on until it is told otherwise."""
+    """Selects the lines that are forwarded. `step_header` is the lower-case header that names the step of an agent; b""
+    for none. It may be replaced. Clients' own credentials are forwarded until `credentials` changes that."""
 
     def __init__(self) -> None:
         self.step_header = b""
@@ -30,12 +30,12 @@ class Forwarding:
         self._own_lines: list[bytes] = []
 
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
-        """Pass clients' own credentials on to replicas, or do not. An `api_key` is sent in place of a client's."""
+        """Set if clients' own credentials are forwarded to replicas. An `api_key` is sent in place of a client's."""
         self._kept = _NOT_SENT_ON if passed_on and not api_key else _NOT_SENT_ON | CREDENTIALS
         self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
 
     def lines(self, request: Request, request_id: str) -> list[bytes]:
-        """The lines that go on with a request, each with its CRLF."""
+        """Return the lines that are forwarded with a request, each with its CRLF."""
         not_sent_on, step = self._kept, self.step_header
         if b"connection" in request.fields:  # the header's value names more headers that are for this connection alone
             named = request.fields[b"connection"].split(b",")
@@ -51,8 +51,8 @@ class Forwarding:
 
 
 def asks_usage(asks: bool | str, placer: Placer, model: str | None, *, metered: bool) -> bool:
-    """Whether to ask for the usage of a stream whose client did not. Where tokens are `metered`, engines are asked that
-    are known to tell, whatever the setting says."""
+    """True if usage must be requested for a stream when its client did not request it. If tokens are `metered`, it is
+    requested from engines that are known to report it, regardless of the setting."""
     if isinstance(asks, bool) and (asks or not metered):
         return asks
     kinds = placer.engines(model) if model is not None else ()

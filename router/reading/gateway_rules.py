@@ -1,7 +1,7 @@
-"""What a gateway in front of a picker must do by itself, whatever the picker says: while none answers it is alone.
+"""Rules that a gateway in front of a picker must apply by itself: while no picker answers, it is the only check.
 
-One list for all: the picker goes by it, tests run a real Envoy by it, the chart has it as `files/gateway.yaml`
-(`python -m deploy.gateway`), and a test holds docs/guide/gateway.md to it.
+There is one list for all uses. The picker applies it, and tests run a real Envoy with it. The chart has it as
+`files/gateway.yaml` (`python -m deploy.gateway`), and a test compares docs/guide/gateway.md with it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from router.core.dialects.ranks import RANK_HEADER
 from router.settings.schema import ApiSettings
 
 CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
-"""Headers by which a client says its key."""
+"""Headers that carry a client's key."""
 DESTINATION = "x-gateway-destination-endpoint"
-"""Header and key of metadata by which a picker names the endpoint (Endpoint Picker Protocol 1.0.0)."""
+"""Header and metadata key in which a picker names the endpoint (Endpoint Picker Protocol 1.0.0)."""
 SERVED = "x-gateway-destination-endpoint-served"
-"""Key of an answer's metadata: the endpoint that gave it."""
+"""Metadata key of an answer: the endpoint that served it."""
 SUBSET = "x-gateway-destination-endpoint-subset"
-"""Key of a request's metadata: the only endpoints that may take it."""
+"""Metadata key of a request: the only endpoints that may take it."""
 
 FORGEABLE = (
     DESTINATION,
@@ -29,11 +29,11 @@ FORGEABLE = (
     "x-routed-dp-rank",
     *(name.decode() for name in legs.OVERRIDES),
 )
-"""Headers that a gateway takes from clients before anything reads them, and that the router passes on from no client:
-by these they could choose the engine, the rank, or other hosts that an engine connects to (llm-d's sidecar, vLLM,
-SGLang)."""
+"""Headers that a gateway removes from clients' requests before any other component reads them, and that the router
+never forwards from a client. With them a client could choose the engine, the rank, or other hosts that an engine
+connects to (llm-d's sidecar, vLLM, SGLang)."""
 SECRETS = tuple(sorted(name.decode() for name in CREDENTIALS))
-"""Headers that a gateway takes away from a request that no picker has seen: keys are for the picker alone."""
+"""Headers that a gateway removes from a request that no picker has seen: keys are for the picker alone."""
 PROMPT_PATHS, PASSED_PATHS = tuple(PATHS), ApiSettings().passthrough
-"""Paths of prompts, and those that are passed on by default (`api.passthrough`). Of a request that no picker has seen a
-gateway lets only a POST on one of these through."""
+"""Paths of prompts, and paths that are forwarded by default (`api.passthrough`). If no picker has seen a request, a
+gateway accepts only a POST on one of these."""

@@ -1,7 +1,7 @@
-"""Whose conversation a request belongs to, made fit to be kept: names that clients choose become numbers.
+"""Conversation identity of a request, made safe to store: names that clients choose become numbers.
 
-Names are hashed with the tenant's and a key, so two tenants that call their sessions alike never meet: neither in the
-memory of conversations, nor on the ring where a tenant is isolated, nor in traces.
+Names are hashed with the tenant's name and a key. So equal session names of two tenants never collide: not in the
+memory of conversations, not on the ring if a tenant is isolated, and not in traces.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from router.settings.keys import Caller
 from router.telemetry.record import session_key
 
 NAME_BYTES_MAX = 256  # a longer name of a session goes to the ring as its hash
-KEY_BYTES_MAX = 64  # most that blake2b takes
+KEY_BYTES_MAX = 64  # longest key of blake2b
 
 
 class Whose(Struct, eq=False, gc=False):  # a Struct for speed: core/facts/requests.py
-    """What records tell of the conversation that a request belongs to; each is "" where it names none."""
+    """Conversation data for a request's records; each field is "" if the request names none."""
 
     agent: str = ""  # kind of agent (core/prompts/agents.py)
     session: str = ""  # keys, in place of names (telemetry/record.py)
     conversation: str = ""
     parent: str = ""
-    final: bool = False  # the client says that the conversation is over
+    final: bool = False  # the client reports the end of the conversation
 
 
 class Kinship:
@@ -38,15 +38,15 @@ class Kinship:
         self._key = secret if len(secret) <= KEY_BYTES_MAX else blake2b(secret).digest()
 
     def kin(self, ids: AgentIds | None, caller: Caller) -> Kin | None:
-        """The conversation in numbers; None where the request names none."""
+        """Return the conversation in numbers; None if the request names none."""
         if ids is None:
             return None
         parent = self._number(ids.parent, caller) if ids.parent else 0
         return Kin(self._number(ids.conversation, caller), parent, ids.final)
 
     def hint(self, request: Request, ids: AgentIds | None, ask: Ask, caller: Caller) -> str | None:
-        """What the ring is to hash for this request; None for its prompt. Conversations of a session, and sub-agents
-        and whoever started them, have one place."""
+        """Return the ring key for this request; None for a key from its prompt. Conversations of one session have the
+        same place on the ring, and so do sub-agents and the agent that started them."""
         name = request.fields.get(SESSION)
         if not name and ids is not None:
             name = ids.parent if ids.parent and ids.session == ids.conversation else ids.session
@@ -59,7 +59,8 @@ class Kinship:
         return name.decode(errors="surrogateescape")
 
     def whose(self, request: Request, ids: AgentIds | None, ask: Ask, caller: Caller) -> Whose:
-        """What the request's record tells: a session's requests are found by the name that its client gave it."""
+        """Return the data for the request's record. A session's requests can be found by the name that its client gave
+        it."""
         apart = caller.tenant.name if caller.tenant is not None and caller.tenant.isolated else ""
         name = request.fields.get(SESSION) or (ids.session if ids is not None else b"")
         if not name and ask.session:
@@ -72,7 +73,8 @@ class Kinship:
         return whose
 
     def _number(self, name: bytes, caller: Caller) -> int:
-        """64 bits, never 0. A long name goes through a faster hash first: `prompt_cache_key` may be a whole body."""
+        """Return 64 bits, never 0. A long name goes through a faster hash first: `prompt_cache_key` may be as long as a
+        body."""
         if len(name) > NAME_BYTES_MAX:
             name = xxh3_128_digest(name)
         tenant = caller.name.encode(errors="surrogatepass")

@@ -1,11 +1,11 @@
-"""The model that a request means by its names: `model`, and the LoRA adapter that SGLang takes besides.
+"""Resolution of the model that a request names: `model`, and the separate LoRA adapter of SGLang.
 
-Engines take names that no list has. SGLang 0.5.23 takes `base:adapter` (srt/entrypoints/openai/serving_base.py): the
-longest served name in front of a colon is the base, and an adapter behind it counts more than one of `lora_path`. It
-ignores both where it serves no adapters. vLLM loads an adapter the first time that it is asked for (a resolver), and
-lists it only then; that such a name goes on is a setting (`api.unknown_models`).
+Engines accept names that no model list has. SGLang 0.5.23 accepts `base:adapter`
+(srt/entrypoints/openai/serving_base.py). The longest served name in front of a colon is the base, and an adapter after
+the colon overrides one of `lora_path`. It ignores both if it serves no adapters. vLLM loads an adapter on its first
+request (a resolver), and lists it only then. The setting `api.unknown_models` decides if such a name is forwarded.
 
-An adapter is part of the identity of a prompt, since its blocks are no other's.
+An adapter is part of the identity of a prompt, because its blocks are not shared with the base model or other adapters.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from router.core.fleet.models import UnknownModel
 from router.placer import Placer
 from router.settings.keys import Tenant
 
-UNLISTED_S, UNLISTED_MAX = 10.0, 1_024  # seconds for which a name that no list has is not looked for again; such names
+UNLISTED_S, UNLISTED_MAX = 10.0, 1_024  # seconds before an unlisted name is looked up again; most such names
 SGLANG = "sglang"
 _APART = "\x1f"  # between a base model and an adapter in an identity; in no model's name
 
 
 class Meant(Struct, frozen=True, gc=False):
-    """What the names of a request mean."""
+    """Result of the resolution of a request's names."""
 
     model: str  # a served name: replicas that serve it may take the request
-    identity: str  # the name that chains of the prompt begin with
-    adapter: str = ""  # the adapter where it is named besides its base; "" for a name of its own
+    identity: str  # name with which chains of the prompt begin
+    adapter: str = ""  # the adapter if it is named separately from its base; "" if a served name alone identifies it
     listed: bool = True  # False: no list of models has the adapter
 
 
 class Unlisted:
-    """Names that go on to engines though no list has them, so that not every request has to wait for a look."""
+    """Names that are forwarded to engines although no list has them. It avoids a lookup for every request."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._until_s: dict[str, float] = {}
 
     def is_due(self, name: str) -> bool:
-        """Whether the name is to be looked for now; from then on it is not for UNLISTED_S."""
+        """True if the name must be looked up now. Further calls return False for UNLISTED_S."""
         now_s = self._clock()
         if self._until_s.get(name, now_s) > now_s:
             return False
@@ -52,7 +52,7 @@ class Unlisted:
 
 
 def meant_by(placer: Placer, ask: Ask, unknown_models: str = "") -> Meant:
-    """What a request means. Raises UnknownModel, or NoReplica when nothing is ready."""
+    """Resolve the names of a request. Raises UnknownModel, or NoReplica if no replica is ready."""
     named, adapter = ask.model, ask.adapter
     if named is None and adapter:  # `/generate` names no base
         named = placer.parent(adapter) or None
@@ -73,8 +73,8 @@ def meant_by(placer: Placer, ask: Ask, unknown_models: str = "") -> Meant:
 
 
 def may_name(tenant: Tenant, ask: Ask) -> bool:
-    """Whether a tenant may use what a request names, as far as its names say: `base:adapter` is for those that may
-    use the adapter."""
+    """True if a tenant may use the names in a request, before they are resolved: `base:adapter` is allowed to tenants
+    that may use the adapter."""
     named = ask.model
     if ask.adapter and not tenant.allows(ask.adapter):
         return False
@@ -84,7 +84,7 @@ def may_name(tenant: Tenant, ask: Ask) -> bool:
 
 
 def may_use(tenant: Tenant, ask: Ask, found: Meant) -> bool:
-    """Whether a tenant may use what its request was found to mean."""
+    """True if a tenant may use the resolved model and adapter of its request."""
     named = ask.model
     if named is None or named == found.model:
         return tenant.allows(found.model)
@@ -94,13 +94,15 @@ def may_use(tenant: Tenant, ask: Ask, found: Meant) -> bool:
 
 
 def _base_of(named: str, served: list[str], placer: Placer) -> str:
-    """The longest served name in front of a colon whose engines take an adapter behind it; "" where there is none."""
+    """Return the longest served name in front of a colon with engines that accept an adapter after it; "" if no name
+    fits."""
     bases = [base for base in served if named.startswith(base + ":") and SGLANG in placer.engines(base)]
     return max(bases, key=len, default="")
 
 
 def _adapted(placer: Placer, base: str, adapter: str) -> Meant:
-    """A base model with an adapter, which has replicas of its own where any list has it. Raises NoReplica."""
+    """Return a base model with an adapter. If any list has the adapter, only replicas that serve it may take the
+    request. Raises NoReplica."""
     known_as = placer.known_as(base)
     if not adapter:
         return Meant(base, known_as)
@@ -111,7 +113,7 @@ def _adapted(placer: Placer, base: str, adapter: str) -> Meant:
 
 
 def _only(placer: Placer, unknown: UnknownModel) -> str:
-    """The one base model that is served. Raises `unknown` where there are several."""
+    """Return the one base model that is served. Raises `unknown` if there are several."""
     try:
         return placer.resolve(None)
     except UnknownModel:

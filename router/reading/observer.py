@@ -1,10 +1,10 @@
-"""What earlier prompts' texts say of a prompt. Bodies are looked at where they are read, before requests are placed.
+"""Comparison of a prompt with the texts of earlier prompts, before placement. It runs in the process that reads bodies.
 
-A glance at a prompt takes microseconds, and is enough for most. A suspect prompt is compared with an earlier one, which
-may take milliseconds. Short texts are compared on the event loop, long ones in the thread that reads long bodies. All
-comparisons share a budget of time, and only one long comparison waits or runs at a time, so that no request waits for
-another's. A prompt that cannot be compared is given the last finding again, and counts as unexplained. Whatever goes
-wrong here, the request is served.
+A quick look at a prompt takes microseconds, and is enough for most. A suspect prompt is compared with an earlier one,
+which may take milliseconds. Short texts are compared on the event loop, long ones in the thread that reads long bodies.
+All comparisons share a budget of time. Only one long comparison waits or runs at a time, so that no request waits for
+another's. A prompt that cannot be compared gets the last finding again, and counts as unexplained. After any error in
+this module the request is still served.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from router.core.prompts.blocks import Chain
 from router.http.request import Request
 from router.settings.schema import ObservatorySettings
 
-# Size of either text, and of the body, up to which they are compared on the event loop. The body counts because all of
-# it must be decoded to name a place in it.
+# Largest size of either text, and of the body, for a comparison on the event loop. The body counts because all of it
+# must be decoded to name a place in it.
 INLINE_BYTES_MAX = 16 << 10
 
 PARTS = 1 << 16  # finest step of the sampled part of all conversations: 1 / 65,536
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class Observer:
-    """Sees the prompts of one process that serves clients."""
+    """Observes the prompts of one process that serves clients."""
 
     def __init__(self, settings: ObservatorySettings) -> None:
         self._watch = Watch(settings.looks_per_s_max)
@@ -54,7 +54,7 @@ class Observer:
         self.unexplained = 0  # prompts that were not looked at, or were suspect and not compared
 
     def templates(self) -> list[Template]:
-        """Templates that changed since the last call."""
+        """Return templates that changed since the last call."""
         return self._watcher.templates()
 
     def look(
@@ -67,9 +67,13 @@ class Observer:
         always: bool = False,
         tenant: str = "",
     ) -> Sighting | Suspect | None:
-        """What is known of a prompt at a glance: a Sighting, or a Suspect that is to be settled. None where the prompt
-        cannot be read. With `sure` nothing is assumed of it; with `always` it is looked at whatever the load. With a
-        `tenant` it is compared with prompts of that tenant only."""
+        """Take a quick look at a prompt. Returns a Sighting, or a Suspect that `settle` must complete; None if the
+        prompt cannot be read.
+
+        - `sure`: no assumption is made about the prompt.
+        - `always`: the prompt is looked at under any load.
+        - `tenant`: the prompt is compared with prompts of that tenant only.
+        """
         if chain is None or ask.prompt is None:
             return None
         now_s = time.monotonic()
@@ -95,10 +99,14 @@ class Observer:
         rejects: bool = False,
         tenant: str = "",
     ) -> Sighting | None:
-        """What is known of a prompt for which a glance was not enough. `thread` reads long bodies, and with `aside` has
-        read this one. With `sure` nothing is assumed of the prompt. With `rejects` a prompt that changes what its
-        conversation had said is not remembered: it will be refused, and must not be taken for known when it is sent
-        again."""
+        """Complete a look that was not enough.
+
+        - `thread`: reads long bodies.
+        - `aside`: `thread` has read this body.
+        - `sure`: no assumption is made about the prompt.
+        - `rejects`: a prompt that changes its conversation's history is not remembered. It will be refused, and must
+          not count as known when it is sent again.
+        """
         try:
             if look.lacks and ask.prompt is not None and ask.prompt.joint is not None:
                 # The reader knew its beginning, and the observer has forgotten it (core/prompts/beginnings.py).
@@ -158,9 +166,9 @@ class Observer:
 
 class Watch:
     """Chooses the conversations that are looked at, for at most `looks_per_s_max` prompts a second. It samples whole
-    conversations, since a prompt is compared with an earlier one of the same conversation.
+    conversations, because a prompt is compared with an earlier one of the same conversation.
 
-    The sampled part is set from last second's traffic. If that was too little to go by, sampling stops early, after
+    The sampled part is set from last second's traffic. If that was too small a sample, sampling stops early, after
     BURST x the limit. A long prompt counts as several (LOOK_BLOCKS).
     """
 
@@ -170,7 +178,7 @@ class Watch:
         self._parts = PARTS  # the sampled part of all conversations, in PARTS
 
     def takes(self, name: int, blocks: int, now_s: float) -> bool:
-        """Whether to look at a prompt of this many blocks, of the conversation of this name."""
+        """True if a prompt with `blocks` blocks, of the conversation `name`, must be looked at."""
         if now_s >= self._until_s:
             self._parts = PARTS if self._asked <= self._looks_max else int(PARTS * self._looks_max / self._asked)
             self._until_s, self._asked, self._left = now_s + 1.0, 0.0, BURST * self._looks_max
@@ -183,29 +191,29 @@ class Watch:
 
 
 class Allowance:
-    """A budget of time: a share of the time that passes, saved up for a second at most."""
+    """A budget of time: a share of the time that passes, saved for at most a second."""
 
     def __init__(self, share: float, now_s: float) -> None:
         self._share = self._left_s = share
         self._at_s = now_s
 
     def has(self, now_s: float) -> bool:
-        """Whether any time is left. Work may overdraw the budget; the next work then waits until it is made up."""
+        """True if any time is left. Work may overdraw the budget; the next work then waits until it is balanced."""
         self._left_s = min(self._share, self._left_s + (now_s - self._at_s) * self._share)
         self._at_s = now_s
         return self._left_s > 0
 
     def ample(self, now_s: float) -> bool:
-        """Whether more than half of the budget is left, so that no look need be saved."""
+        """True if more than half of the budget is left, so that no look must be skipped."""
         return self.has(now_s) and self._left_s > self._share / 2
 
     def spend(self, seconds: float) -> None:
-        """Take time that was used out of the budget."""
+        """Take used time out of the budget."""
         self._left_s -= seconds
 
 
 def _compared(look: Suspect, excerpts: bool) -> tuple[Compared, float]:
-    """Compare, and measure the seconds of this thread's CPU that it took."""
+    """Compare, and measure the CPU seconds of this thread."""
     began_s = time.thread_time()
     compared = compare(
         look.before, look.after, from_bytes=look.from_bytes, body=look.body, path=look.path, excerpts=excerpts

@@ -1,4 +1,4 @@
-"""What is for engines: paths that the router reads, and those that it passes on unread."""
+"""Paths for engines: those that the router reads, and those that it forwards unread."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from router.reading.question import STORED
 
 RESPONSE_METHODS = ("GET", "DELETE")
 RESPONSE_ACTIONS = ("cancel", "input_items")
-METHODS = ("GET", "POST", "DELETE")  # methods on stored responses; no path takes any but these
+METHODS = ("GET", "POST", "DELETE")  # methods on stored responses; no path takes any other
 
 
 def without_slash(request: Request) -> None:
-    """Take one slash off the end of a path: engines would answer it with a redirect, which shows their address."""
+    """Remove one slash from the end of a path: engines would answer it with a redirect, which shows their address."""
     path, mark, query = request.target.partition("?")
     if path.endswith("/") and len(path) > 1:
         request.target, request.path = path[:-1] + mark + query, request.path[:-1]
 
 
 def is_for_engines(request: Request, inference: AbstractSet[str]) -> bool:
-    """Whether a request goes to an engine; `inference` are paths of prompts, and those that are passed on."""
+    """True if a request goes to an engine. `inference` are paths of prompts, and those that are forwarded."""
     return (request.method == "POST" and request.path in inference) or about_response(request)
 
 
 def about_response(request: Request) -> bool:
-    """Whether a stored response is to be fetched, deleted or cancelled, or its input listed."""
+    """True if a stored response must be fetched, deleted or cancelled, or its input listed."""
     if not request.path.startswith(STORED):
         return False
     id_, slash, action = request.path.removeprefix(STORED).partition("/")

@@ -1,4 +1,4 @@
-"""A lease for a request that was read, or the refusal that its client gets."""
+"""Lease for a request that was read, or the refusal for its client."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from router.http.request import Refusal
 from router.placer import LEFT, Placed, Placer, UnknownResponse
 from router.reading.answering import none_ready
 
-UNSENT_MAX = 3  # attempts of one request that reached nobody
+UNSENT_MAX = 3  # attempts of one request that reached no replica
 RESPONSE_ID_CHARS_MAX = 128
 
 
 async def placed(placer: Placer, wanted: Wanted, excluded: frozenset[str], clock: Callable[[], float]) -> Placed:
-    """A lease on a replica that is not excluded. Raises Refusal when no replica is left to try."""
+    """Return a lease on a replica that is not excluded. Raises Refusal if no replica is left to try."""
     try:
         for _ in range(UNSENT_MAX):
             lease = await placer.place(wanted, excluded)
@@ -26,7 +26,8 @@ async def placed(placer: Placer, wanted: Wanted, excluded: frozenset[str], clock
         raise none_ready(placer.standing())
     except NoReplica as error:
         raise none_ready(placer.standing()) from error
-    except UnknownResponse as unknown:  # said as engines say it, so that nobody learns of another tenant's response
+    # the same text as from an engine, so that another tenant's response is not revealed
+    except UnknownResponse as unknown:
         said = f"Response with id '{str(unknown)[:RESPONSE_ID_CHARS_MAX]}' not found."
         raise Refusal(404, "response_not_found", said, "response_id") from unknown
     except Shed as shed:

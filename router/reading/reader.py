@@ -1,9 +1,10 @@
-"""What a client asks: a request is parsed, and its prompt hashed, before anything is decided.
+"""Request reader: parses a request and hashes its prompt, before any decision is made.
 
-Long bodies are parsed and hashed in one thread beside the event loop. Several threads would fight each other, and the
-loop, for the interpreter. Tenants take turns on it (turns.py), and one that is over its rate gets none (charge.py).
-The router passes on what it cannot read, unless keys, or requests in two legs, need it read; it refuses only what no
-engine could take (not JSON, or compressed), what has more parts than may be decoded, and what no replica serves.
+Long bodies are parsed and hashed in one thread next to the event loop. Several threads would compete with each other,
+and with the loop, for the interpreter. Tenants take turns on it (turns.py), and a tenant over its rate gets no turn
+(charge.py). The router forwards a body that it cannot read, unless keys or disaggregated prefill require it to be read.
+It refuses only three kinds of requests: those that no engine could accept (not JSON, or compressed), those with more
+parts than may be decoded, and those for a model that no replica serves.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ from router.reading.turns import ReadingTurns
 from router.settings.keys import ANYBODY, OFF, REJECT, Caller, Tenant
 from router.tokens.request_tokens import Tokens
 
-# Paths whose requests need no prefill.
+# Paths with requests that need no prefill.
 FREE_PATHS = (
     "/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens",
     "/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/cohere/v2/chat/render",
     "/v1/chat/completions/derender", "/v1/completions/derender", "/parse_function_call", "/separate_reasoning",
 )  # fmt: skip
-BYTES_PER_TOKEN = 4  # assumed of a body whose prompt is unknown
-# Bounds of memory for each of the two threads that read bodies: beginnings of bodies; tools and what they became.
+BYTES_PER_TOKEN = 4  # assumed for a body with an unknown prompt
+# Memory limits for each of the two threads that read bodies: beginnings of bodies; tools before and after repair.
 SEEN_BYTES_MAX, REPAIRED_BYTES_MAX = 16 << 20, 4 << 20
 
 _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
@@ -75,8 +76,9 @@ _STEP = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ReadingRules:
-    """What a Reader goes by (settings/schema.py). `repairs` and `append_only` hold for those who show no key.
-    `continues` is False where replicas take no request in one leg, which is all that a stream can be continued by."""
+    """Settings of a Reader (settings/schema.py). `repairs` and `append_only` apply to callers without a key.
+    `continues` is False if replicas take no request without disaggregated prefill, because stream failover needs such a
+    request."""
 
     offload_bytes_min: int
     json_depth_max: int = 256
@@ -93,11 +95,12 @@ class ReadingRules:
     continue_models: Mapping[str, str] = field(default_factory=dict)
     splits: bool = False
     unknown_models: str = "refuse"
-    continues: bool = True  # False: engines take no streams in one leg, and what was said has no second one
+    # False: engines take no stream without a prefill stage, and a text already sent has no second prefill stage
+    continues: bool = True
 
 
 class _Read(Struct, eq=False):  # a Struct for speed: core/facts/requests.py
-    """What was read of a body, and the body that goes on."""
+    """Result of reading a body, and the body for the engine."""
 
     ask: Ask
     chain: Chain | None
@@ -123,10 +126,14 @@ class Reader:
         messages_bytes_max: int = 0,
         observer: Observer | None = None,
     ) -> None:
-        """`tokens` turns prompts into token ids; without it every prompt is placed by estimate. Isolated tenants' salts
-        are made from the `secret`. Of long bodies whose token ids are wanted, decoded messages of `messages_bytes_max`
-        bytes are kept besides, for the conversations' next turns. The `observer` sees the texts of prompts, which are
-        dropped behind it."""
+        """Create a reader.
+
+        - `tokens`: turns prompts into token ids. Without it every prompt is placed by estimate.
+        - `secret`: isolated tenants' salts are derived from it.
+        - `messages_bytes_max`: size of the decoded messages that are also kept of long bodies if their token ids are
+          wanted, for the conversations' next turns.
+        - `observer`: reads the texts of prompts, which are then dropped.
+        """
         self._placer = placer
         self._tokens = tokens
         self._observer = observer
@@ -156,8 +163,9 @@ class Reader:
     async def understand(
         self, request: Request, request_id: str, caller: Caller = ANYBODY, *, relayed: bool = True
     ) -> Question:
-        """Parse the body, hash its prompt, compare that with earlier ones, and turn it into tokens. `relayed`: the
-        answer comes by here, so that what was asked for besides can be taken out of it. Raises Refusal."""
+        """Parse the body, hash its prompt, compare it with earlier ones, and turn it into tokens. `relayed`: the answer
+        passes through the router, so that fields which only the router requested can be removed from it. Raises
+        Refusal."""
         how = self._reading(request, caller)
         how.relayed = relayed
         id_ = request_id if caller.tenant is None else answering.engine_id(request, request_id)
@@ -174,8 +182,7 @@ class Reader:
         return await self._asked(request, id_, caller, how, read, charged=charged)
 
     async def _read(self, request: Request, how: Reading, id_: str) -> _Read:
-        """All that is read of a body, in the thread of long ones or here. Engines know the request as `id_`. Raises
-        Refusal."""
+        """Read a body, in the thread of long ones or here. Engines know the request as `id_`. Raises Refusal."""
         tenant = how.tenant
         repairs: tuple[str, ...] = ()
         try:
@@ -220,7 +227,7 @@ class Reader:
     async def _asked(
         self, request: Request, id_: str, caller: Caller, how: Reading, read: _Read, *, charged: bool
     ) -> Question:
-        """The question that was read of a body, with its prompt's tokens where they are wanted."""
+        """Return the question for a body that was read, with its prompt's tokens if they are wanted."""
         ask, meant, body, tokens = read.ask, read.meant, read.body, None
         model = meant.model if meant is not None else None
         if self._tokens is not None and how.dialect is not None and model and self._placer.follows():
@@ -229,7 +236,8 @@ class Reader:
                 view = replace(view, adapter=meant.adapter)
             if view is not None:
                 tokens = await self._tokens.of(how.dialect, request.path, body, ask, model, view)
-        ask.decoded, ask.metadata, ask.names = None, b"", None  # free memory: the question lives as long as its answer
+        # free memory: the question lives until the end of its answer
+        ask.decoded, ask.metadata, ask.names = None, b"", None
         wanted = _wanted(request, body, ask, read.chain, caller, self._kinship.hint(request, read.ids, ask, caller))
         wanted.kin = self._kinship.kin(read.ids, caller)
         wanted.model, wanted.tokens, wanted.sighting, wanted.charged = model, tokens, read.sighting, charged
@@ -239,13 +247,13 @@ class Reader:
         question.whose = self._kinship.whose(request, read.ids, ask, caller)
         if question.body is not request.body:
             request.bring([question.body], request.body_bytes)  # one copy is enough
-        if how.mark and not self._rules.splits:  # the bodies of two legs are made of what they say
+        if how.mark and not self._rules.splits:  # the bodies of both stages are made from its content
             question.body = how.mark + question.body
         return question
 
     async def unread(self, request: Request, request_id: str, caller: Caller, model: str | None) -> Question:
-        """The question of a request whose body does not come by here, for this model, or for the only one there is.
-        Raises Refusal."""
+        """Return the question of a request with a body that does not pass through the router, for this model or for the
+        only one that is served. Raises Refusal."""
         tenant = caller.tenant
         if tenant is not None and (tenant.isolated or tenant.models is not None):
             what = "What this API key may ask depends on the body, which the gateway keeps to itself"
@@ -267,7 +275,8 @@ class Reader:
     # -- body ----------------------------------------------------------------------------------------------------
 
     def _reading(self, request: Request, caller: Caller) -> Reading:
-        """How this request's body is to be read. Raises Refusal for one that is compressed, and for an odd deadline."""
+        """Return the parameters for reading this request's body. Raises Refusal for a compressed body, and for an
+        invalid deadline."""
         tenant, dialect = caller.tenant, PATHS.get(request.path)
         must_read = tenant is not None or self._rules.splits
         opaque = is_opaque(request, must_read=must_read)
@@ -296,8 +305,8 @@ class Reader:
         return reading
 
     async def _meant(self, ask: Ask, how: Reading) -> Meant | None:
-        """What the request's names mean; None where the path needs no model. A name that no replica is known to serve
-        is looked for at the replicas, which may serve it by now. Raises Refusal."""
+        """Resolve the request's names; None if the path needs no model. If no replica is known to serve a name, the
+        model lists are read again, because a replica may serve it by now. Raises Refusal."""
         tenant = how.tenant
         if ask.model is None and not how.model_required:
             return None
@@ -310,7 +319,8 @@ class Reader:
             found = self._found(ask)
         if isinstance(found, NoReplica):
             refusal = none_ready(self._placer.standing())
-            if ask.model and self._placer.engines(ask.model):  # other names are the client's, and must not be counted
+            # other names come from the client, and must not become metrics labels
+            if ask.model and self._placer.engines(ask.model):
                 refusal.model = ask.model
             else:
                 refusal.model = self._placer.awaited(ask.model)
@@ -322,7 +332,7 @@ class Reader:
         return found
 
     def _found(self, ask: Ask) -> Meant | NoReplica | UnknownModel:
-        """What the names mean, or why they mean nothing: native code must not await while it handles an exception
+        """Resolve the names, or return the error: native code must not await while it handles an exception
         (deploy/compiled.py)."""
         try:
             return meant_by(self._placer, ask, self._rules.unknown_models)
@@ -330,11 +340,12 @@ class Reader:
             return error
 
     def _leaves_out(self, prompt: Prompt, model: str) -> bool:
-        """Whether the model's engines leave out the tools that this prompt may not call."""
+        """True if the model's engines omit the tools that this prompt may not call."""
         return prompt.fewer_tools is not None and FEWER_TOOLS.issuperset(self._placer.engines(model))
 
     def _check_isolation(self, path: str, model: str | None, tenant: Tenant) -> None:
-        """Raises Refusal for a path on which the model's engines would not keep an isolated tenant's caches apart."""
+        """Raises Refusal for a path on which the model's engines would not keep an isolated tenant's caches
+        separate."""
         if not tenant.isolated or path in FREE_PATHS or path.startswith(STORED):
             return
         engines = self._placer.engines(model) if model is not None else ()
@@ -345,7 +356,7 @@ class Reader:
     # -- history -------------------------------------------------------------------------------------------------
 
     def _look(self, request: Request, ask: Ask, chain: Chain | None, how: Reading) -> Sighting | Suspect | None:
-        """What earlier prompts say of this one at a glance. None without an observatory."""
+        """Compare this prompt with earlier ones by a quick look. None without an observatory."""
         if self._observer is None:
             return None
         ask.step = self._step(request, ask)
@@ -353,7 +364,7 @@ class Reader:
         return self._observer.look(ask, chain, request, sure=sure, always=always, tenant=how.told)
 
     def _step(self, request: Request, ask: Ask) -> str:
-        """The step of an agent that the request says to be; "" where it says none."""
+        """Return the step of an agent that the request names; "" if it names none."""
         said = request.fields.get(self.forwarding.step_header)
         step = said.decode("ascii", "replace") if said is not None else step_of(ask.metadata, self._rules.step_field)
         return step if step and _STEP.fullmatch(step) else ""
@@ -361,7 +372,7 @@ class Reader:
     async def _settled(
         self, look: Suspect, request: Request, ask: Ask, chain: Chain | None, how: Reading
     ) -> Sighting | None:
-        """What earlier prompts say of this one, where a glance does not tell."""
+        """Complete the comparison with earlier prompts if a quick look was not enough."""
         if self._observer is None or chain is None:
             return None
         aside, sure, rejects = how.thread is not None, how.append_only != OFF, how.append_only == REJECT
@@ -369,10 +380,10 @@ class Reader:
             look, ask, chain, request, self._parse_thread, aside=aside, sure=sure, rejects=rejects, tenant=how.told
         )
 
-    # -- what goes on --------------------------------------------------------------------------------------------
+    # -- forwarding ----------------------------------------------------------------------------------------------
 
     def _question(self, request: Request, request_id: str, body: bytes, how: Reading, wanted: Wanted) -> Question:
-        """The request as it goes to an engine."""
+        """Return the request in the form for an engine."""
         dialect, ask = how.dialect, wanted.ask
         wanted.due_s = how.due_s
         metered = how.tenant is not None and bool(how.tenant.tokens_per_min)
@@ -392,15 +403,15 @@ class Reader:
         if asks:
             question.stream_options = ask.stream_options
         question.ttft_ms, question.form_streams = how.ttft_ms, how.form_streams
-        # A pull that stalls is noticed by a first event that does not come, so streams alone may pull.
+        # A stalled P2P KV transfer is detected by a late first event, so only streams may use such transfers.
         wanted.may_pull = ask.stream and dialect is not None and request.path in PULLING and not question.stored
         if self._rules.splits:
             wanted.may_split = self._may_split(question)
         return question
 
     def _may_split(self, question: Question) -> bool:
-        """Whether one replica may prefill the request and another one decode it. An answer of one token is whole with
-        its prefill, and stored responses stay with whoever made them."""
+        """True if one replica may prefill the request and another one decode it. An answer of one token is complete
+        after its prefill, and stored responses stay with the replica that made them."""
         wanted, path = question.wanted, question.request.path
         if question.stored or wanted.response_id is not None or wanted.model is None or wanted.ask.prompt is None:
             return False
@@ -410,8 +421,8 @@ class Reader:
 
 
 def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller, hint: str | None) -> Wanted:
-    """What placing needs, without the model, tokens, sighting and kin. `hint` is what the ring is to hash; None for
-    the prompt."""
+    """Return the data for placement, without the model, tokens, sighting and conversation. `hint` is the ring key; None
+    for a key from the prompt."""
     path = request.path
     return Wanted(  # arguments by position, which is faster (core/placement/router.py)
         ask,
@@ -428,8 +439,8 @@ def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller
 
 
 def _warning(sighting: Sighting | None, how: Reading) -> str:
-    """A header's value for a client whose conversation may only be appended to, and was changed. Raises Refusal where
-    that is to be refused."""
+    """Return a header's value for a client with an append-only conversation that was changed. Raises Refusal if such a
+    change must be refused."""
     changed = answering.change_of(sighting) if how.append_only != OFF else None
     if changed is None:
         return ""
@@ -439,7 +450,8 @@ def _warning(sighting: Sighting | None, how: Reading) -> str:
 
 
 def _unknown(ask: Ask, unknown: UnknownModel, tenant: Tenant | None) -> Refusal:
-    """The refusal of a request for a model that no replica serves, or for none where several are served."""
+    """Return the refusal of a request for a model that no replica serves, or of a request that names no model while
+    several are served."""
     shown = unknown.known if tenant is None else [each for each in unknown.known if tenant.allows(each)]
     known = ", ".join(shown[:20]) or "none"
     what = f"The model '{ask.model}' does not exist" if ask.model else "The request names no model"

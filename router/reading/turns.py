@@ -1,9 +1,9 @@
-"""Whose long body is read next: turns on the one thread that parses them.
+"""Order of long bodies on the one thread that parses them.
 
-A body is read in several steps, and its request keeps the thread from the first to the last. Who waits meanwhile is a
-ticket of a fair queue (core/admission/queue.py) with the body's bytes as cost: tenants take turns, so one that sends
-much waits for itself. The queue is bounded in requests, bytes and time; whoever is turned away is told when to come
-again.
+A body is read in several steps, and its request keeps the thread from the first to the last. A request that waits in
+the meantime is a ticket of a fair queue (core/admission/queue.py) with the body's bytes as cost. Tenants take turns, so
+a tenant that sends much delays only itself. The queue is bounded in requests, bytes and time. A refused request gets a
+Retry-After.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from router.core.facts.requests import Priority
 from router.http.request import Refusal
 
 REQUESTS_MAX = 4_096  # requests that wait for a turn
-AGAIN_S = 1.0  # Retry-After of those that are turned away: the queue moves by many bodies a second
+AGAIN_S = 1.0  # Retry-After of refused requests: the queue advances by many bodies a second
 
 _THREAD: Pool = (None, None, False)  # there is one thread, so all tickets are of one pool
 
 
 class ReadingTurns:
-    """Turns on one thread. `bytes_max` and `wait_s` may be replaced, for requests to come."""
+    """Turns on one thread. `bytes_max` and `wait_s` may be replaced, for later requests."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self.bytes_max = 0
@@ -38,8 +38,8 @@ class ReadingTurns:
         return self._queue.size_bytes
 
     async def take(self, tenant: str, priority: Priority, body_bytes: int) -> None:
-        """Return when it is this request's turn, which it must give back. A cancelled call has none. Raises Refusal
-        where too much waits, or for too long."""
+        """Return when this request has its turn, which must be given back. A cancelled call has no turn. Raises Refusal
+        if the queue is full, or the wait too long."""
         if not self._taken:
             self._taken = True
             return
@@ -61,7 +61,7 @@ class ReadingTurns:
             raise _too_much()
 
     def give_back(self) -> None:
-        """The turn is over: the next one's begins."""
+        """End the turn and start the next one."""
         self._expire()
         while (ticket := self._queue.turn(_anywhere, _nobody)) is not None:
             if _tell(ticket, True):
@@ -74,7 +74,7 @@ class ReadingTurns:
 
 
 def _tell(ticket: Ticket, turn: bool) -> bool:
-    """Tell a waiting request whether it has a turn. False if it waits no longer."""
+    """Notify a waiting request of its turn or its refusal. False if it no longer waits."""
     future = cast("asyncio.Future[bool]", ticket.request)
     if future.done():
         return False

@@ -1,9 +1,9 @@
-"""How many tokens a request has used, where its engine does not say so, or says what cannot be.
+"""Token count of a request if its engine reports none, or an impossible one.
 
-Tenants have rates of tokens (core/admission/rates.py), so neither they nor an engine may choose what is counted.
-A stream's events are no measure: engines put several tokens into one where they guess ahead, where they are told to, or
-where a client reads slowly. So the text in the last events that have passed is set against their bytes, and all bytes
-that have passed are taken to hold as much of it.
+Tenants have rates of tokens (core/admission/rates.py), so neither they nor an engine may choose the count. The number
+of a stream's events is no measure. Engines put several tokens into one event with speculative decoding, by
+configuration, or if a client reads slowly. So the share of text in the last events is measured in bytes. All bytes of
+the stream are assumed to have the same share.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from router.core.facts.placements import Usage
 
-BYTES_PER_TOKEN = 4  # bytes of an answer's text that are taken for one token
-# Fields of every dialect's events and answers that hold what the model said. Quotes within strings have backslashes.
+BYTES_PER_TOKEN = 4  # bytes of an answer's text that count as one token
+# Fields of every dialect's events and answers that hold the model's text. Quotes within strings have backslashes.
 _SAID = re.compile(
     rb'"(?:content|text|delta|arguments|partial_json|reasoning|reasoning_content|thinking|refusal)"\s*:\s*'
     rb'"((?:[^"\\]|\\.)*)'
@@ -22,25 +22,25 @@ _SAID = re.compile(
 
 
 class PassedStream(Protocol):
-    """A stream that has passed, whoever passed it on."""
+    """A stream that was relayed, by either frontend."""
 
     @property
     def events(self) -> int:
-        """Events that have passed."""
+        """Events that were relayed."""
 
     @property
     def tail(self) -> bytes:
-        """The last pieces that have passed."""
+        """The last pieces that were relayed."""
 
     @property
     def bytes(self) -> int:
-        """Bytes that have passed."""
+        """Bytes that were relayed."""
 
 
 def believed(usage: Usage | None, body_bytes: int, answer_bytes: int, context_tokens: int) -> Usage | None:
-    """What an engine counted, unless it cannot be: a prompt has no more tokens than its body has bytes, besides what a
-    template, media or a stored conversation add within the model's context; an answer no more than its bytes, besides
-    what is not shown of it."""
+    """Return an engine's count, unless it is impossible. A prompt has at most as many tokens as its body has bytes,
+    plus those that a template, media or a stored conversation add within the model's context. An answer has at most as
+    many tokens as its bytes, or as the context if some tokens are not shown."""
     if usage is None or (
         usage.prompt_tokens <= body_bytes + context_tokens
         and usage.completion_tokens <= max(answer_bytes, context_tokens)
@@ -50,12 +50,12 @@ def believed(usage: Usage | None, body_bytes: int, answer_bytes: int, context_to
 
 
 def tokens_of(stream: PassedStream) -> int:
-    """Tokens of a stream of which no usage is known: at least one for each event."""
+    """Estimate the tokens of a stream without usage: at least one for each event."""
     return max(stream.events, _tokens(stream.tail, stream.bytes))
 
 
 def tokens_in(answer: bytes) -> int:
-    """Tokens of a whole answer of which no usage is known."""
+    """Estimate the tokens of a complete answer without usage."""
     return _tokens(answer, len(answer))
 
 
