@@ -40,7 +40,7 @@ class PassedStream(Protocol):
 def believed(usage: Usage | None, body_bytes: int, answer_bytes: int, context_tokens: int) -> Usage | None:
     """Return an engine's count, unless it is impossible. A prompt has at most as many tokens as its body has bytes,
     plus those that a template, media or a stored conversation add within the model's context. An answer has at most as
-    many tokens as its bytes, or as the context if some tokens are not shown."""
+    many tokens as its bytes. Some tokens may not be shown, so the model's context is also accepted."""
     if usage is None or (
         usage.prompt_tokens <= body_bytes + context_tokens
         and usage.completion_tokens <= max(answer_bytes, context_tokens)

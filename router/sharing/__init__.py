@@ -1,19 +1,19 @@
-"""What several routers of one fleet tell each other, through a store that they share: Redis or Valkey.
+"""Exchange of state between the routers of one fleet, through a store that they share: Redis or Valkey.
 
-Everything here is in the background; a request neither waits for it nor fails by it.
+All of it runs in the background. No request waits for it, and no request fails because of it.
 
-addresses  where the store is, as a URL says; checks is what is wrong with its settings
-names      the store's name, asked for without a thread of the event loop's
-session    what is asked of an open session, and what may go wrong
+addresses  address of the store, from its URL; checks validates its settings
+names      resolves the store's name outside the event loop's thread pool
+session    interface of an open session, and its failures
 store      a session with Redis or Valkey
-wire       a connection of it, read as its bytes come
-frames     a message, as bytes
-sides      whose words the link carries
-link       the life of the link: sessions, whole or alone, keeping
-saying     when something is said, and what
-hearing    who is heard, and where each part of a message goes
+wire       reads a connection of it as bytes arrive
+frames     encoding of a message
+sides      interfaces of the components that use the link
+link       lifecycle of the link: sessions, whole or alone, keeping
+saying     schedule and content of published messages
+hearing    filter for received messages, and dispatch of their parts
 shared     rates, evidence and owners, as messages carry them
 tenants    one rate for each tenant over all routers
 deaths     replicas that several routers have found dead
-handing    what one router knows, handed over to another that has just started
+handing    transfer of a router's state to another that has just started
 """

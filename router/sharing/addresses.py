@@ -1,12 +1,12 @@
-"""Where the shared store is, as `shared.url` says: one server, those behind Sentinels, or a cluster.
+"""Address of the shared store, from `shared.url`: one server, servers behind Sentinels, or a cluster.
 
     redis://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE]
     redis+sentinel://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]...]/SERVICE[/DATABASE]
     redis+cluster://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]...]
 
 `rediss` instead of `redis` is the same with TLS; `valkey` and `valkeys` mean the same two. Sentinels may have a
-password of their own: `?sentinel_password=`, and `sentinel_username=`. What is special in a user's name or a password
-is written with percent signs, as in any URL.
+separate password: `?sentinel_password=`, and `sentinel_username=`. Special characters in a user's name or a password
+are percent-encoded, as in any URL.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TLS = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
 
 
 class StoreKind(StrEnum):
-    """How the server is found that takes what is written."""
+    """Method to find the server that accepts writes."""
 
     SINGLE = "single"
     SENTINEL = "sentinel"
@@ -31,7 +31,7 @@ _PORTS = {StoreKind.SINGLE: 6379, StoreKind.SENTINEL: 26379, StoreKind.CLUSTER: 
 
 
 class BadAddress(ValueError):
-    """The URL is none of a store; the text says why, and has no password."""
+    """The URL is not a store's. The text gives the reason, and has no password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class StoreAddress:
     sentinel_password: str = field(default="", repr=False)
 
     def __str__(self) -> str:
-        """The address for people: without a user and a password."""
+        """Return the address for people: without a user and a password."""
         scheme = "rediss" if self.tls else "redis"
         kind = "" if self.kind is StoreKind.SINGLE else f"+{self.kind}"
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
@@ -58,7 +58,7 @@ class StoreAddress:
 
 
 def parsed(url: str, password: str | None = None) -> StoreAddress:
-    """The address that a URL says; a `password` that is given goes before the URL's own. Raises BadAddress."""
+    """Parse a store's URL. A given `password` overrides the URL's own. Raises BadAddress."""
     scheme, slashes, rest = url.partition("://")
     base, plus, word = scheme.lower().partition("+")
     if not slashes or base not in _TLS or (plus and word not in (StoreKind.SENTINEL, StoreKind.CLUSTER)):
@@ -119,7 +119,7 @@ def _database(parts: list[str], kind: StoreKind) -> int:
 
 
 def url_problem(url: str) -> str:
-    """What is wrong with a URL; "" if nothing is."""
+    """Return the problem of a URL; "" if it has no problem."""
     try:
         parsed(url)
     except BadAddress as error:

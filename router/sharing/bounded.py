@@ -1,12 +1,13 @@
-"""A reader of replies that looks at their shape before hiredis reads them.
+"""Reader of replies that checks their shape before hiredis parses them.
 
-hiredis makes a list of as many elements as a reply announces, 10^9 in thirteen bytes, and keeps the bytes of a string
-of any length. So each header is read here first: lists, depth and lines beyond a limit are a ProtocolError at once, and
-nothing of such a reply reaches hiredis. A string that is only too long is dropped as its bytes come, and is empty in
-the reply, so that whoever publishes one does not part the routers.
+hiredis allocates a list with as many elements as a reply announces, 10^9 in thirteen bytes, and buffers the bytes of a
+string of any length. So this module parses each header first. Lists, depth and lines beyond a limit raise a
+ProtocolError at once, and no byte of such a reply reaches hiredis. A string that is only too long is dropped as its
+bytes arrive, and is empty in the reply. So a publisher of long strings cannot disconnect the routers from each other.
 
-RESP2 has five kinds of replies, and each header is a line: `+text`, `-error`, `:number`, `$length` and then so many
-bytes, `*count` and then so many replies (https://redis.io/docs/latest/develop/reference/protocol-spec/).
+RESP2 has five kinds of replies (https://redis.io/docs/latest/develop/reference/protocol-spec/). The header of each is a
+line: `+text`, `-error`, `:number`, `$length` or `*count`. After `$length` come that number of bytes, and after `*count`
+that number of replies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import hiredis
 
-DEPTH_MAX = 8  # lists within each other, as hiredis has it; an answer to COMMAND has seven
+DEPTH_MAX = 8  # depth of nested lists, the same as in hiredis; an answer to COMMAND has seven
 LINE_BYTES_MAX = 4_096  # a header, with an error's text
 DIGITS_MAX = 12  # digits of a length
 DROPPED_BYTES_MAX = 64 << 20  # a string that announces more ends the connection: no router waits for its end
@@ -38,28 +39,32 @@ class BoundedReader:
         elements_max: int,
         nothing: Any = False,  # noqa: ANN401 - a mark of the caller's
     ) -> None:
-        """`bytes_max` and `elements_max` are of one reply, with all that it contains; `nothing` is returned if no
-        reply is complete; `error` makes what is raised for bytes that are no reply, or beyond a limit."""
+        """Create a reader.
+
+        - `bytes_max` and `elements_max`: limits of one reply, with all its parts.
+        - `nothing`: returned if no reply is complete.
+        - `error`: makes the exception for bytes that are no reply, or beyond a limit.
+        """
         self._error, self._nothing = error, nothing
         self._reader = hiredis.Reader(protocolError=error, replyError=reply_error, notEnoughData=nothing)
         self._bytes_max, self._elements_max = bytes_max, elements_max
-        self._data, self._at = b"", 0  # bytes that were not looked at, from this place on
-        self._body = 0  # bytes of a string, and the line end behind it, that are still to come
-        self._dropping = False  # whether that string is dropped
-        self._open = list[int]()  # replies that are still to come, of each list that has begun
+        self._data, self._at = b"", 0  # received bytes; those from this position on are not parsed yet
+        self._body = 0  # bytes of a string, and the line end after it, that have not arrived yet
+        self._dropping = False  # True if that string is dropped
+        self._open = list[int]()  # number of missing replies of each list that has begun
         self._bytes = self._elements = 0  # counts of the reply that has begun
 
     def feed(self, data: bytes) -> None:
-        """More bytes have come."""
+        """Add received bytes."""
         self._data = self._data[self._at :] + data if self._at < len(self._data) else data
         self._at = 0
 
     def has_data(self) -> bool:
-        """Whether bytes are here that belong to no reply so far."""
+        """True if bytes are present that belong to no returned reply."""
         return self._at < len(self._data) or self._body > 0 or bool(self._open) or bool(self._reader.has_data())
 
     def gets(self, decode: bool = True) -> Any:  # noqa: ANN401 - as hiredis has it
-        """The next reply. Raises what `error` makes."""
+        """Return the next reply. Raises an exception made by `error`."""
         if self._at >= len(self._data):
             return self._nothing
         if not self._open and not self._body and (message := self._message()) is not None:
@@ -67,7 +72,7 @@ class BoundedReader:
         return self._reader.gets(decode) if self._scan() else self._nothing
 
     def _message(self) -> list[bytes] | None:
-        """A message that is here as a whole: nearly all replies are messages, and dozens come each second."""
+        """Return a message if it is complete. Nearly all replies are messages, and dozens arrive each second."""
         data = self._data
         found = _MESSAGE.match(data, self._at)
         if found is None:
@@ -80,7 +85,7 @@ class BoundedReader:
         return [b"message", channel, data[begin:end]]
 
     def _scan(self) -> bool:
-        """Pass one reply on to hiredis, as far as its bytes are here; returns whether it is complete."""
+        """Pass the available bytes of one reply on to hiredis. Returns True if the reply is complete."""
         data, begin, end = self._data, self._at, len(self._data)  # bytes before `begin` were passed on
         while self._at < end:
             if not self._body:
@@ -114,7 +119,7 @@ class BoundedReader:
         return False
 
     def _header(self, kind: int, rest: bytes) -> bool:
-        """A header was read: returns whether more of its reply has to come. Raises what `error` makes."""
+        """Process a header. Returns True if its reply has more parts. Raises an exception made by `error`."""
         if kind in (_STRING, _LIST):
             if rest.isdigit() and len(rest) <= DIGITS_MAX:
                 return self._sized(kind, int(rest))
@@ -144,7 +149,7 @@ class BoundedReader:
         return count > 0
 
     def _ended(self) -> bool:
-        """A reply within a list has ended: returns whether the outermost list has."""
+        """Count the end of a reply within a list. Returns True if the outermost list has ended."""
         while self._open:
             self._open[-1] -= 1
             if self._open[-1]:

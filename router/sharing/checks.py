@@ -1,4 +1,4 @@
-"""The settings of the store: what is wrong with them, and the address that they make."""
+"""Settings of the store: their problems, and the address that they make."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _NEED_A_STORE = ("password", "password_file", "tls_ca", "tls_certificate", "tls_
 
 
 def is_shared(shared: SharedSettings) -> bool:
-    """Whether a store is named at all."""
+    """True if a store is configured."""
     return bool(shared.url or shared.url_file)
 
 
 def address_of(shared: SharedSettings) -> StoreAddress:
-    """The store's address. Raises BadAddress, OSError and UnicodeDecodeError."""
+    """Return the store's address. Raises BadAddress, OSError and UnicodeDecodeError."""
     password = secrets.read(shared.password, shared.password_file)
     return parsed(secrets.read(shared.url, shared.url_file), password)
 
 
 def shared_problems(shared: SharedSettings) -> list[str]:
-    """Problems of these settings; no line has a password or a URL."""
+    """Return the problems of these settings; no line has a password or a URL."""
     problems = secrets.problems("shared.url", shared.url, shared.url_file, chars_min=1)
     problems += secrets.problems("shared.password", shared.password, shared.password_file, chars_min=1)
     problems += replica_problems(shared.tls_ca, shared.tls_certificate, shared.tls_key, "shared")

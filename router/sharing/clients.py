@@ -1,7 +1,7 @@
-"""Clients of the store by its address: one server, those behind Sentinels, or a cluster.
+"""Clients of the store by its address: one server, servers behind Sentinels, or a cluster.
 
-With store.py the only importer of redis-py, which is an extra. Nothing is tried twice, and no reply is read beyond
-limits, from the first one on.
+Only this module and store.py import redis-py, which is an optional dependency. No command is retried. Each reply is
+read within limits, from the first one on.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from router.sharing.names import found
 from router.sharing.session import ODD, StoreFailed
 
 REPLY_BYTES_MAX = FRAME_BYTES_MAX + 4_096  # bytes of one reply, or of a message with its channel
-# Replies in one reply: to XRANGE a page of entries has 13 each, and to COMMAND, which a client of a cluster asks, some
-# 12,500 in all. A connection for messages has lists of three.
+# Replies within one reply. The reply to XRANGE has 13 for each entry of a page. The reply to COMMAND, which a cluster
+# client sends, has about 12,500 in all. A connection for messages has lists of three.
 ELEMENTS_MAX, MESSAGE_ELEMENTS_MAX = 1 << 15, 8
-# Exceptions of redis-py, and of Python where the store's answer has another shape than the command's.
+# Exceptions of redis-py, and of Python if the store's answer has another shape than the command's.
 ODD_ANSWERS = (TypeError, ValueError, LookupError, AttributeError)
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError, *ODD_ANSWERS)
 
 
 class _BoundedParser(_AsyncHiredisParser):
-    """redis-py's parser, which reads no reply beyond limits (bounded.py)."""
+    """redis-py's parser, limited to replies within bounds (bounded.py)."""
 
     def on_connect(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's
         """Begin to read this connection."""
@@ -60,7 +60,7 @@ class _BoundedParser(_AsyncHiredisParser):
 
 
 def message_reader() -> BoundedReader:
-    """Reads a connection for messages."""
+    """Make a reader for a connection for messages."""
     return BoundedReader(
         InvalidResponse,
         _AsyncHiredisParser.parse_error,
@@ -71,7 +71,7 @@ def message_reader() -> BoundedReader:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files for a store behind TLS; "" stands for the machine's authorities, and for no certificate of ours."""
+    """PEM files for a store behind TLS. "" means the machine's authorities, and no client certificate."""
 
     ca: str = ""
     certificate: str = ""
@@ -95,7 +95,7 @@ async def some_found(address: StoreAddress, within_s: float) -> None:
 
 
 def _options(address: StoreAddress, timeout_s: float, tls: TlsFiles) -> dict[str, Any]:
-    """Arguments of every client: plain RESP2, which Redis 6.2 and all proxies speak, and no second try."""
+    """Return the arguments of every client: plain RESP2, which Redis 6.2 and all proxies support, and no retry."""
     options: dict[str, Any] = {
         "username": address.username or None,
         "password": address.password or None,
@@ -114,7 +114,7 @@ def _options(address: StoreAddress, timeout_s: float, tls: TlsFiles) -> dict[str
 async def clients(
     address: StoreAddress, timeout_s: float, tls: TlsFiles, stack: AsyncExitStack
 ) -> tuple[Redis | RedisCluster, Redis]:
-    """The client that keys are asked of, and the one for messages, both connected; `stack` closes them. Raises one of
+    """Return the client for keys and the client for messages, both connected. `stack` closes them. Raises one of
     FAILURES."""
     options = _options(address, timeout_s, tls)
     if address.kind is StoreKind.SINGLE:
@@ -155,18 +155,18 @@ async def clients(
 
 
 def _bounded(client: Redis) -> Redis:
-    """A client that has not connected, whose replies have limits from the first one on."""
+    """Limit the replies of a client that has not connected, from the first one on."""
     pool: Any = client.connection_pool
     pool.connection_kwargs["parser_class"] = _BoundedParser
     return client
 
 
 async def _close(cluster: RedisCluster) -> None:
-    """Close its connections: redis-py 8 leaves those to the garbage collector where it had just lost a node, and was
-    about to ask for its nodes anew."""
+    """Close a cluster client with its connections. redis-py 8 leaves those to the garbage collector if it had just lost
+    a node, and was about to request the list of nodes again."""
     await cluster.aclose()
     for node in cluster.get_nodes():
-        with suppress(*FAILURES):  # nothing is left to do for a connection that has ended
+        with suppress(*FAILURES):  # a connection that has ended needs no further action
             await node.disconnect()
 
 
@@ -182,7 +182,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def failure(error: Exception) -> StoreFailed:
-    """What went wrong, in words of ours: its kind, and the store's own text without what it may quote."""
+    """Convert an error: its kind, and the store's own text without parts that it may quote."""
     if isinstance(error, (RedisTimeout, TimeoutError)):
         return StoreFailed("timeout", "no answer in time")
     if isinstance(error, ODD_ANSWERS) and not isinstance(error, (RedisError, OSError)):  # TLS raises both

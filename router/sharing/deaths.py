@@ -1,9 +1,10 @@
-"""What several routers have found of one replica: where three of them have found it dead, it is dead for all.
+"""Evidence from several routers about one replica: if three of them have found it dead, it is dead for all.
 
-A router's own breaker opens after three failures of its own requests, so that of eight routers each sends a dead
-replica three more. Each says which replicas it has found dead itself, never what it was told; where DEAD_ROUTERS have
-said the same within EVIDENCE_S, all others rest the replica at once, for as short a time as their own first finding
-would, and then try it as ever. The same evidence counts once: a trial that succeeds is not overruled by it.
+A router's breaker opens only after three failures of requests that this router sent. So each of eight routers would
+send a dead replica three more requests. Each router publishes the replicas that it has found dead with its requests,
+never those reported by others. When DEAD_ROUTERS have reported a replica within EVIDENCE_S, all others put it in
+cooldown at once. The cooldown is as short as after their first finding, and after it they try the replica as usual. The
+same evidence counts once: it does not override a trial that succeeds.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 DEAD_ROUTERS = 3  # routers that must have found a replica dead; this one may be one of them
-EVIDENCE_S = 2.0  # time for which the words of a router count
+EVIDENCE_S = 2.0  # time for which the reports of a router count
 
 
 class DeathNotices:
-    """What other routers have found dead. Numbers that name routers are those of frames."""
+    """Replicas that other routers have found dead. Numbers that identify routers are those of frames."""
 
     def __init__(self) -> None:
         self._said: dict[int, tuple[frozenset[str], float]] = {}  # router -> replicas, time of the message
-        self._taken: set[str] = set()  # replicas that were rested, and of which as many routers still say the same
+        self._taken: set[str] = set()  # replicas that were put in cooldown and are still reported by enough routers
 
     def hear(self, origin: int, dead: Iterable[str], now_s: float) -> None:
-        """Another router has found these dead, and no others."""
+        """Replace the set of replicas that another router reports as dead."""
         found = frozenset(dead)
         if found:
             self._said[origin] = (found, now_s)
@@ -30,12 +31,12 @@ class DeathNotices:
             self._said.pop(origin, None)
 
     def forget(self, origin: int) -> None:
-        """A router is not heard any more."""
+        """Forget a router that is silent."""
         self._said.pop(origin, None)
 
     def agreed(self, own: frozenset[str], now_s: float) -> list[tuple[str, int]]:
-        """Replicas that have newly been found dead by DEAD_ROUTERS routers, and by how many others; `own` are found
-        dead by this router."""
+        """Return the replicas newly found dead by DEAD_ROUTERS routers, each with the number of other routers that
+        found it. `own` are replicas found dead by this router."""
         counts: dict[str, int] = {}
         for found, at_s in self._said.values():
             if now_s - at_s <= EVIDENCE_S:

@@ -1,11 +1,11 @@
-"""What one router says to all others at once: the bytes of one message on the channel.
+"""Message of one router to all others, as bytes on the channel.
 
-First a head of fixed size, so that a router knows its own messages and those of another release without reading them:
-the version, a number of the router's process, and its own clock. Then msgpack: who says it, what is shared besides the
-core (rates, evidence, owners), and the core's own message as it is.
+It begins with a head of fixed size: the version, a number of the router's process, and its own clock. By the head a
+router recognizes its own messages and those of another release without parsing them. Then msgpack follows. It has the
+sender's name, the shared data that is not the core's (rates, evidence, owners), and the core's own message unchanged.
 
-Everything that is heard may be old, doubled, of another release or of nobody: what cannot be read is a BadFrame, and
-nothing else.
+A received message may be old, duplicated, of another release or forged. An unreadable message raises BadFrame, and no
+other exception.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import msgspec
 from msgspec import Meta
 
 VERSION = 1
-FRAME_BYTES_MAX = 5 << 20  # bytes of a message; a longer one is neither said nor read
+FRAME_BYTES_MAX = 5 << 20  # bytes of a message; a longer one is neither sent nor read
 OWNERS_MAX = 512  # owners of stored responses in a message
-TENANTS_MAX = 256  # tenants whose rates are in a message
+TENANTS_MAX = 256  # tenants with rates in a message
 DEAD_MAX = 256  # replicas in a message that were found dead
 REPLICAS_MAX, NUMBER_BYTES = 1_024, 8  # replicas in a message, and bytes of each one's number
 NAME_CHARS_MAX = 253
-WORD_CHARS_MAX = 1_024  # characters of any other word that is heard
+WORD_CHARS_MAX = 1_024  # characters of any other string in a received message
 Word = Annotated[str, Meta(max_length=WORD_CHARS_MAX)]
 _HEAD = struct.Struct("!BQd")
 HEAD_BYTES = _HEAD.size
 
 
 class BadFrame(ValueError):
-    """A message that no router of this release has said."""
+    """A message that no router of this release can have sent."""
 
 
 class Spent(msgspec.Struct, array_like=True, frozen=True):
-    """What a router has spent of a tenant's rates since it started, and what it believes to be left to all routers
-    together; of requests and of tokens. None: there is no such rate."""
+    """Usage of a tenant's rates at one router since its start, and its estimate of the rest for all routers together;
+    of requests and of tokens. None: the tenant has no such rate."""
 
     tenant: Word
     requests: float
@@ -46,28 +46,28 @@ class Spent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Frame(msgspec.Struct, array_like=True, kw_only=True):
-    """One message, behind its head."""
+    """One message, after its head."""
 
     name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
     begun: bool = False
-    """Whether the router has just begun to listen, so that others had better say everything at once."""
+    """True if the router has just begun to listen, so that others should publish everything at once."""
     leaving: bool = False
-    """Whether the router ends, and this is its last message."""
+    """True if the router ends, and this is its last message."""
     spent: Annotated[list[Spent], Meta(max_length=TENANTS_MAX)] = msgspec.field(default_factory=list)
     dead: Annotated[list[Word], Meta(max_length=DEAD_MAX)] = msgspec.field(default_factory=list)
-    """Replicas that this router has found dead itself."""
+    """Replicas that this router has found dead by its own requests."""
     owners: Annotated[list[tuple[Word, Word, Word]], Meta(max_length=OWNERS_MAX)] = msgspec.field(default_factory=list)
-    """Of stored responses, each as `Written` has it."""
+    """Owners of stored responses, each as `Written` has it."""
     core: bytes = b""
-    """The core's message; empty where it has nothing to say."""
+    """The core's message; empty if it has none."""
     asks: tuple[str, int] | None = None
-    """Name of the router that this one asks for all that it knows, and how many parcels of that it has taken."""
+    """Name of the router from which this one requests its state, and the number of parcels that it has taken."""
     replicas: Annotated[bytes, Meta(max_length=REPLICAS_MAX * NUMBER_BYTES)] = b""
     """Numbers of the router's replicas (peers.py), little-endian; in some messages only, b"" in the others."""
 
 
 class FrameHead(msgspec.Struct, frozen=True):
-    """The head of a message: who said it, and when, by the clock of whoever did, in seconds."""
+    """Head of a message: its sender, and the time in seconds by the sender's clock."""
 
     origin: int
     at_s: float
@@ -78,12 +78,12 @@ _decode = msgspec.msgpack.Decoder(Frame).decode
 
 
 def packed(frame: Frame, origin: int, now_s: float) -> bytes:
-    """The bytes of a message."""
+    """Encode a message."""
     return _HEAD.pack(VERSION, origin, now_s) + _encode(frame)
 
 
 def head_of(message: bytes) -> FrameHead | None:
-    """The head of a message; None for one of another release. Raises BadFrame."""
+    """Return the head of a message; None for one of another release. Raises BadFrame."""
     if not message:
         raise BadFrame("an empty message")
     if message[0] != VERSION:
@@ -97,7 +97,7 @@ def head_of(message: bytes) -> FrameHead | None:
 
 
 def frame_of(message: bytes) -> Frame:
-    """What is behind the head. Raises BadFrame."""
+    """Decode the part after the head. Raises BadFrame."""
     try:
         frame = _decode(memoryview(message)[HEAD_BYTES:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -105,7 +105,7 @@ def frame_of(message: bytes) -> Frame:
     if not frame.name.isprintable() or (frame.spent and not _finite(frame.spent)):
         raise BadFrame("words or numbers that are none")
     if len(frame.spent) > 1 and len({each.tenant for each in frame.spent}) < len(frame.spent):
-        raise BadFrame("a tenant twice")  # each time is bounded by what a tenant may use
+        raise BadFrame("a tenant twice")  # the limit of a tenant's usage applies to each entry
     if len(frame.replicas) % NUMBER_BYTES:
         raise BadFrame("numbers of replicas that are none")
     return frame

@@ -1,9 +1,10 @@
-"""What one router knows, handed over to another that has just started, through the store and in the background.
+"""Transfer of a router's state to another that has just started, through the store and in the background.
 
-The one that starts asks whoever has run longest, in the messages that it says anyhow, and tells there how much it has
-taken. The other one puts what it knows into the store, a parcel at a time, each for a short while, and never more of
-them than WINDOW ahead; taking a parcel removes it. So the store holds a few megabytes for some seconds, whoever dies in
-the middle. Where nothing comes another router is asked, and then the router starts cold.
+The new router sends its request to the router that has run longest. The request is part of its regular messages, and
+also has the number of parcels that it has taken. The other router puts its state into the store, one parcel at a time.
+Each parcel has a short lifetime, and at most WINDOW of them are ahead of the reader. To take a parcel removes it. So
+the store holds a few megabytes for some seconds, even if a router dies in the middle. If no parcel arrives, another
+router is asked, and after that the router starts cold.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from router.sharing.sides import StateSide
 
 log = logging.getLogger(__name__)
 
-PARCEL_BYTES = 256 << 10  # about the size of a parcel
+PARCEL_BYTES = 256 << 10  # approximate size of a parcel
 PARCEL_BYTES_MAX = 4 << 20
-BYTES_MAX = 1 << 30  # bytes that are taken of one router
+BYTES_MAX = 1 << 30  # most bytes that are taken from one router
 WINDOW = 32  # parcels that wait in the store: 8 MB
-KEPT_S = 20.0  # longest time that one waits there
-LOOK_S = 0.01  # between two looks for the next one
-FIRST_S = 4.0  # longest wait for the first one, or the next one; then another router is asked
-LISTEN_S = 0.4  # time after which all routers were heard that there are
-ASKERS_MAX = 64  # routers that may ask at once
+KEPT_S = 20.0  # longest time that a parcel waits there
+LOOK_S = 0.01  # interval of the polls for the next parcel
+FIRST_S = 4.0  # longest wait for the first parcel, or the next one; then another router is asked
+LISTEN_S = 0.4  # time after which a message of every router has been received
+ASKERS_MAX = 64  # routers that may request at once
 NEXT = "nothing: another router is asked, if there is one"
 ASKED_MAX = 3  # routers that are asked, one after another
 
@@ -54,16 +55,16 @@ class Handing:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """`whole` says whether others are heard, and `wake` has the next message said soon."""
+        """`whole` returns True if other routers are received, and `wake` makes the next message go out soon."""
         self._side, self._peers, self._name, self._origin, self._seals = side, peers, name, origin, seals
         self._whole, self._wake, self._clock = whole, wake, clock
-        self.asks: tuple[str, int] | None = None  # router that is asked, and parcels taken of it so far
-        self._askers: dict[int, int] = {}  # routers that ask this one -> parcels that they have taken
-        self._served: set[int] = set()  # askers that were handed everything, and still ask
+        self.asks: tuple[str, int] | None = None  # router that is asked, and parcels taken from it so far
+        self._askers: dict[int, int] = {}  # routers that request this one's state -> parcels that they have taken
+        self._served: set[int] = set()  # requesting routers that received everything, and still ask
         self._asked = asyncio.Event()
 
     def heard(self, origin: int, frame: Frame) -> None:
-        """Another router has said this."""
+        """Process a message of another router."""
         if frame.asks is not None and frame.asks[0] == self._name:
             if origin in self._askers or len(self._askers) < ASKERS_MAX:
                 self._askers[origin] = frame.asks[1]
@@ -73,14 +74,14 @@ class Handing:
             self.silent(origin)
 
     def silent(self, origin: int) -> None:
-        """A router is not heard any more, or asks no more: its place is another asker's."""
+        """Free the place of a router that is silent, or that no longer requests state."""
         self._askers.pop(origin, None)
         self._served.discard(origin)
 
     # -- giving ------------------------------------------------------------------------------------------------------
 
     async def give(self, session: Session) -> None:
-        """Hand over what this router knows to whoever asks, one after another. Raises StoreFailed."""
+        """Hand over this router's state to each router that requests it, one after another. Raises StoreFailed."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -105,19 +106,19 @@ class Handing:
                 while self._ahead(to, number) and self._clock() - waited_s <= FIRST_S:  # noqa: ASYNC110 - as below
                     await asyncio.sleep(LOOK_S)
                 if to not in self._askers or self._ahead(to, number):
-                    return  # the asker has what it wants, is gone, or takes nothing
+                    return  # the requesting router has enough, is gone, or takes no parcels
                 key = _key(to, self._origin, number)
                 await session.put(key, self._sealed(key, parcel), KEPT_S)
                 number += 1
 
     def _ahead(self, to: int, number: int) -> bool:
-        """Whether as many parcels wait in the store as may."""
+        """True if the largest allowed number of parcels waits in the store."""
         return number - self._askers.get(to, number) >= WINDOW
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     async def ask(self, session: Session) -> None:
-        """Ask others for what they know, where this router has just started. Raises StoreFailed."""
+        """Request the state of other routers, if this router has just started. Raises StoreFailed."""
         try:
             if self._side.wants:
                 await self._ask(session)
@@ -127,13 +128,13 @@ class Handing:
         finally:
             self.asks = None
         self._side.expect(more=False)
-        await asyncio.Event().wait()  # a session ends with the first of its works
+        await asyncio.Event().wait()  # a session ends with the first of its tasks
 
     async def _ask(self, session: Session) -> None:
         while not self._whole():  # noqa: ASYNC110 - a look every so often; the session ends where that never comes
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(LISTEN_S)
-        # Which routers are of this fleet is known by replicas, of which the first probes tell.
+        # Routers of this fleet are recognized by their replicas, which are known after the first probes.
         began_s = self._clock()
         while not self._peers.has_replicas and self._clock() - began_s < FIRST_S:  # noqa: ASYNC110 - likewise
             await asyncio.sleep(LOOK_S)
@@ -146,7 +147,7 @@ class Handing:
                 return
 
     async def _pieces_of(self, session: Session, origin: int, name: str) -> list[bytes] | None:
-        """What one router hands over; None where it does not come whole."""
+        """Receive the state of one router; None if it does not arrive completely."""
         pieces, number, size, since_s = list[bytes](), 0, 0, self._clock()
         self.asks = (name, 0)
         self._wake()
@@ -173,12 +174,12 @@ class Handing:
     # -- parcels -----------------------------------------------------------------------------------------------------
 
     def _sealed(self, key: str, parcel: bytes) -> bytes:
-        """A parcel with its marks, which are of its key too: it is for one process, by one, and in its place."""
+        """Mark a parcel. The marks also cover its key, so they bind it to its receiver, its sender and its position."""
         marks = self._seals.mark(PARCEL, key.encode() + parcel)
         return bytes((len(marks) // MARK_BYTES,)) + marks + parcel if marks else parcel
 
     def _opened(self, key: str, sealed: bytes) -> list[bytes] | None:
-        """The pieces in a parcel, none in the last one; None for one that no router of this fleet has made."""
+        """Return the pieces in a parcel; the last one is empty. None if no router of this fleet has made it."""
         if len(sealed) > PARCEL_BYTES_MAX + SECRETS_MAX * MARK_BYTES:
             return None
         if not self._seals:
@@ -199,7 +200,7 @@ def _key(to: int, origin: int, number: int) -> str:
 
 
 def opened(parcel: bytes) -> list[bytes] | None:
-    """The pieces in a parcel, none in the last one; None where nobody of us has made it."""
+    """Return the pieces in a parcel; the last one is empty. None if the format is not a router's."""
     if len(parcel) > PARCEL_BYTES_MAX:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What is heard from other routers, and where each part of a message goes."""
+"""Receiver of other routers' messages: passes each part of a message to its component."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from router.sharing.sides import CoreSharing, StoreSide
 
 log = logging.getLogger(__name__)
 
-REFUSED_EVERY_S = 60.0  # between two lines of the log on messages that are of no router of this fleet
+REFUSED_EVERY_S = 60.0  # least time between two log lines about messages that are not of this fleet
 
 
 class FrameHearer(Protocol):
-    """Who is told of each message of another router."""
+    """Receiver of each message of another router."""
 
     def heard(self, origin: int, frame: Frame) -> None:
-        """Another router has said this."""
+        """Process a message of another router."""
 
     def silent(self, origin: int) -> None:
-        """A router is not heard any more."""
+        """Forget a router that is silent."""
 
 
 class Hearing:
-    """Takes messages apart."""
+    """Checks and dispatches messages."""
 
     def __init__(
         self,
@@ -43,15 +43,14 @@ class Hearing:
     ) -> None:
         self._peers, self._core, self._side, self._counts, self._origin = peers, core, side, counts, origin
         self._seals, self._wall = seals, wall
-        self.handing: FrameHearer | None = None  # other listeners are called as well
-        self.asked = False  # another router wants to be told everything
+        self.handing: FrameHearer | None = None  # a handover gets each message in addition
+        self.asked = False  # another router requests all data
         self._own_s = -math.inf  # time of the last own message
-        self._refused: Counter[str] = Counter()  # refused messages since the last line of the log, by kind
+        self._refused: Counter[str] = Counter()  # refused messages since the last log line, by kind
         self._refused_s = -math.inf  # time of that line
 
     def hear(self, message: bytes, now_s: float) -> float | None:
-        """Take a message. Returns the time at which this router has said it, where it was this router. Raises
-        BadFrame."""
+        """Process a message. For a message of this router, return the time at which it was sent. Raises BadFrame."""
         try:
             message, wall_s = self._seals.opened(message)
         except NotSealed as error:
@@ -75,13 +74,14 @@ class Hearing:
             return None
         if earlier:
             self.silent(earlier, left=True)
-        self.asked = self.asked or frame.begun  # a stranger's too, which is to know that this router is none of its
+        # also for a stranger, which must learn that this router is not of its fleet
+        self.asked = self.asked or frame.begun
         if self._of_this_fleet(head.origin, frame):
             self._take(head.origin, frame, now_s)
         return None
 
     def refuse(self, kind: str, why: str, now_s: float) -> None:
-        """Count a message or an entry that is of no router of this fleet, and say so once a minute."""
+        """Count a message or an entry that is not of this fleet, and log such messages once a minute."""
         self._counts[kind] += 1
         self._refused[kind] += 1
         if now_s - self._refused_s >= REFUSED_EVERY_S:
@@ -96,18 +96,18 @@ class Hearing:
             log.warning(text, extra={"event": "sharing_unauthenticated", "fields": fields})
 
     def forget_strangers(self) -> None:
-        """What routers have said that turned out to be of another fleet counts no more."""
+        """Discard the reports of routers that turned out to be of another fleet."""
         for origin in self._peers.found_strangers():
             self.silent(origin, left=True)
 
     def silent(self, origin: int, *, left: bool) -> None:
-        """A router is not heard any more; `left`: it said that it leaves, or is no router of this fleet."""
+        """Forget a router that is silent. With `left`, it announced that it leaves, or is not of this fleet."""
         self._side.silent(origin, left=left)
         if self.handing is not None:
             self.handing.silent(origin)
 
     def _own(self, at_s: float, now_s: float) -> float | None:
-        """An own message has come back. One that has come before proves nothing: a store may repeat it."""
+        """Process an own message. One that was received before proves nothing, because a store may repeat it."""
         if at_s > now_s:
             raise BadFrame("a message of this router from the future")
         if at_s <= self._own_s:

@@ -1,8 +1,8 @@
-"""What the store keeps of one router: that it is there, and who owns the stored responses that it made.
+"""Data of one router in the store: its presence, and the owners of the stored responses that it made.
 
-What the store refuses is tried again and said once. What it has lost is written again: by each router the owners that
-it made, and a little later those that it knows of others and that are still missing, since their routers may be gone.
-An entry has a mark (seals.py): what other routers have written counts if theirs holds.
+A refused write is tried again and logged once. Data that the store has lost is written again. Each router first writes
+the owners that it made. A little later it writes those of other routers that are still missing, because their routers
+may be gone. An entry has a mark (seals.py): entries of other routers count if their mark is valid.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from router.sharing.session import REFUSALS, Entry, Session, StoreFailed, Writte
 log = logging.getLogger(__name__)
 
 KEEP_S = 1.0  # between two writes of this router's presence
-PRESENCE_S = 5.0  # time for which presence counts in the store
-OVERLAP_MS = 5_000  # owners are read again from so long before the last whole moment
+PRESENCE_S = 5.0  # lifetime of presence in the store
+OVERLAP_MS = 5_000  # owners are read again from this time before the last whole moment
 WRITTEN_MAX = 64  # owners in one write: a busy router must be able to send it, and read the answer, in time
-REWRITE_S = 30.0  # shortest time between two writes of all that the store had and has no more
-# Time after a session's beginning at which owners are read a second time: those of which another router sent the
-# message before this one listened may have been written since.
+REWRITE_S = 30.0  # shortest time between two writes of all that the store has lost
+# Time after a session's beginning at which owners are read a second time. Another router may have sent an owner's
+# message before this router listened, and written the entry since.
 SECOND_READ_S = KEEP_S
-READ_EVERY_S = REWRITE_S  # between two reads after that: what a store has lost may be written again at any time
-FILL_S, FILL_TURNS = 2 * KEEP_S, 4  # others' owners are written so long after the own ones, in turns of KEEP_S
-FILL_SLICE = 256  # owners that are looked at without a pause
+READ_EVERY_S = REWRITE_S  # between two later reads: lost data may be written again at any time
+FILL_S, FILL_TURNS = 2 * KEEP_S, 4  # others' owners are written this time after the own ones, in turns of KEEP_S
+FILL_SLICE = 256  # owners that are examined without a pause
 
 
 class Owners(Protocol):
-    """Owners of stored responses, as far as this router knows them (sides.py)."""
+    """Owners of stored responses, as known to this router (sides.py)."""
 
     def own(self, owners: Sequence[Written]) -> None:
         """Take owners that other routers have written."""
 
     def known(self) -> list[str]:
-        """Ids of all responses whose owners are known."""
+        """Return the ids of all responses with known owners."""
 
     def owner(self, response_id: str) -> Written | None:
-        """The entry of one; None if it is not known any more."""
+        """Return the entry of a response; None if it is no longer known."""
 
 
 class Refusals(Protocol):
-    """Who counts what is of no router of this fleet (hearing.py)."""
+    """Counter of data that is not of this fleet (hearing.py)."""
 
     def refuse(self, kind: str, why: str, now_s: float) -> None:
-        """Count it."""
+        """Count an entry."""
 
 
 class Keeping:
-    """What one router keeps in the store, in one session after another."""
+    """Keeps the data of one router in the store, in one session after another."""
 
     def __init__(
         self,
@@ -71,29 +71,29 @@ class Keeping:
         self._owners, self._refusals, self._seals = owners, refusals, seals
         self._name, self._origin, self._owners_max, self._clock = name, origin, owners_max, clock
         self._counts, self._failures = counts, failures
-        self.refusal = ""  # the store's words where it answers and takes no writes
-        self._unwritten: deque[Written] = deque(maxlen=owners_max)  # owners that the store was not told of
-        self._made: deque[Written] = deque(maxlen=owners_max)  # all owners that this router has told of
-        self._lost = False  # whether the store had something of this router's, and has it no more
+        self.refusal = ""  # the store's error text if it answers and refuses writes
+        self._unwritten: deque[Written] = deque(maxlen=owners_max)  # owners that are not in the store yet
+        self._made: deque[Written] = deque(maxlen=owners_max)  # all owners that this router has published
+        self._lost = False  # True if the store has lost data of this router
         self._present, self._rewritten_s = False, float("-inf")
         self._fill_s = float("inf")  # time at which others' owners are written that the store has lost
         self._write = asyncio.Event()
 
     def made(self, owner: Written) -> None:
-        """A stored response was made: the store is told soon."""
+        """Queue the owner of a new stored response. It is written soon."""
         self._unwritten.append(owner)
         self._made.append(owner)
         self._write.set()
 
     def resealed(self) -> None:
-        """The secrets have changed: the store is given what this router made with marks that count from now on."""
+        """The secrets have changed: write this router's owners again, with marks that are valid now."""
         self._unwritten.clear()
         self._unwritten.extend(self._made)
         self._write.set()
 
     async def keep(self, session: Session, last_s: float | None) -> None:
-        """Keep in the store what it is to remember, until cancelled; `last_s` is the time at which this router heard
-        the others last. Raises StoreFailed if the store does not answer."""
+        """Maintain this router's data in the store, until cancelled. `last_s` is the time of the last message from
+        other routers. Raises StoreFailed if the store does not answer."""
         due_s, reads = self._clock(), 0
         while True:
             try:
@@ -113,7 +113,8 @@ class Keeping:
             await self._next_write()
 
     async def _next_write(self) -> None:
-        """Wait until there is something to write: at once, unless the store has refused; else for the next presence."""
+        """Wait for the next write. It is due with the next owner or presence; after a refusal, only with the next
+        presence."""
         if self.refusal:
             await asyncio.sleep(KEEP_S / 2)
             return
@@ -126,7 +127,7 @@ class Keeping:
                 pass
 
     async def _written(self, session: Session) -> None:
-        """Write presence, and owners that wait; and those of before again where the store has lost them."""
+        """Write presence and the queued owners, and earlier owners again if the store has lost them."""
         there = await session.present(self._name, b"%d" % self._origin, PRESENCE_S)
         self._lost = self._lost or (self._present and not there)
         self._present, now_s = True, self._clock()
@@ -139,13 +140,13 @@ class Keeping:
             some = [self._unwritten[n] for n in range(min(WRITTEN_MAX, len(self._unwritten)))]
             entries = [(each, self._seals.mark(OWNER, owner_bytes(*each))) for each in some]
             await session.write(entries, self._owners_max)
-            for each in some:  # the oldest may have been dropped for newer ones meanwhile
+            for each in some:  # the oldest may have been dropped for newer ones in the meantime
                 if self._unwritten and self._unwritten[0] is each:
                     self._unwritten.popleft()
             self._counts["written"] += len(some)
 
     async def _read(self, session: Session, last_s: float | None) -> None:
-        """Read owners that were written since this router last heard the others; all of them at its start."""
+        """Read owners that were written since this router last received from others; all of them at its start."""
         since_ms = 0
         if last_s is not None:
             away_ms = int((self._clock() - last_s) * 1_000)
@@ -155,7 +156,7 @@ class Keeping:
             await asyncio.sleep(0)
 
     async def _fill(self, session: Session) -> None:
-        """Have written what this router knows of others and the store has no more."""
+        """Queue owners of other routers that the store has lost."""
         there = set[str]()
         async for entries in session.read(0, self._owners_max):
             proved = self._proved(entries)
@@ -169,7 +170,7 @@ class Keeping:
                 await asyncio.sleep(0)
 
     def _proved(self, entries: Iterable[Entry]) -> list[Written]:
-        """The owners that routers of this fleet have written."""
+        """Return the owners that routers of this fleet have written."""
         found = list[Written]()
         for owner, mark in entries:
             if self._seals.holds(OWNER, owner_bytes(*owner), mark):

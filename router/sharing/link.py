@@ -1,13 +1,13 @@
-"""The link between this router and others, through the store, in the background.
+"""Link between this router and others, through the store, in the background.
 
-What the core and the store's side have to tell is said as one message to all (saying.py), and what others say is heard
-(hearing.py); a task keeps owners of stored responses in the store (keeping.py). All of it belongs to a session, which
-ends at its first failure, and another is opened at once, then every RETRY_S. No request waits for any of it: what
-requests tell the link it remembers, and what they ask it answers from memory.
+The data of the core and of the store side is published as one message to all (saying.py), and messages of other routers
+are received (hearing.py). A task keeps owners of stored responses in the store (keeping.py). All of it belongs to a
+session, which ends at its first failure. The next session is opened at once, then every RETRY_S. No request waits for
+any of it: the link stores data from requests in memory, and answers requests from memory.
 
-A router hears its own messages as well. While it does, it knows that others can hear it and that it would hear them:
-the link is whole. When it has heard none for ALONE_S, whatever the store may be doing, it is alone, says so once, and
-goes on with what it knows itself.
+A router also receives its own messages. While it does, others can receive from it and it can receive from others: the
+link is whole. If it has received none for ALONE_S, in any state of the store, it is alone. It logs that once, and
+continues with its own knowledge.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from router.sharing.sides import CoreSharing, StateSide, StoreSide
 
 log = logging.getLogger(__name__)
 
-ALONE_S = 0.75  # longest time without an own message heard; then this router is alone
-WATCH_S = 0.1  # interval of the looks whether the link is whole
-RETRY_S = 0.1  # between two tries to open a session
-RETRY_ODD_S = 5.0  # the same at most where something answers that is no Redis: it may be made to cost much
-TICK_S = 1.0  # between two calls of what is shared besides (StoreSide.tick)
-CLOSE_S = 0.3  # longest time that saying goodbye may take
+ALONE_S = 0.75  # longest time without a received own message; then this router is alone
+WATCH_S = 0.1  # interval of the checks if the link is whole
+RETRY_S = 0.1  # between two attempts to open a session
+RETRY_ODD_S = 5.0  # longest such time if the peer does not speak the Redis protocol: it may try to cause load
+TICK_S = 1.0  # between two calls of StoreSide.tick
+CLOSE_S = 0.3  # longest time for the goodbye
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class LinkLimits:
     """Limits of a link."""
 
     owners_max: int  # owners of stored responses that are kept in the store, and that wait to be written
-    peers_max: int = 64  # other routers that are listened to
-    replicas_in_common: bool = True  # whether a router is only of this fleet if it has a replica in common
+    peers_max: int = 64  # most other routers
+    replicas_in_common: bool = True  # True if a router is of this fleet only with a replica in common
 
 
 class SharingLink:
-    """The link of one router. `start` begins, `close` ends it; nothing here is ever waited for by a request."""
+    """Link of one router. `start` begins, `close` ends it. No request ever waits for it."""
 
     def __init__(
         self,
@@ -65,17 +65,22 @@ class SharingLink:
         wall: Callable[[], float] = time.time,
         state: StateSide | None = None,
     ) -> None:
-        """`name` is this router's, `origin` a number of its process that no other has; `seals` proves messages;
-        without `state` nothing is handed over to routers that start."""
+        """Create a link.
+
+        - `name`: name of this router.
+        - `origin`: a number of its process that no other process has.
+        - `seals`: prove messages.
+        - `state`: None means that no state is handed over to routers that start.
+        """
         self.name, self.origin = name, origin
         self._open, self._core, self._side, self._limits, self._clock = open_, core, side, limits, clock
         self._seals, self._wall = seals, wall
         self.whole = False
-        self.why = "not connected yet"  # why it is not whole
-        self._said_alone = False  # whether the log has it, after the link was last whole
+        self.why = "not connected yet"  # the reason why it is not whole
+        self._said_alone = False  # True once this is logged, since the link was last whole
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()  # counts by kind
-        self.delay_s: float | None = None  # time from saying to hearing the last own message
+        self.delay_s: float | None = None  # time between sending and receiving the last own message
         self._peers = HeardRouters(name, origin, limits.peers_max, in_common=limits.replicas_in_common)
         self._hearing = Hearing(self._peers, core, side, self.counts, origin, seals, wall)
         self._saying = Saying(
@@ -91,7 +96,8 @@ class SharingLink:
             seals=seals,
             wall=wall,
         )
-        self.urgent, self.changed = self._saying.urgent, self._saying.changed  # the core has something to say
+        # the core calls these if it has data to publish
+        self.urgent, self.changed = self._saying.urgent, self._saying.changed
         self._handing: Handing | None = None
         if state is not None:
             wake = self._saying.soon
@@ -117,52 +123,52 @@ class SharingLink:
             failures=self.failures,
             clock=clock,
         )
-        # Time in which this router's loop has run, in seconds: where it stands still for a second, own messages are not
-        # late but not read yet.
+        # Time in which this router's loop has run, in seconds. If the loop blocks for a second, own messages are not
+        # late but unread.
         self._awake_s = 0.0
-        self._echo_s = float("-inf")  # time of the last own message that was heard, likewise
+        self._echo_s = float("-inf")  # the same time at the last received own message
         self._whole_s: float | None = None  # last time at which the link was whole
         self._session: Session | None = None
-        self._elsewhere = asyncio.Event()  # the session is to end, since another one would be with another store
+        self._elsewhere = asyncio.Event()  # set to end the session, because the next one is with another store
         self._tasks: list[asyncio.Task[None]] = []
 
-    # -- what this router tells, from the path of requests -----------------------------------------------------------
+    # -- events from the path of requests ----------------------------------------------------------------------------
 
     def made(self, response_id: str, replica: str, tenant: str) -> None:
-        """A stored response was made: others are told at once, and the store soon."""
+        """Publish the owner of a new stored response at once, and write it to the store soon."""
         made = (response_id, replica, tenant)
         self._keeping.made(made)
         self._saying.made(made)
 
-    # -- what it is asked --------------------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------------------------
 
     @property
     def routers(self) -> int:
-        """Routers that this one hears, itself included."""
+        """Routers that this one receives from, itself included."""
         return 1 + self._peers.heard
 
     @property
     def refusal(self) -> str:
-        """The store's words if it answers and takes no writes, else ""."""
+        """The store's error text if it answers and refuses writes, else ""."""
         return self._keeping.refusal
 
     def peers(self) -> list[tuple[str, float]]:
-        """Name of each other router that is heard, and seconds since its last message."""
+        """Return the name of each other router that is received, and the seconds since its last message."""
         return self._peers.rows(self._clock())
 
     def strangers(self) -> list[str]:
-        """Names of routers of other fleets that share this one's store and name."""
+        """Return the names of routers of other fleets that share this one's store and name."""
         return self._peers.strangers()
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- lifecycle ---------------------------------------------------------------------------------------------------
 
     def resealed(self) -> None:
         """The secrets have changed (seals.py)."""
         self._keeping.resealed()
 
     def reopen(self) -> None:
-        """The store is at another address now, or wants another password: end the session, which counts as no failure,
-        and open another at once. No goodbye is said: to others who go there too this router was not away."""
+        """The store's address or password has changed. End the session, which does not count as a failure, and open
+        another at once. No goodbye is sent: for others that use the same store this router was not away."""
         self._elsewhere.set()
 
     def start(self) -> None:
@@ -171,7 +177,7 @@ class SharingLink:
         self._tasks = [asyncio.create_task(_kept_up(work)) for work in (self._run, self._watch)]
 
     async def close(self) -> None:
-        """Tell others that this router leaves, as far as that takes no time, and end."""
+        """Notify others that this router leaves, if that takes no time, and end."""
         session = self._session
         self._saying.leave()
         if session is not None and self.whole:
@@ -207,7 +213,7 @@ class SharingLink:
             await asyncio.sleep(max(RETRY_S / 10, retry_s - (self._clock() - began_s)))
 
     async def _serve(self, session: Session) -> None:
-        """Say, hear and keep, until one of them fails or the store is elsewhere. Raises StoreFailed."""
+        """Publish, receive and keep, until one of them fails or the store has moved. Raises StoreFailed."""
         works = [
             session.listen(self._heard),
             self._saying.say(session),
@@ -225,7 +231,7 @@ class SharingLink:
             await _ended(tasks, CLOSE_S / 10)
 
     async def _silence(self) -> None:
-        """Fail when own messages are not heard: one of the two directions is cut. Raises StoreFailed."""
+        """Fail if own messages are not received: one of the two directions is cut. Raises StoreFailed."""
         opened_s = self._awake_s
         while (left_s := max(self._echo_s, opened_s) + ALONE_S - self._awake_s) > 0:  # noqa: ASYNC110 - mostly one look
             await asyncio.sleep(max(WATCH_S, left_s))
@@ -239,7 +245,7 @@ class SharingLink:
         self.why = f"{failed.kind}: {failed.text}"
 
     async def _watch(self) -> None:
-        """Say when the link becomes whole, and when it is whole no more; and forget who is silent."""
+        """Detect that the link becomes whole or is no longer whole, and forget silent routers."""
         ticked_s = before_s = self._clock()
         while True:
             await asyncio.sleep(WATCH_S)
@@ -275,7 +281,7 @@ class SharingLink:
         fields = {"name": self.name, "routers": self.routers}
         log.info("this router hears itself through the store", extra={"event": "sharing_whole", "fields": fields})
 
-    # -- hearing -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     def _heard(self, message: bytes) -> None:
         now_s = self._clock()
@@ -301,8 +307,8 @@ class SharingLink:
 
 
 async def _ended(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:
-    """Cancel these, and wait for their ends; again after `again_s`, since asyncio.wait_for, which redis-py writes with,
-    may take a cancellation for itself before Python 3.12."""
+    """Cancel these tasks, and wait for their ends. Cancel again after `again_s`: asyncio.wait_for, with which redis-py
+    writes, may swallow a cancellation before Python 3.12."""
     pending = set(tasks)
     while pending:
         for task in pending:
@@ -310,11 +316,11 @@ async def _ended(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:
         done, pending = await asyncio.wait(pending, timeout=again_s)
         for task in done:
             if not task.cancelled():
-                task.exception()  # whatever it was, the first one was told
+                task.exception()  # every error is the same as the first one, which was reported
 
 
 async def _kept_up(work: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Do something for ever; a bug in it is logged, and begins it anew."""
+    """Run a function forever. A bug in it is logged, and it is started again."""
     while True:
         try:
             await work()

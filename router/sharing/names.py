@@ -1,9 +1,9 @@
-"""Asks for a store's name before a client of the store does, in a thread of its own.
+"""Resolves a store's name before a client of the store does, in a separate thread.
 
-A resolver that gets no answer holds its thread for as long as the machine's settings say, often half a minute, and
-cannot be told to stop. Sessions are opened several times a second while the store is away: asked each time, the threads
-that the event loop has for everything else would all be waiting for names. Here one question of each name is open at
-most, and its thread keeps no process from ending.
+A resolver without an answer blocks its thread for the time in the machine's settings, often half a minute, and cannot
+be stopped. Sessions are opened several times a second while the store is away. With a lookup each time, all threads of
+the event loop's pool would wait for names. Here each name has at most one open lookup, and its thread does not keep the
+process from ending.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _open: dict[tuple[asyncio.AbstractEventLoop, str], asyncio.Future[None]] = {}
 
 
 async def found(host: str, within_s: float) -> None:
-    """Return once the name has an address. Raises OSError, also where it takes longer."""
+    """Return once the name has an address. Raises OSError, also if it takes longer."""
     with suppress(ValueError):
         ip_address(host)
         return
@@ -47,7 +47,7 @@ def _ask(loop: asyncio.AbstractEventLoop, host: str, asked: asyncio.Future[None]
             asked.set_result(None)
         else:
             asked.set_exception(failed)
-            asked.exception()  # told to whoever waits, if anybody still does
+            asked.exception()  # reported to each caller that still waits
 
     with suppress(RuntimeError):  # the loop may be closed by now
         loop.call_soon_threadsafe(tell)

@@ -1,9 +1,9 @@
-"""The other routers that are heard: which processes, and whether they are of this router's fleet.
+"""Other routers that are received: their processes, and their membership in this router's fleet.
 
-Two routers are of one fleet if they have a replica in common, of one id and with a model in common. A router whose
-replicas are other ones is a stranger: another fleet that was given the same store and the same name, by accident or
-since that is the default. A router without replicas may be either and counts as a sibling, and one that has once had
-a replica in common stays one, so that a fleet whose replicas are all exchanged, router by router, does not part.
+Two routers are of one fleet if they have a replica in common, with the same id and a model in common. A router with
+only other replicas is a stranger. It is of another fleet that was given the same store and the same name, by accident
+or because that is the default. A router without replicas may be either, and counts as a sibling. A router that once had
+a replica in common stays a sibling. So a fleet does not split when all its replicas are exchanged, router by router.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from router.sharing.seals import FRESH_S
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 1.0  # a router that was not heard for so long is there no more
-PAST_MAX = 1_024  # processes that are gone whose last messages are remembered
+SILENT_S = 1.0  # a router that was silent for this time is gone
+PAST_MAX = 1_024  # processes that are gone, of which the last message's time is kept
 
 
 @dataclass(slots=True)
@@ -30,42 +30,42 @@ class _Peer:
     at_s: float  # the time in its last message, by its own clock
     heard_s: float
     silent: bool = False
-    replicas: frozenset[int] = frozenset()  # numbers of its replicas; empty until they were told
-    sibling: bool = False  # whether any of its replicas was this router's too, at any time
-    stranger: bool = False  # whether both have replicas, and have had none in common
+    replicas: frozenset[int] = frozenset()  # numbers of its replicas; empty until they are known
+    sibling: bool = False  # True if any of its replicas was also this router's, at any time
+    stranger: bool = False  # True if both have replicas, and have had none in common
 
 
 class HeardRouters:
-    """The other routers that are heard, by the numbers of their processes."""
+    """The other routers that are received, by the numbers of their processes."""
 
     def __init__(self, name: str, origin: int, peers_max: int, *, in_common: bool = True) -> None:
-        """`in_common`: whether a router is only of this fleet if it has a replica in common."""
+        """With `in_common`, a router is of this fleet only if it has a replica in common."""
         self._name, self._origin, self._peers_max, self._in_common = name, origin, peers_max, in_common
         self._peers: dict[int, _Peer] = {}
         self._past: dict[int, float] = {}  # time of the last message of processes that are gone, by their clocks
         self._replicas: frozenset[int] = frozenset()  # numbers of this router's replicas
         self._newly: list[int] = []  # strangers that were found since the last call of `found_strangers`
-        self._of: dict[str, int] = {}  # number of the process that has a name
-        self._full = self._namesake = self._met = False  # whether that was said
-        self._namesake_s = math.inf  # time at which an older process of this router's name was first heard
+        self._of: dict[str, int] = {}  # router name -> number of its process
+        self._full = self._namesake = self._met = False  # True once that is logged
+        self._namesake_s = math.inf  # time of the first message of an older process with this router's name
 
     @property
     def heard(self) -> int:
-        """How many of this fleet are heard."""
+        """Number of routers of this fleet that are received."""
         return sum(not (peer.silent or peer.stranger) for peer in self._peers.values())
 
     def rows(self, now_s: float) -> list[tuple[str, float]]:
-        """Name of each of this fleet that is heard, and seconds since its last message."""
+        """Return the name of each router of this fleet that is received, and the seconds since its last message."""
         there = (peer for peer in self._peers.values() if not (peer.silent or peer.stranger))
         return sorted((peer.name, now_s - peer.heard_s) for peer in there)
 
     def strangers(self) -> list[str]:
-        """Names of the routers of other fleets that are heard."""
+        """Return the names of the routers of other fleets that are received."""
         return sorted(peer.name for peer in self._peers.values() if peer.stranger and not peer.silent)
 
     def longest(self, without: Collection[int]) -> tuple[int, str] | None:
-        """(number of its process, name) of the router that has run longest, of those of this fleet that are heard;
-        one with a replica in common comes before one whose replicas are not known."""
+        """Return (number of its process, name) of the router that has run longest, of those of this fleet that are
+        received. One with a replica in common comes before one with unknown replicas."""
         heard = [
             (not peer.sibling, origin)
             for origin, peer in self._peers.items()
@@ -74,17 +74,18 @@ class HeardRouters:
         return (min(heard)[1], self._peers[min(heard)[1]].name) if heard else None
 
     def hears(self, origin: int) -> bool:
-        """Whether this process is heard now."""
+        """True if this process is received now."""
         peer = self._peers.get(origin)
         return peer is not None and not peer.silent
 
     def known(self, origin: int) -> bool:
-        """Whether this process was heard before, and has not left."""
+        """True if this process was received before, and has not left."""
         return origin in self._peers
 
     def replayed(self, origin: int, at_s: float, apart_s: float) -> str:
-        """Why an authenticated message is one that was recorded, "" if it is not: it is no later than the last one of
-        its process, or its process is not heard now and its wall clock is `apart_s` from this router's."""
+        """Return the reason why an authenticated message is a replay; "" if it is not. It is a replay if it is no later
+        than the last one of its process. It is also a replay if its process is not received now, and its wall clock is
+        `apart_s` from this router's, more than FRESH_S."""
         peer = self._peers.get(origin)
         last_s = peer.at_s if peer is not None else self._past.get(origin)
         if last_s is not None and at_s <= last_s:
@@ -94,11 +95,13 @@ class HeardRouters:
         return ""
 
     def heard_from(self, origin: int, name: str, at_s: float, now_s: float) -> int | None:
-        """Note a message. Returns the number of another process of its name that this one replaces, 0 for none, and
-        None where the message is not to be taken: it is older than the last one, or there are too many routers.
+        """Record a message. Returns the number of another process of its name that this one replaces, or 0. Returns
+        None if the message must be ignored: it is older than the last one, or there are too many routers.
 
-        A process is older than another one by its number, and a message by its time, as long as the newer one is heard.
-        Once that is silent neither counts any more: clocks are set back, and a message may have been forged."""
+        The age of a process is decided by its number, and that of a message by its time, while the newer one is
+        received. Once the newer one is silent both rules are suspended: clocks are set back, and a message may have
+        been forged.
+        """
         peer = self._peers.get(origin)
         if peer is not None:
             if at_s < peer.at_s and not peer.silent:
@@ -110,7 +113,7 @@ class HeardRouters:
             return None
         earlier = self._of.get(name, 0)
         if earlier > origin and not self._peers[earlier].silent:
-            return None  # the last words of a process that was replaced
+            return None  # the last messages of a process that was replaced
         if earlier:
             self._gone(earlier)
         elif len(self._peers) >= self._peers_max and not self._room():
@@ -120,8 +123,8 @@ class HeardRouters:
         return earlier
 
     def _heard_namesake(self, origin: int, now_s: float) -> None:
-        """Another process has this router's name: say so once. One that began before this one may only have been
-        replaced, and its last words are still on their way for SILENT_S."""
+        """Log once that another process has this router's name. An older process may only have been replaced: its last
+        messages may still arrive for SILENT_S."""
         if origin < self._origin:
             self._namesake_s = min(self._namesake_s, now_s)
         if not self._namesake and (origin > self._origin or now_s - self._namesake_s >= SILENT_S):
@@ -130,7 +133,7 @@ class HeardRouters:
             log.error("another router has this one's name", extra={"event": "sharing_namesake", "fields": what})
 
     def _room(self) -> bool:
-        """Make room by forgetting one that is silent; says once that there is none."""
+        """Remove a silent router to free a place. Logs once that no place is free."""
         for origin, peer in self._peers.items():
             if peer.silent:
                 self.left(origin)
@@ -142,7 +145,7 @@ class HeardRouters:
         return False
 
     def left(self, origin: int) -> None:
-        """One of them has said that it leaves."""
+        """Remove a router that announced that it leaves."""
         if origin in self._peers:
             self._gone(origin)
 
@@ -155,28 +158,28 @@ class HeardRouters:
             del self._past[next(iter(self._past))]
 
     def silent(self, now_s: float) -> list[int]:
-        """Numbers of the processes that have newly been silent for SILENT_S."""
+        """Return the numbers of the processes that have newly been silent for SILENT_S."""
         found = [origin for origin, peer in self._peers.items() if not peer.silent and now_s - peer.heard_s >= SILENT_S]
         for origin in found:
             self._peers[origin].silent = True
         return found
 
-    # -- which fleet -------------------------------------------------------------------------------------------------
+    # -- fleet membership --------------------------------------------------------------------------------------------
 
     @property
     def has_replicas(self) -> bool:
-        """Whether this router has any replicas, by which its fleet is known."""
+        """True if this router has any replicas, by which its fleet is known."""
         return bool(self._replicas)
 
     def serve(self, replicas: frozenset[int]) -> None:
-        """Take the replicas that are this router's own now."""
+        """Replace the replicas of this router."""
         if replicas != self._replicas:
             self._replicas = replicas
             for origin, peer in self._peers.items():
                 self._judge(origin, peer)
 
     def served(self, origin: int, replicas: bytes) -> None:
-        """Another router has said which replicas it has. Raises ValueError."""
+        """Replace the replicas of another router. Raises ValueError."""
         peer = self._peers[origin]
         numbers = array("Q", replicas)
         if byteorder == "big":
@@ -185,12 +188,12 @@ class HeardRouters:
         self._judge(origin, peer)
 
     def is_stranger(self, origin: int) -> bool:
-        """Whether a router that is heard is of another fleet."""
+        """True if a router that is received is of another fleet."""
         peer = self._peers.get(origin)
         return peer is not None and peer.stranger
 
     def found_strangers(self) -> list[int]:
-        """Numbers of the processes that were found to be of another fleet since the last call."""
+        """Return the numbers of the processes that were found to be of another fleet since the last call."""
         newly, self._newly = self._newly, []
         return newly
 
@@ -217,7 +220,8 @@ class HeardRouters:
 
 
 def numbers_of(replicas: frozenset[int]) -> bytes:
-    """Replicas as a message has them: the lowest numbers, so that two routers of a very large fleet tell the same."""
+    """Encode replicas for a message: the lowest numbers, so that two routers of a very large fleet send the same
+    ones."""
     numbers = array("Q", sorted(replicas)[:REPLICAS_MAX])
     if byteorder == "big":
         numbers.byteswap()

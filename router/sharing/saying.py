@@ -1,7 +1,8 @@
-"""When this router says something to all others, and what: the core's message, and what is shared besides.
+"""Publisher: schedule and content of this router's messages to all others. A message has the core's part and the other
+shared data.
 
-No task runs for it: a timer of the loop is set for the next message, and anew where something happens that had better
-be said sooner. A task would be woken for each message besides (wire.py has what that took).
+No task runs for it. A timer of the loop is set for the next message, and set again if an event makes a message due
+sooner. A task would be woken for each message in addition (wire.py has the measured cost).
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from router.sharing.seals import Seals
 from router.sharing.session import Session, Written
 from router.sharing.sides import CoreSharing, StoreSide
 
-BEAT_S = 0.251  # longest time between two messages: the core tells everything every 250 ms, and timers may be early
-REGULAR_S = 0.051  # between two messages while anything changes: the core says something every 50 ms; likewise
-URGENT_GAP_S = 0.011  # shortest time between two messages of what is urgent: the core says none within 10 ms
-URGENT_GAP_PER_ROUTER_S = 0.0025  # the same for each router that hears them, where that is longer
-# Longest time by which a message may go out too early. Timers of uvloop are set to the nearest millisecond, and a turn
-# of the loop that finds a message not due yet is one more wake.
+BEAT_S = 0.251  # longest time between two messages: the core publishes everything every 250 ms, and timers may be early
+REGULAR_S = 0.051  # between two messages while anything changes: the core publishes every 50 ms; timers may be early
+URGENT_GAP_S = 0.011  # shortest time between two urgent messages: the core publishes none within 10 ms
+URGENT_GAP_PER_ROUTER_S = 0.0025  # the same for each router that receives them, if that is longer
+# Longest time by which a message may go out too early. Timers of uvloop are set to the nearest millisecond. An
+# iteration of the loop that finds no message due is one more wake-up.
 EARLY_S = 0.0009
 
 
 class Saying:
-    """What one router says, in one session after another."""
+    """Publishes the messages of one router, in one session after another."""
 
     def __init__(
         self,
@@ -44,53 +45,54 @@ class Saying:
         seals: Seals,
         wall: Callable[[], float],
     ) -> None:
-        """`routers` is how many hear each message; of owners that wait to be told the newest `owners_max` are kept."""
+        """`routers` returns the number of routers that receive each message. Of the owners that wait to be published,
+        the newest `owners_max` are kept."""
         self._core, self._side, self._hearing, self._counts = core, side, hearing, counts
         self._name, self._origin, self._routers, self._clock = name, origin, routers, clock
         self._seals, self._wall = seals, wall
         self.handing: Handing | None = None
-        self._news: deque[Written] = deque(maxlen=owners_max)  # owners that others were not told of
-        # Owners that others were told of in messages that this router has not heard yet, with the times of these.
+        self._news: deque[Written] = deque(maxlen=owners_max)  # owners that are not published yet
+        # Owners in published messages that this router has not received back yet, with the times of these messages.
         self._unheard: deque[tuple[float, Written]] = deque(maxlen=owners_max)
         self._urgent = self._changed = False  # since the last message
-        self._telling = False  # something of the handing over is to be said
-        self._begin = True  # whether the next message says everything, and asks others to do so
-        self._said_s = self._asked_s = float("-inf")  # time of the last message; at which the core was last asked
+        self._telling = False  # the handover has data to publish
+        self._begin = True  # True if the next message has all data, and requests the same from others
+        self._said_s = self._asked_s = float("-inf")  # time of the last message; time of the last call of the core
         self._session: Session | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # time for which it is set
-        self._leaving = False  # nothing is said any more, in no session
-        self._busy = False  # a message is being made: what is told meanwhile is seen behind it
+        self._leaving = False  # no message is sent any more, in any session
+        self._busy = False  # a message is being made: it is followed by a new plan, which covers events in the meantime
         self._failed: asyncio.Future[None] | None = None
 
-    # -- what there is to say, from the path of requests ---------------------------------------------------------------
+    # -- events from the path of requests ------------------------------------------------------------------------------
 
     def made(self, owner: Written) -> None:
-        """A stored response was made: others are told at once."""
+        """Publish the owner of a new stored response at once."""
         self._news.append(owner)
         self._plan()
 
     def soon(self) -> None:
-        """Something had better be said before it is time."""
+        """Publish the next message before its regular time."""
         self._telling = True
         self._plan()
 
     def urgent(self) -> None:
-        """The core has something to say that had better not wait."""
+        """The core has urgent data to publish."""
         self._urgent = True
         self._plan()
 
     def changed(self) -> None:
-        """The core has something to say."""
+        """The core has data to publish."""
         self._changed = True
         self._plan()
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def say(self, session: Session) -> None:
-        """Say what there is, until cancelled. Raises StoreFailed."""
+        """Publish all due data, until cancelled. Raises StoreFailed."""
         self._begin = True
-        # What was said to a session that has failed, and was not heard, is news again: nobody may have heard it.
+        # Data published in a failed session, but not received back, is published again: perhaps no router received it.
         self._news = deque([*(owner for _, owner in self._unheard), *self._news], self._news.maxlen)
         self._unheard.clear()
         self._said_s = self._asked_s = float("-inf")
@@ -102,10 +104,11 @@ class Saying:
         finally:
             self._stop()
             if not failed.cancelled() and failed.done():
-                failed.exception()  # asyncio logs an exception that nobody has asked for, as where `say` is cancelled
+                # asyncio logs an exception that was never retrieved, for example if `say` is cancelled
+                failed.exception()
 
     def leave(self) -> None:
-        """Say nothing any more: a message behind the goodbye would make others count this router again."""
+        """Stop publishing: a message after the goodbye would make others count this router again."""
         self._leaving = True
         self._stop()
 
@@ -116,19 +119,19 @@ class Saying:
             self._timer = None
 
     def heard(self, own_s: float) -> None:
-        """What was said at that time has reached its own router."""
+        """Confirm messages: this router has received its own message of that time."""
         while self._unheard and self._unheard[0][0] <= own_s:
             self._unheard.popleft()
 
     def answer(self) -> None:
-        """Another router was heard: say at once what it may have asked for."""
+        """Publish data at once if another router requested it."""
         if self._hearing.asked:
             self._plan()
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _plan(self) -> None:
-        """Set the timer for the next message, unless it is set for as soon already."""
+        """Set the timer for the next message, unless it is already set for an earlier time."""
         if self._session is None or self._busy:
             return
         due_s = self._due_s()
@@ -140,7 +143,7 @@ class Saying:
         self._timer, self._timer_s = asyncio.get_running_loop().call_later(left_s + EARLY_S / 2, self._turn), due_s
 
     def _due_s(self) -> float:
-        """Time for another message, or for the core to be asked for one."""
+        """Return the time for another message, or for the next call of the core."""
         if self._news or self._hearing.asked or self._telling:
             return self._clock()
         if self._urgent:
@@ -150,7 +153,7 @@ class Saying:
         return max(self._said_s, self._asked_s - gap_s / 2) + gap_s
 
     def _turn(self) -> None:
-        """Say something, where it is still time for it, and set the timer anew."""
+        """Publish a message if it is still due, and set the timer again."""
         self._timer = None
         session, failed = self._session, self._failed
         if session is None or failed is None:
@@ -180,8 +183,8 @@ class Saying:
             self._said_s = now_s
 
     def _of_core(self, now_s: float) -> bytes | None:
-        """The core's next message. Where it is too soon for one, what the core had to say it still has to say; and what
-        it does not say in this message is news from then on."""
+        """Return the core's next message. If it is too soon for one, the core's events stay pending. Data that the core
+        leaves out of this message is reported by a new event."""
         urgent, changed = self._urgent, self._changed
         self._urgent = self._changed = False
         core = self._core.say(now_s)
@@ -190,7 +193,7 @@ class Saying:
         return core
 
     def _next(self, core: bytes, now_s: float) -> bytes:
-        """The next message, with owners that were not told yet."""
+        """Return the next message, with owners that are not published yet."""
         everything = self._begin or self._hearing.asked
         frame = Frame(name=self._name, begun=self._begin, core=core)
         frame.asks = self.handing.asks if self.handing is not None else None

@@ -1,20 +1,20 @@
-"""Proof that a message, an entry or a parcel in the store is of a router that knows the fleet's secret.
+"""Proof that a message, an entry or a parcel in the store is from a router that knows the fleet's secret.
 
-The secret is `auth.secret`. Without one it is made of the digests of all API keys: every router of a fleet has them,
-and a tenant knows those of its own keys only. A fleet without keys and without a secret believes its store.
+The secret is `auth.secret`. Without it, the secret is derived from the digests of all API keys: every router of a fleet
+has them, and a tenant knows those of its own keys only. A fleet without keys and without a secret trusts its store.
 
-    version   1 byte        2: what an older release takes for a message of another one
+    version   1 byte        2: an older release takes it for a message of another release
     count     1 byte        number of marks
     marks     16 bytes each HMAC-SHA256, cut off, of all that follows, one with each secret in force
     wall      8 bytes       the sender's wall clock, seconds since 1970
     message   a frame (frames.py)
 
-The key of each HMAC is made of a secret, the name of the fleet, and the purpose, so that nothing of one fleet or one
-purpose counts in another. While a secret is exchanged, router by router, there are two: each message has a mark by both
-and one that is known is enough.
+The key of each HMAC is derived from a secret, the name of the fleet, and the purpose. So a mark of one fleet or one
+purpose is invalid in another. While a secret is exchanged, router by router, there are two. Each message then has a
+mark by both, and one known mark is enough.
 
-A message that was recorded and comes again is older than the last one of its process. If its process is not known, as
-to a router that has just started, its wall clock tells: FRESH_S is longer than clocks of one fleet should differ.
+A replayed message is older than the last one of its process. A router that has just started does not know that process.
+For an unknown process the wall clock decides: FRESH_S is longer than clocks of one fleet should differ.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from hmac import compare_digest, digest
 
-FRESH_S = 60.0  # greatest difference of wall clocks at which a process that is not known is believed
-GRACE_S = 3_600.0  # time for which secrets of before are used too: keys files are reloaded router by router
+FRESH_S = 60.0  # greatest difference of wall clocks at which an unknown process is trusted
+GRACE_S = 3_600.0  # time for which earlier secrets are also valid: keys files are reloaded router by router
 SECRETS_MAX = 4  # secrets in force at once
 MARK_BYTES = 16
 VERSION = 2
@@ -37,26 +37,26 @@ _WALL = struct.Struct("!d")
 
 
 class NotSealed(ValueError):
-    """Something is of no router of this fleet; the text says why."""
+    """The data is not of this fleet; the text gives the reason."""
 
 
 class Seals:
-    """The secrets of one fleet. False if there is none: then everything is believed."""
+    """The secrets of one fleet. False if there is no secret: then all data is trusted."""
 
     def __init__(self, fleet: str, secrets: Iterable[bytes], clock: Callable[[], float]) -> None:
-        """`secrets`: the first one is in force, the others are used too, for as long as they are given here."""
+        """The first of `secrets` is in force. The others are also valid while they are given here."""
         self._fleet, self._clock = fleet, clock
         self._given: list[bytes] = []
         self._before: list[tuple[bytes, float]] = []  # secrets that were in force until this time
         self._keys: dict[str, list[bytes]] = {purpose: [] for purpose in PURPOSES}
-        self._due_s = math.inf  # time at which the first of `_before` counts no more
+        self._due_s = math.inf  # time at which the first of `_before` expires
         self.renew(secrets)
 
     def __bool__(self) -> bool:
         return bool(self._keys[MESSAGE])
 
     def renew(self, secrets: Iterable[bytes]) -> bool:
-        """Take other secrets; those of before count for GRACE_S, unless there are none now. Returns whether any
+        """Replace the secrets. Earlier ones are valid for GRACE_S, unless no secret is left. Returns True if any
         changed."""
         given, now_s = list(dict.fromkeys(secrets)), self._clock()
         if given == self._given:
@@ -77,13 +77,13 @@ class Seals:
             self._keys[purpose] = [digest(secret, about, _HASH) for secret in secrets]
 
     def mark(self, purpose: str, data: bytes) -> bytes:
-        """The marks of these bytes, one with each secret; empty without a secret."""
+        """Return the marks of these bytes, one with each secret; empty without a secret."""
         if self._clock() >= self._due_s:
             self._make(self._clock())
         return b"".join([digest(key, data, _HASH)[:MARK_BYTES] for key in self._keys[purpose]])
 
     def holds(self, purpose: str, data: bytes, marks: bytes) -> bool:
-        """Whether one of these marks is of these bytes; True without a secret. Raises nothing, whatever is given."""
+        """True if one of these marks is valid for these bytes, or if there is no secret. No input makes it raise."""
         keys = self._keys[purpose]
         if not keys:
             return True
@@ -102,7 +102,7 @@ class Seals:
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def sealed(self, message: bytes, wall_s: float) -> bytes:
-        """The message in its envelope; as it is without a secret."""
+        """Return the message in its envelope; unchanged without a secret."""
         if not self._keys[MESSAGE]:
             return message
         inner = _WALL.pack(wall_s) + message
@@ -110,7 +110,7 @@ class Seals:
         return b"%c%c%b%b" % (VERSION, len(marks) // MARK_BYTES, marks, inner)
 
     def opened(self, message: bytes) -> tuple[bytes, float | None]:
-        """(the message, its sender's wall clock) of an envelope; None for a clock without a secret. Raises
+        """Return (the message, its sender's wall clock) of an envelope. The clock is None without a secret. Raises
         NotSealed."""
         in_envelope = message[:1] == _VERSION
         if not self._keys[MESSAGE]:
@@ -129,12 +129,12 @@ class Seals:
 
 
 def secret_of_keys(digests: Sequence[str]) -> bytes:
-    """A secret that all routers with these API keys have."""
+    """Derive a secret that all routers with these API keys have."""
     return hashlib.sha256("\n".join(("warmroute keys", *sorted(digests))).encode()).digest()
 
 
 def owner_bytes(response_id: str, replica: str, tenant: str) -> bytes:
-    """An owner of a stored response as bytes that no other owner has."""
+    """Encode an owner of a stored response as unique bytes."""
     return b"".join(struct.pack("!I", len(word)) + word for word in map(_encoded, (response_id, replica, tenant)))
 
 

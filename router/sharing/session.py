@@ -1,4 +1,4 @@
-"""What the link asks of a session with the store, and what may go wrong with it; no client library is needed for it."""
+"""Interface of a session with the store, and its failures; it needs no client library."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ REFUSALS = frozenset(("full", "read_only", "denied", "answer"))  # kinds of fail
 
 
 class StoreFailed(Exception):
-    """The store did not do what it was asked. `kind` is one word of KINDS."""
+    """The store did not do a requested operation. `kind` is one word of KINDS."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind, self.text = kind, text
 
 
-ODD = "protocol"  # kind of a failure in which something answers that is no Redis
+ODD = "protocol"  # kind of a failure in which the peer does not speak the Redis protocol
 KINDS = ("unreachable", "timeout", "refused", "silent", ODD, *sorted(REFUSALS))
 
 
@@ -28,32 +28,32 @@ class Session(Protocol):
     """An open session. Every method raises StoreFailed, and `listen` never returns otherwise."""
 
     def say(self, message: bytes) -> None:
-        """Publish a message to all routers, this one included, and wait for nothing. Where the store does not take it
-        `listen` fails."""
+        """Publish a message to all routers, this one included, without a wait. If the store does not take it, `listen`
+        fails."""
 
     async def listen(self, hear: Callable[[bytes], None]) -> None:
-        """Give every message to `hear` as it comes."""
+        """Pass every message to `hear` as it arrives."""
 
     async def now_ms(self) -> int:
-        """The store's clock in ms since 1970."""
+        """Return the store's clock in ms since 1970."""
 
     async def present(self, router: str, about: bytes, for_s: float) -> bool:
-        """Say for so long that this router is there. Returns whether that was said already."""
+        """Set this router's presence for `for_s` seconds. Returns True if it was already set."""
 
     async def leave(self, router: str) -> None:
-        """Say that this router is there no more."""
+        """Remove this router's presence."""
 
     async def write(self, entries: Iterable[Entry], owners_max: int) -> None:
-        """Keep owners of stored responses."""
+        """Store owners of stored responses."""
 
     async def put(self, key: str, value: bytes, for_s: float) -> None:
-        """Leave something for so long, for whoever takes it."""
+        """Store a value for `for_s` seconds, for the router that takes it."""
 
     async def take(self, key: str) -> bytes | None:
-        """Take what was left, which is gone from then on; None where there is nothing."""
+        """Return a value and remove it; None if it does not exist."""
 
     def read(self, since_ms: int, owners_max: int) -> AsyncIterator[Sequence[Entry]]:
-        """Owners that were kept since then, a page at a time; about `owners_max` in all."""
+        """Yield owners that were stored since then, a page at a time; about `owners_max` in all."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Session]]

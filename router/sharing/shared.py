@@ -1,6 +1,6 @@
-"""What routers share besides the core: tenants' rates, evidence of dead replicas, owners of stored responses.
+"""Shared data that is not the core's: tenants' rates, evidence of dead replicas, owners of stored responses.
 
-The hub gives what each of these is about; the link brings and takes the messages.
+The hub provides the objects with this data; the link transports the messages.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from router.sharing.peers import numbers_of
 from router.sharing.session import Written
 from router.sharing.tenants import TenantsTogether
 
-REPLICAS_LOOK_S = 1.0  # between two looks for the replicas by which this router's fleet is known
-SERVED_EVERY = 40  # messages to one that has them though none has changed: one may have been lost
-LOOK_S = 0.1  # between two looks at the whole fleet for replicas that were found dead
+REPLICAS_LOOK_S = 1.0  # between two reads of the replicas by which this router's fleet is known
+SERVED_EVERY = 40  # a message repeats unchanged replicas after this number of messages: one may have been lost
+LOOK_S = 0.1  # between two scans of the whole fleet for replicas that were found dead
 
 
 class FoundDead(Protocol):
-    """The Router, as far as evidence goes."""
+    """The Router's interface for evidence."""
 
     def found_dead(self) -> list[str]:
-        """Replicas that this router has found dead itself."""
+        """Return the replicas that this router has found dead by its own requests."""
 
     def told_dead(self, id_: str, why: str, now_s: float) -> bool:
-        """Others have found a replica dead."""
+        """Record that other routers have found a replica dead."""
 
 
 class ReportedOwners(Protocol):
     """Owners of stored responses (hub/owners.py)."""
 
     def report(self, response_id: str, replica: str, tenant: str) -> None:
-        """Another router has said this."""
+        """Store another router's report of an owner."""
 
     def known(self) -> list[str]:
-        """All ids that are remembered."""
+        """Return all known ids."""
 
     def made(self, response_id: str) -> tuple[str, str] | None:
-        """The replica and the tenant of a response; None if it is not remembered."""
+        """Return the replica and the tenant of a response; None if it is not known."""
 
 
 class SharedThings:
-    """Puts into messages what others are to know, and takes in what they say."""
+    """Adds shared data to messages, and processes it from messages of other routers."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SharedThings:
         served: Callable[[], Iterable[tuple[str, str]]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`served` is (id, base model) of each replica, with each of its models."""
+        """`served` returns (id, base model) for each replica and each of its models."""
         self._models_of = served
         self._replicas, self._owners, self._clock = replicas, owners, clock
         self.tenants = TenantsTogether(quotas, routers_assumed=routers_assumed, clock=clock)
@@ -71,7 +71,8 @@ class SharedThings:
         self._since_served = 0  # messages since the last one that had them
 
     def replicas(self) -> frozenset[int]:
-        """Numbers of this router's replicas, each with a model: another fleet may have the same addresses."""
+        """Return the numbers of this router's replicas, each with a model: another fleet may have the same
+        addresses."""
         now_s = self._clock()
         if not self._served or now_s - self._served_s >= REPLICAS_LOOK_S:
             self._served_s = now_s
@@ -81,7 +82,7 @@ class SharedThings:
         return self._served
 
     def add_to(self, frame: Frame, *, everything: bool) -> None:
-        """Rates and evidence; owners come from the link, which has them from requests."""
+        """Add rates and evidence. Owners come from the link, which has them from requests."""
         frame.spent = self.tenants.say(everything=everything)
         frame.dead = sorted(self._found())[:DEAD_MAX]
         self._since_served += 1
@@ -90,7 +91,7 @@ class SharedThings:
             self._served_told, self._since_served = self._served, 0
 
     def hear(self, origin: int, frame: Frame, *, leaving: bool) -> None:
-        """Take in what another router says."""
+        """Process a message of another router."""
         now_s = self._clock()
         for response_id, replica, tenant in frame.owners:
             self._owners.report(response_id, replica, tenant)
@@ -103,30 +104,30 @@ class SharedThings:
                 self._replicas.told_dead(replica, f"{count} other routers found it dead", now_s)
 
     def own(self, owners: Sequence[Written]) -> None:
-        """Take owners that were read from the store."""
+        """Store owners that were read from the store."""
         for response_id, replica, tenant in owners:
             self._owners.report(response_id, replica, tenant)
 
     def known(self) -> list[str]:
-        """Ids of all stored responses whose owners are known."""
+        """Return the ids of all stored responses with known owners."""
         return self._owners.known()
 
     def owner(self, response_id: str) -> Written | None:
-        """The entry of one; None if it is not known any more."""
+        """Return the entry of a response; None if it is no longer known."""
         made = self._owners.made(response_id)
         return None if made is None else (response_id, *made)
 
     def silent(self, origin: int, *, left: bool) -> None:
-        """A router is not heard any more."""
+        """Forget a router that is silent."""
         self._deaths.forget(origin)
         self.tenants.silent(origin, left=left)
 
     def alone(self) -> None:
-        """Nobody is heard."""
+        """No router is received any more."""
         self.tenants.alone()
 
     def together(self) -> None:
-        """The others are heard again."""
+        """Other routers are received again."""
         self.tenants.together()
 
     def tick(self) -> None:
@@ -135,7 +136,8 @@ class SharedThings:
         self._deaths.agreed(self._found(), self._clock())
 
     def _found(self) -> frozenset[str]:
-        """What this router has found dead, a tenth of a second ago at most: the whole fleet is looked at for it."""
+        """Return the replicas that this router has found dead. The result is at most a tenth of a second old, because
+        it needs a scan of the whole fleet."""
         now_s = self._clock()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s, self._dead = now_s, frozenset(self._replicas.found_dead())

@@ -1,4 +1,4 @@
-"""Whose words the link carries: the core's, and those of what is shared besides."""
+"""Interfaces of the components that the link serves: the core, the other shared data, and a router's state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class CoreSharing(Protocol):
     """The core's side (router/core/sharing)."""
 
     def say(self, now_s: float) -> bytes | None:
-        """The core's next message; None where it has nothing to say yet."""
+        """Return the core's next message; None if none is due yet."""
 
     def hear(self, message: bytes, now_s: float) -> None:
-        """Take in a message of another router's core. Raises ValueError."""
+        """Process a message of another router's core. Raises ValueError."""
 
     def tick(self, now_s: float) -> None:
         """Forget routers that are silent."""
@@ -26,51 +26,51 @@ class CoreSharing(Protocol):
 
 
 class StoreSide(Protocol):
-    """What else is shared."""
+    """The side of all other shared data."""
 
     def add_to(self, frame: Frame, *, everything: bool) -> None:
-        """Put into a frame what others are to be told; `everything` as far as it fits."""
+        """Add data for other routers to a frame. With `everything`, add all that fits."""
 
     def replicas(self) -> frozenset[int]:
-        """Numbers of this router's replicas, by which its fleet is known (peers.py)."""
+        """Return the numbers of this router's replicas, by which its fleet is known (peers.py)."""
 
     def hear(self, origin: int, frame: Frame, *, leaving: bool) -> None:
-        """Another router has said this."""
+        """Process a message of another router."""
 
     def own(self, owners: Sequence[Written]) -> None:
-        """Owners of stored responses were read from the store."""
+        """Process owners of stored responses that were read from the store."""
 
     def known(self) -> list[str]:
-        """Ids of all stored responses whose owners are known."""
+        """Return the ids of all stored responses with known owners."""
 
     def owner(self, response_id: str) -> Written | None:
-        """The entry of one; None if it is not known any more."""
+        """Return the entry of a response; None if it is no longer known."""
 
     def silent(self, origin: int, *, left: bool) -> None:
-        """A router is not heard any more; `left`: it said that it leaves, or another process has its name."""
+        """Forget a router that is silent. With `left`, it announced that it leaves, or another process has its name."""
 
     def alone(self) -> None:
-        """Nobody is heard."""
+        """No router is received any more."""
 
     def together(self) -> None:
-        """The others are heard again."""
+        """Other routers are received again."""
 
     def tick(self) -> None:
         """A second has passed."""
 
 
 class StateSide(Protocol):
-    """All that a router knows, for one that starts."""
+    """State of a router, for one that starts."""
 
     @property
     def wants(self) -> bool:
-        """Whether this router has just started, and would be told by another one."""
+        """True if this router has just started, and still needs the state of another one."""
 
     def expect(self, *, more: bool) -> None:
-        """Whether that is still to come."""
+        """Set if that state may still arrive."""
 
     def pieces(self) -> AsyncGenerator[bytes, None]:
-        """All that this router knows."""
+        """Encode all knowledge of this router."""
 
     async def handed(self, pieces: list[bytes], router: str) -> bool:
-        """All that another one knows; returns whether it can be read."""
+        """Process the state of another router. Returns True if it can be read."""

@@ -1,12 +1,12 @@
-"""The shared store as the link needs it: one channel that all routers say and hear everything on, and a few keys.
+"""The shared store as the link needs it: one channel to which all routers publish and subscribe, and a few keys.
 
-Imported where there is something to share, since redis-py is an extra. Each `Store` is one session: it is opened,
-used, and closed at its first failure, and the link opens another. Nothing is tried twice in here, so that the link
-alone decides how long a failure lasts.
+It is imported only if there is something to share, because redis-py is an optional dependency. Each `Store` is one
+session. It is opened, used, and closed at its first failure, and the link opens another. No command is retried in this
+module, so that the link alone decides the time between attempts.
 
-Everything of one name of routers has a name that begins with `warmroute:{NAME}:`. The braces put all of its keys on one
-node of a cluster; a message is passed on by a cluster to all of its nodes, so that any of them may be heard. A database
-keeps its keys to itself and its messages not, so that the channel has its number, but for 0, in its name.
+All keys of one fleet's name begin with `warmroute:{NAME}:`. The braces put all of them on one node of a cluster. A
+cluster forwards a message to all of its nodes, so a router may subscribe at any of them. A database has separate keys
+but not separate messages. So the channel's name has the database's number, except for 0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from router.sharing.clients import FAILURES, ODD_ANSWERS, TlsFiles, clients, fai
 from router.sharing.session import Entry, StoreFailed
 from router.sharing.wire import Wire
 
-MESSAGE_BYTES = 64  # bytes that a message takes beside its own
-EARLY_BYTES_MAX = 8 << 20  # bytes of messages that come before the link listens, and are kept
+MESSAGE_BYTES = 64  # overhead of a message in bytes
+EARLY_BYTES_MAX = 8 << 20  # most bytes of messages that are kept before the link listens
 UNANSWERED_MAX = 256  # messages that the store has not answered
 PAGE = 256  # entries of the stream of owners that are read at once
 PAGES_MORE = 4  # pages beyond a full memory of owners: the store drops old entries some hundreds at a time
@@ -36,7 +36,7 @@ FIELDS = (b"i", b"r", b"t", b"m")  # fields of an entry: id of the response, rep
 
 @asynccontextmanager
 async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFiles) -> AsyncIterator[Store]:
-    """A session, until the block ends. Nothing here waits longer than `timeout_s`. Raises StoreFailed."""
+    """Open a session, until the block ends. No step waits longer than `timeout_s`. Raises StoreFailed."""
     async with AsyncExitStack() as stack:
         try:
             await some_found(address, timeout_s)
@@ -58,7 +58,7 @@ async def opened(address: StoreAddress, name: str, timeout_s: float, tls: TlsFil
 
 
 def _wire(connection: Any, taken: Callable[[Any], None], ended: Callable[[Exception], None]) -> Wire:  # noqa: ANN401 - redis-py has two kinds
-    """Read a connection of redis-py's, on which nothing is under way, as its bytes come; the client closes it."""
+    """Read an idle connection of redis-py as its bytes arrive. The client closes it."""
     transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001 - redis-py 8 does not hand it out
     return Wire(transport, message_reader(), taken, ended)
 
@@ -75,16 +75,17 @@ class Store:
         timeout_s: float,
         database: int,
     ) -> None:
-        """Messages go out over the connection `said`, and come over `heard`; both are closed with their client."""
-        self._keys: Any = keys  # the types of redis-py say of each command that it may be awaited, or not
+        """Messages are sent over the connection `said` and received over `heard`. Both are closed with their client."""
+        self._keys: Any = keys  # in redis-py's types, each command may or may not be awaitable
         self._pack: Callable[..., Iterable[bytes]] = said.pack_command
         self._said = _wire(said, self._take_answer, self._fail)
         self._heard = _wire(heard, self._take_message, self._fail)
-        self._unanswered: deque[float] = deque()  # times at which messages were said that the store has not answered
-        self._early, self._early_bytes = list[bytes](), 0  # messages that came before anybody listened
+        self._unanswered: deque[float] = deque()  # send times of messages that the store has not answered
+        self._early, self._early_bytes = list[bytes](), 0  # messages that arrived before the link listened
         self._hear: Callable[[bytes], None] = self._heard_early
         self._subscribed, self._over = asyncio.Event(), asyncio.Event()
-        self._error: Exception | None = None  # why the session is over: StoreFailed, or what a bug in hearing raised
+        # the reason for the end of the session: StoreFailed, or an exception from a bug in the receiver
+        self._error: Exception | None = None
         self._timeout_s = timeout_s
         base = f"warmroute:{{{name}}}:"
         self._base = base
@@ -92,8 +93,8 @@ class Store:
         self._owners, self._router = f"{base}responses", f"{base}router:"
 
     def say(self, message: bytes) -> None:
-        """Publish a message to all routers, this one included. What the store says to it is read when it comes; where
-        it says nothing in time to one, the next one fails."""
+        """Publish a message to all routers, this one included. The store's answer is read when it arrives. If the
+        answer to one message is late, the next message fails."""
         if self._error is not None:
             raise self._error if isinstance(self._error, StoreFailed) else failure(self._error)
         now_s, waiting = time.monotonic(), self._unanswered
@@ -103,14 +104,14 @@ class Store:
         self._said.write(b"".join(self._pack("PUBLISH", self._channel, message)))
 
     def _take_answer(self, reply: Any) -> None:  # noqa: ANN401 - whatever the store hands out
-        """The store has said to how many a message was passed on, or why it was not."""
+        """Process the store's answer to a message: the number of its receivers, or an error."""
         if isinstance(reply, Exception):
             self._fail(reply)
         elif self._unanswered:
             self._unanswered.popleft()
 
     def _take_message(self, reply: Any) -> None:  # noqa: ANN401 - likewise
-        """A message has come, or the answer to the subscription."""
+        """Process a message, or the answer to the subscription."""
         if isinstance(reply, Exception):
             self._fail(reply)
         elif _is_message(reply):
@@ -122,22 +123,22 @@ class Store:
             self._subscribed.set()
 
     def _heard_early(self, message: bytes) -> None:
-        """Keep a message until the link listens. Before the subscription there is none, and behind it a few at most:
-        what is too much is lost, as any message may be."""
+        """Keep a message until the link listens. Before the subscription no message arrives, and after it at most a
+        few. An excess is lost, as any message may be."""
         bytes_ = len(message) + MESSAGE_BYTES
         if self._subscribed.is_set() and self._early_bytes + bytes_ <= EARLY_BYTES_MAX:
             self._early_bytes += bytes_
             self._early.append(message)
 
     def abort(self) -> None:
-        """The session is over, and maybe nobody is there to part from."""
+        """End the session at once. The peer may be gone."""
         self._said.abort()
         self._heard.abort()
         self._early.clear()
         self._hear = self._heard_early
 
     def _fail(self, error: Exception) -> None:
-        """The store has failed, or somebody who looks like it."""
+        """End the session with a failure of the store, or of a peer that appears to be the store."""
         self._end(failure(error))
 
     def _end(self, why: Exception) -> None:
@@ -147,9 +148,9 @@ class Store:
         self._over.set()
 
     async def subscribe(self) -> None:
-        """Begin to hear, before anything is said: the store answers two connections in any order, and a first message
-        that came before the subscription would have others answer a router that does not hear them yet. Raises
-        StoreFailed, or TimeoutError."""
+        """Subscribe before any message is published. The store answers two connections in any order. If a first message
+        came before the subscription, others would answer a router that does not receive yet. Raises StoreFailed, or
+        TimeoutError."""
         self._heard.write(b"".join(self._pack("SUBSCRIBE", self._channel)))
         async with asyncio.timeout(2 * self._timeout_s):
             await self._subscribed.wait()
@@ -157,8 +158,8 @@ class Store:
             raise self._error
 
     async def listen(self, hear: Callable[[bytes], None]) -> None:
-        """Give every message to `hear` as it comes, from the first one since the session began, until cancelled. Raises
-        what a bug in `hear` has raised."""
+        """Pass every message to `hear` as it arrives, from the first one since the session began, until cancelled. An
+        exception from a bug in `hear` is raised here."""
         for message in self._early:
             hear(message)
         self._early.clear()
@@ -168,7 +169,7 @@ class Store:
             raise self._error
 
     async def now_ms(self) -> int:
-        """The store's clock, of which the ids of a stream are made, in ms since 1970."""
+        """Return the store's clock, from which the ids of a stream are made, in ms since 1970."""
         said = await self._try(self._keys.execute_command, "TIME", **self._anywhere)
         try:
             seconds, micros = said
@@ -177,26 +178,27 @@ class Store:
             raise failure(error) from error
 
     async def present(self, router: str, about: bytes, for_s: float) -> bool:
-        """Say for so long that this router is there, which proves that the store takes writes. Returns whether it was
-        said there already."""
+        """Set this router's presence for `for_s` seconds, which proves that the store accepts writes. Returns True if
+        it was already set."""
         said = await self._try(self._keys.set, self._router + router, about, px=int(for_s * 1_000), get=True)
         return said is not None
 
     async def leave(self, router: str) -> None:
-        """Say that this router is there no more."""
+        """Remove this router's presence."""
         await self._try(self._keys.delete, self._router + router)
 
     async def put(self, key: str, value: bytes, for_s: float) -> None:
-        """Leave something for so long, for whoever takes it."""
+        """Store a value for `for_s` seconds, for the router that takes it."""
         await self._try(self._keys.set, self._base + key, value, px=int(for_s * 1_000))
 
     async def take(self, key: str) -> bytes | None:
-        """Take what was left: nothing is put in its place for a millisecond, which needs no right besides SET."""
+        """Return a value and remove it. An empty value replaces it for a millisecond, which needs no permission except
+        SET."""
         found = await self._try(self._keys.set, self._base + key, b"", px=1, get=True)
         return found if found and isinstance(found, bytes) else None
 
     async def write(self, entries: Iterable[Entry], owners_max: int) -> None:
-        """Keep owners of stored responses, about `owners_max` in all; the oldest are dropped."""
+        """Store owners of stored responses, about `owners_max` in all; the oldest are dropped."""
         pipe = self._keys.pipeline(transaction=False)
         for owner, mark in entries:
             said = dict(zip(FIELDS if mark else FIELDS[:-1], (*owner, mark) if mark else owner, strict=True))
@@ -204,8 +206,8 @@ class Store:
         await self._try(pipe.execute)
 
     async def read(self, since_ms: int, owners_max: int) -> AsyncIterator[Sequence[Entry]]:
-        """Owners that were kept since then, by the store's clock, oldest first and a page at a time. There are about
-        `owners_max`: a store that has more pages has no end."""
+        """Yield owners that were stored since then, by the store's clock, oldest first and a page at a time. There are
+        about `owners_max`. A store that returns more pages would never end, so reading stops."""
         begin: str | bytes = str(since_ms)
         for _ in range(owners_max // PAGE + PAGES_MORE):
             page = await self._try(self._keys.xrange, self._owners, begin, "+", PAGE)
@@ -220,7 +222,7 @@ class Store:
 
     @property
     def _anywhere(self) -> dict[str, Any]:
-        """Arguments of a command without a key: a cluster has to be told whom to ask."""
+        """Arguments of a command without a key: a cluster client needs the node."""
         return {"target_nodes": RedisCluster.RANDOM} if isinstance(self._keys, RedisCluster) else {}
 
     async def _try(self, command: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - any command
@@ -232,12 +234,12 @@ class Store:
 
 
 def _is_message(said: Any) -> bool:  # noqa: ANN401 - whatever the store hands out
-    """Whether it is [b"message", channel, bytes]."""
+    """True if it is [b"message", channel, bytes]."""
     return isinstance(said, list) and len(said) == 3 and said[0] == b"message" and isinstance(said[2], bytes)
 
 
 def _entry(fields: Any) -> Entry | None:  # noqa: ANN401 - whatever somebody has put there
-    """An entry of the stream; None for one that no router wrote."""
+    """Decode an entry of the stream; None for one that no router wrote."""
     try:
         response_id, replica, tenant = (fields[name].decode() for name in FIELDS[:-1])
         mark = fields.get(FIELDS[-1], b"")

@@ -1,15 +1,15 @@
-"""One rate for each tenant over all routers, without asking anybody.
+"""One rate for each tenant over all routers, without a request to any of them.
 
-Every router has the whole bucket. It says how much each tenant has spent at it since it started, and takes from its own
-bucket what others have spent more than when they were last heard. So a message that is lost, doubled or late changes
-nothing in the end; what several routers let through in the same moment is a debt, which is paid before anybody gets
-more.
+Every router has the whole bucket. It publishes the amount that each tenant has spent at it since it started. From its
+own bucket it takes the amount that others have spent since their last message. So a message that is lost, duplicated or
+late changes nothing in the end. Several routers may admit requests in the same moment. The excess is a debt, which is
+paid before the tenant gets more.
 
-A router that hears nobody goes on with its part of each rate, and of what is left. Parts are by what each router has
-spent of it in the last minute, with a little for those that have spent nothing; all know the same, so that parts add up
-to one. Those that stay together leave the part of one who has fallen silent untouched for RESERVED_S, unless it said
-that it leaves. What was spent apart is nobody's debt afterwards: it was within a part. Who comes back, or is new, takes
-what is left from the others.
+A router that is alone continues with its part of each rate, and of the rest in the bucket. Parts follow the amount that
+each router has spent in the last minute, with a small minimum for routers that have spent nothing. All routers compute
+from the same data, so the parts add up to one. If a router falls silent, the others leave its part untouched for
+RESERVED_S, unless it announced that it leaves. Spending during a separation is not a debt afterwards, because it was
+within a part. A router that returns, or is new, takes the level of the bucket from the others.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 from router.core.admission.rates import MINUTE_S, Quotas, RateLevels
 from router.sharing.frames import TENANTS_MAX, Spent
 
-FADE_S = 60.0  # time in which what was spent loses two thirds of its weight: a rate is by the minute
-FLOOR = 0.02  # minute's worths that every router counts as having spent of a rate, so that nobody's part is 0
+FADE_S = 60.0  # time in which spending loses two thirds of its weight: a rate is by the minute
+FLOOR = 0.02  # spending in minute's worths that every router is assumed to have, so that no part is 0
 RESERVED_S = 60.0  # time for which the part of a router that fell silent is left untouched
-NEW_S = 1.0  # time in which a router that has come takes over from others what is left
-IN_TURN = 32  # tenants that are told in each message though nothing has changed, so that what was lost is told again
+NEW_S = 1.0  # time in which a router that has joined takes over bucket levels from others
+IN_TURN = 32  # unchanged tenants in each message, in rotation, so that lost data is repeated
 
 
 @dataclass(slots=True)
 class _Demand:
-    """What one router has spent of one tenant's rates lately, in minute's worths."""
+    """Recent spending of one tenant's rates at one router, in minute's worths."""
 
     worth: float
     at_s: float
@@ -44,15 +44,15 @@ class _Demand:
 
 @dataclass(slots=True)
 class _Used:
-    """What was taken of one tenant's rates for one router, in minute's worths: what is in the tenant's bucket there is
-    one less that."""
+    """Amount that was taken of one tenant's rates for one router, in minute's worths. The level of the tenant's bucket
+    there is one minus that."""
 
     at_s: float
     requests: float = 0.0
     tokens: float = 0.0
 
     def fade(self, now_s: float) -> None:
-        """The bucket is filled with time."""
+        """Refill the bucket by the time that has passed."""
         minutes = max(0.0, now_s - self.at_s) / MINUTE_S
         self.requests, self.tokens = max(0.0, self.requests - minutes), max(0.0, self.tokens - minutes)
         self.at_s = max(now_s, self.at_s)
@@ -60,34 +60,36 @@ class _Used:
 
 @dataclass(slots=True)
 class _Other:
-    """Another router, by what it has said."""
+    """State of another router, from its messages."""
 
-    told: dict[str, tuple[float, float]] = field(default_factory=dict)  # tenant -> requests and tokens as last heard
+    # tenant -> requests and tokens of its last message
+    told: dict[str, tuple[float, float]] = field(default_factory=dict)
     demand: dict[str, _Demand] = field(default_factory=dict)
-    silent_since_s: float | None = None  # None while it is heard
-    levels_heard: set[str] = field(default_factory=set)  # tenants whose levels were taken over from it
-    used: dict[str, _Used] = field(default_factory=dict)  # it was charged with so much of each tenant's rates lately
+    silent_since_s: float | None = None  # None while it is received
+    levels_heard: set[str] = field(default_factory=set)  # tenants with levels that were taken over from it
+    used: dict[str, _Used] = field(default_factory=dict)  # recent charges to it, for each tenant's rates
 
 
 class TenantsTogether:
-    """The rates of all tenants, as far as routers share them. Numbers that name routers are those of frames."""
+    """Rates of all tenants that routers share. Numbers that identify routers are those of frames."""
 
     def __init__(self, quotas: Quotas, *, routers_assumed: int, clock: Callable[[], float]) -> None:
-        """`routers_assumed`: of how many routers this one takes itself to be until it has heard the store."""
+        """`routers_assumed` is the assumed number of routers until the store is received."""
         self._rates, self._clock, self._assumed = quotas, clock, routers_assumed
         self._others: dict[int, _Other] = {}
         self._own: dict[str, _Demand] = {}
         self._own_told: dict[str, tuple[float, float]] = {}
-        self._waiting: list[str] = []  # tenants of which something has changed, for which there was no room
-        self._queue: list[str] = []  # tenants that are told next though nothing has changed
+        self._waiting: list[str] = []  # changed tenants that did not fit into the message
+        self._queue: list[str] = []  # unchanged tenants that are published next
         self._alone, self._ever_together = True, False
         self._back, self._new_until_s = False, float("-inf")
-        self._means: dict[str, tuple[float, float, int]] = {}  # tenant -> sums of levels, and of how many routers
+        self._means: dict[str, tuple[float, float, int]] = {}  # tenant -> sums of levels, and number of routers in them
 
-    # -- what is said --------------------------------------------------------------------------------------------
+    # -- publishing ----------------------------------------------------------------------------------------------
 
     def say(self, *, everything: bool = False) -> list[Spent]:
-        """What has changed since the last message, and a few others in turn; with `everything` as much as fits."""
+        """Return changes since the last message, and a few other tenants in rotation; with `everything`, all that
+        fits."""
         spent = self._rates.spent()
         names = dict.fromkeys(self._waiting)
         names.update(dict.fromkeys(self._rates.spenders()))
@@ -113,15 +115,15 @@ class TenantsTogether:
         )
         return Spent(tenant, requests, tokens, requests_left, tokens_left)
 
-    # -- what is heard -------------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------------------------
 
     def hear(self, origin: int, said: list[Spent]) -> None:
-        """Another router has said this."""
+        """Process a message of another router."""
         now_s = self._clock()
         other = self._others.get(origin)
         if other is None:
             other = self._others[origin] = _Other()
-        if other.silent_since_s is not None:  # nothing that it has spent meanwhile was beyond its part
+        if other.silent_since_s is not None:  # its spending in the meantime was all within its part
             other.told, other.silent_since_s = {}, None
             self._share_out(now_s)
         for each in {each.tenant: each for each in reversed(said)}.values():  # a router has one entry for a tenant
@@ -133,9 +135,9 @@ class TenantsTogether:
         if limits == (None, None):
             return
         before = other.told.get(tenant)
-        if before is None:  # spending until now is past
+        if before is None:  # earlier spending is not charged
             other.told[tenant] = (each.requests, each.tokens)
-        elif before[0] != each.requests or before[1] != each.tokens:  # most are only told again
+        elif before[0] != each.requests or before[1] != each.tokens:  # most are only repetitions
             requests, tokens = self._possible(other, each, before, limits, now_s)
             if requests or tokens:
                 self._demand(other.demand, tenant, requests, tokens, now_s)
@@ -148,10 +150,10 @@ class TenantsTogether:
     def _possible(
         self, other: _Other, each: Spent, before: tuple[float, float], limits: RateLevels, now_s: float
     ) -> tuple[float, float]:
-        """Requests and tokens that one router can have spent since it was last heard: a full bucket, which is a
-        minute's worth, and what has come into it since. So neither one message nor many shut a tenant out for more
-        than a minute at once. Tokens may be more than a bucket, since long answers go into debt: what is left is taken
-        with later messages, as a bucket of the other router is filled."""
+        """Return the requests and tokens that one router can have spent since its last message. The limit is a full
+        bucket, which is a minute's worth, and the refill since. So neither one message nor several block a tenant for
+        more than a minute at once. Tokens may exceed a bucket, because long answers go into debt. The excess is taken
+        with later messages, as the other router's bucket is refilled."""
         used = other.used.get(each.tenant)
         if used is None:
             used = other.used[each.tenant] = _Used(now_s)
@@ -164,7 +166,7 @@ class TenantsTogether:
             requests = min(requests, max(0.0, 1.0 - used.requests) * limits[0])
             used.requests += requests / limits[0]
             told_requests = before[0] + requests
-        else:  # a count only grows: the one of before was forged
+        else:  # a count only grows: the earlier one was forged
             requests = 0.0
         if limits[1] is None:
             tokens = 0.0
@@ -179,8 +181,8 @@ class TenantsTogether:
         return requests, tokens
 
     def _take_over(self, each: Spent, limits: RateLevels, now_s: float) -> None:
-        """Take what is left to a tenant from the routers that are here: the mean of what they say, and of what this one
-        has left where it was among them before."""
+        """Take over a tenant's bucket level from the routers that are present. It is the mean of their reports, and of
+        this router's own level if it was among them before."""
         sums = self._means.get(each.tenant) or self._own_left(each.tenant)
         left = [
             0.0 if level is None or limit is None else max(-limit, min(level, limit))
@@ -203,10 +205,10 @@ class TenantsTogether:
         worth = max(requests / limits[0] if limits[0] else 0.0, tokens / limits[1] if limits[1] else 0.0)
         of.setdefault(tenant, _Demand(0.0, now_s)).add(worth, now_s)
 
-    # -- who is there --------------------------------------------------------------------------------------------
+    # -- membership ----------------------------------------------------------------------------------------------
 
     def configured(self) -> None:
-        """Tenants and their rates may have changed: what is known of those that are gone is forgotten."""
+        """Apply changed tenants and rates. Data of tenants that are gone is forgotten."""
         for known in (
             self._own_told,
             self._own,
@@ -217,7 +219,7 @@ class TenantsTogether:
         self._share_out(self._clock())
 
     def silent(self, origin: int, *, left: bool) -> None:
-        """A router is not heard any more; `left`: it said that it leaves."""
+        """Process a router that is silent; `left`: it announced that it leaves."""
         other = self._others.get(origin)
         if other is None:
             return
@@ -228,7 +230,7 @@ class TenantsTogether:
         self._share_out(self._clock())
 
     def tick(self) -> None:
-        """Give out the parts of routers that have been silent for long; to be called every second or so."""
+        """Distribute the parts of routers that have been silent for long. Must be called about every second."""
         now_s = self._clock()
         if self._alone:
             return
@@ -243,12 +245,12 @@ class TenantsTogether:
             self._share_out(now_s)
 
     def alone(self) -> None:
-        """Nobody is heard: this router goes on with its part of each rate."""
+        """No router is received any more: this router continues with its part of each rate."""
         self._alone = True
         self._share_out(self._clock())
 
     def together(self) -> None:
-        """The others are heard again, or for the first time."""
+        """Other routers are received again, or for the first time."""
         now_s = self._clock()
         if not self._alone:
             return
@@ -259,7 +261,7 @@ class TenantsTogether:
         self._share_out(now_s)
 
     def _share_out(self, now_s: float) -> None:
-        """Set the parts of all rates that this router gives out."""
+        """Set the parts of all rates that this router serves."""
         names = dict.fromkeys(self._own)
         for other in self._others.values():
             names.update(dict.fromkeys(other.demand))
@@ -267,7 +269,7 @@ class TenantsTogether:
         self._rates.set_parts(self._part("", now_s), parts, now_s)
 
     def _part(self, tenant: str, now_s: float) -> float:
-        """The part of a tenant's rates that is this router's; with "" of any that nobody has spent from."""
+        """Return this router's part of a tenant's rates; with "", of a rate without any spending."""
         own, others, silent = FLOOR + _now(self._own, tenant, now_s), 0.0, 0.0
         for other in self._others.values():
             worth = FLOOR + _now(other.demand, tenant, now_s)

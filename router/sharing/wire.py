@@ -1,7 +1,7 @@
-"""A connection on which bytes are read as they come, without tasks and streams.
+"""Connection with bytes that are read as they arrive, without tasks and streams.
 
-Dozens of messages go each second between routers, and each wakes all of them. A client library's streams wake a task
-besides for each message: with them, and a task that says messages, sharing took a fourth more CPU
+Dozens of messages go each second between routers, and each wakes all of them. A client library's streams also wake a
+task for each message. With them, and with a task that publishes messages, sharing took a fourth more CPU
 (docs/evidence/routers.md).
 """
 
@@ -15,18 +15,18 @@ from router.loop import SHARE_S, Turns
 
 
 class ReplyReader(Protocol):
-    """Makes replies of bytes, as hiredis does, within limits of its own (bounded.py)."""
+    """Parser of replies, as in hiredis, with limits (bounded.py)."""
 
     def feed(self, data: bytes) -> None:
-        """More bytes have come."""
+        """Add received bytes."""
 
     def gets(self) -> Any:  # noqa: ANN401 - whatever the other side says
-        """The next reply; False where it is not whole yet. Raises what the reader was told to, for bytes that are
-        none."""
+        """Return the next reply; False if it is not complete yet. For invalid bytes it raises the error that it was
+        created with."""
 
 
 class Wire(asyncio.Protocol):
-    """Takes over an open connection on which nothing is under way. What it was read by before is told of its end."""
+    """Takes over an open, idle connection. Its earlier protocol is notified of its end."""
 
     def __init__(
         self,
@@ -36,29 +36,33 @@ class Wire(asyncio.Protocol):
         ended: Callable[[Exception], None],
         turns: Turns | None = None,
     ) -> None:
-        """`taken` is called with each reply and must not raise; `ended` once, with the reason. Replies are taken in
-        `turns` where they come without an end; without it in turns of the running loop."""
+        """Create the wire.
+
+        - `taken`: called with each reply; must not raise.
+        - `ended`: called once, with the reason.
+        - `turns`: limits the time for replies that arrive without a break. None: turns of the running loop.
+        """
         self._transport, self._taken, self._ended = transport, taken, ended
-        # None once it is over: a session that has ended keeps no bytes, and no cycle of its parts.
+        # None once it is over: a session that has ended keeps no bytes, and no reference cycle of its parts.
         self._reader: ReplyReader | None = reader
         self._before = cast("asyncio.Protocol", transport.get_protocol())
         self._turns = turns or Turns(asyncio.get_running_loop())
-        self._left_s = SHARE_S  # time for which replies are taken, but for the last of them, before its next turn
+        self._left_s = SHARE_S  # time for replies before the next turn; the last reply may exceed it
         self._waits = False
         transport.set_protocol(self)
 
     def write(self, data: bytes) -> None:
-        """Send these bytes; what the system does not take at once is kept."""
+        """Send these bytes. The part that the system does not take at once is buffered."""
         self._transport.write(data)
 
     def abort(self) -> None:
-        """Close the connection at once, without a goodbye of TLS to somebody who may not answer. Nothing is taken or
-        told any more."""
+        """Close the connection at once, without TLS's goodbye to a peer that may not answer. No callback is called any
+        more."""
         self._let_go()
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """More bytes have come (asyncio.Protocol)."""
+        """Process received bytes (asyncio.Protocol)."""
         if self._reader is None:
             return
         begun_s = self._turns.clock()
@@ -67,11 +71,11 @@ class Wire(asyncio.Protocol):
         except Exception as error:
             self._end(error)
         else:
-            if not self._waits:  # a transport may still bring what it had when it was told to pause
+            if not self._waits:  # a transport may still deliver data that it had when it was paused
                 self._take(begun_s)
 
     def _take(self, begun_s: float) -> None:
-        """Take the replies that are whole, as far as there is time for them since `begun_s`."""
+        """Process the complete replies, within the time left since `begun_s`."""
         while self._reader is not None:
             try:
                 reply = self._reader.gets()
@@ -92,7 +96,7 @@ class Wire(asyncio.Protocol):
         return None
 
     def _go_on(self) -> None:
-        """Its turn has come."""
+        """Continue at the next turn."""
         self._waits, self._left_s = False, self._turns.share_s
         if not self._transport.is_closing():
             self._take(self._turns.clock())
@@ -115,4 +119,4 @@ class Wire(asyncio.Protocol):
 
 
 def _ignored(_: object) -> None:
-    """Take what nobody waits for."""
+    """Ignore an event after the end."""
