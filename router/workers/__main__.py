@@ -1,4 +1,4 @@
-"""`python -m router.workers`: a child of the supervisor, which tells it what to be."""
+"""`python -m router.workers`: a child of the supervisor, which sends it its role."""
 
 import sys
 

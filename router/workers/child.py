@@ -1,8 +1,8 @@
-"""A child of the supervisor, hub or worker: `python -m router.workers`, told on standard input which.
+"""Child of the supervisor, hub or worker: `python -m router.workers`, with its role from standard input.
 
-Standard input brings one Spec and then stays open for Orders. Its end means that the supervisor wants the child to
-drain, or is gone, which comes to the same. So does SIGTERM, unless the supervisor got it too, as from systemd, which
-sends it to all processes: then the supervisor says when. SIGINT and SIGHUP are left to the supervisor, since a
+Standard input brings one Spec and then stays open for Orders. Its end means that the child must drain: the supervisor
+requests that, or is gone. SIGTERM means the same, unless the supervisor got it too. systemd, for example, sends it to
+all processes, and then the supervisor decides the time. SIGINT and SIGHUP are left to the supervisor, because a
 terminal sends them to all.
 """
 
@@ -39,8 +39,8 @@ from router.workers.remote_placer import RemotePlacer
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 2.0  # longest wait for the first probes, before workers are told what is ready
-VIEW_S = 5.0  # a worker's longest wait for its first view; meanwhile others serve, or clients wait to be accepted
+SETTLE_S = 2.0  # longest wait for the first probes, before workers get the set of ready replicas
+VIEW_S = 5.0  # a worker's longest wait for its first view; in the meantime others serve, or clients wait to be accepted
 ALONE_S = 0.5  # wait after SIGTERM: by then the supervisor has sent LameDuck if it got the signal, too
 GRACE_S = 2.0  # time beyond `listen.drain_s` that the hub has to drain
 
@@ -72,9 +72,9 @@ def main() -> int:
 
 
 def _abandoned() -> bool:
-    """Whether standard input has ended: the supervisor has removed its folder by then, or was killed and never will.
-    The parent's id would not tell: files of a dying supervisor are closed some time before it stops being the parent.
-    """
+    """True if standard input has ended. By then the supervisor has removed its folder, or was killed and never will.
+    The parent's id is no evidence: files of a dying supervisor are closed some time before it stops being the
+    parent."""
     asking = select.poll()
     asking.register(0, select.POLLIN)
     return any(events & select.POLLHUP for _, events in asking.poll(0))
@@ -91,12 +91,12 @@ def _exactly(size: int) -> bytes:
 
 
 class _Orders:
-    """Orders of the supervisor, kept until there is a function to do them."""
+    """Orders of the supervisor, kept until a handler is set."""
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()  # set at SIGTERM and at the end of standard input
         self._frames = messages.Frames(SPEC_BYTES_MAX)
-        self._lame_duck = False  # the supervisor was told to end, and will say when
+        self._lame_duck = False  # the supervisor is ending, and will send the time to drain
         self._kept: list[Order] = []
         self._do: Callable[[Order], None] = self._kept.append
         self._loop = asyncio.get_running_loop()
@@ -104,7 +104,7 @@ class _Orders:
         self._loop.add_reader(0, self._read)
 
     def follow(self, do: Callable[[Order], None]) -> None:
-        """Do all orders, past and future, with this function."""
+        """Pass all orders, past and future, to this function."""
         self._do = do
         for order in self._kept:
             do(order)
@@ -125,7 +125,7 @@ class _Orders:
 
 
 def _reload(reload: Callable[[Settings], None], order: Reload) -> bool:
-    """Whether the settings were applied, with the contents of the files that they name."""
+    """Apply settings with the contents of the files that they name. Returns True on success."""
     settings = order.settings
     try:
         with contents.handed(order.files):
@@ -139,7 +139,7 @@ def _reload(reload: Callable[[Settings], None], order: Reload) -> bool:
 
 
 def _ready() -> None:
-    with suppress(OSError):  # nobody reads standard output any more: then standard input has ended too
+    with suppress(OSError):  # if the reader of standard output is gone, standard input has ended too
         os.write(1, READY)
 
 
@@ -158,7 +158,7 @@ async def _hub(spec: Spec) -> None:
         orders.follow(do)
         _ready()
         probing, stopping = asyncio.create_task(hub.probe_now()), asyncio.create_task(orders.stop.wait())
-        # Workers that know replicas from an earlier hub must not be told that there are none.
+        # Workers that know replicas from an earlier hub must not receive an empty view.
         discovering = asyncio.create_task(hub.discovered.wait())
         await asyncio.wait((discovering, stopping), return_when=asyncio.FIRST_COMPLETED)
         discovering.cancel()
@@ -192,7 +192,7 @@ async def _worker(spec: Spec, number: int) -> None:
 
 
 def _figures() -> dict[str, int]:
-    """Figures of this process. CPU time is rounded to seconds, since every change is a message."""
+    """Figures of this process. CPU time is rounded to seconds, because every change is a message."""
     return {LINES_DROPPED: logs.dropped(), CPU_MS: int(time.process_time()) * 1_000}
 
 

@@ -1,7 +1,7 @@
-"""Facts as messages between hub and workers, and back.
+"""Conversion between objects and the messages of hub and workers.
 
-Placing needs sizes and keys of a prompt, never its text: that stays with the worker, and so do token ids unless the
-hub announces prompts itself. Candidates of a receipt stay with the hub.
+Placement needs sizes and keys of a prompt, never its text. So the text stays with the worker, and also token ids,
+unless the hub itself announces prompts. Candidates of a receipt stay with the hub.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY_BYTES = 8
 
 
 def carried_bytes(wanted: Wanted) -> int:
-    """About how many bytes a placement takes on the wire at most."""
+    """Estimate the largest number of bytes that a placement takes on the wire."""
     keys = len(wanted.chain.keys) if wanted.chain is not None else 0
     size = KEY_BYTES * keys + 4 * (len(wanted.ring_key) + len(wanted.response_id or ""))
     if wanted.tokens is not None:
@@ -34,7 +34,7 @@ def carried_bytes(wanted: Wanted) -> int:
 
 
 def place_of(id_: int, wanted: Wanted, exclude: frozenset[str], *, ids: bool) -> messages.WantLease:
-    """A request's placement as a message, with token ids if `ids`."""
+    """Encode a request's placement, with token ids if `ids`."""
     ask, chain, tokens, kin = wanted.ask, wanted.chain, wanted.tokens, wanted.kin
     prompt = ask.prompt
     return messages.WantLease(
@@ -66,7 +66,8 @@ def _token_parts(tokens: TokenPrompt, *, ids: bool) -> tuple[int, bytes, str, by
 
 
 def wanted_of(place: messages.WantLease) -> Wanted:
-    """The request as the hub needs it. Raises messages.WireError if the keys are not whole numbers of 8 bytes."""
+    """Decode the request as the hub needs it. Raises messages.WireError if the keys are not whole numbers of 8
+    bytes."""
     prompt, chain, tokens = None, None, None
     if place.prompt is not None:
         text_bytes, opaque_bytes, ratio = place.prompt
@@ -98,7 +99,7 @@ def wanted_of(place: messages.WantLease) -> Wanted:
 
 
 class CountedPrompt(TokenPrompt):
-    """A prompt whose token ids stayed with the worker: only their number and their keys are here."""
+    """A prompt without its token ids, which stayed with the worker; it has only their number and their keys."""
 
     __slots__ = ("count",)
     count: int
@@ -123,28 +124,28 @@ def _unpacked(packed: bytes) -> list[int]:
 
 
 def finish_of(id_: int, outcome: Outcome, now_s: float) -> messages.Finish:
-    """The end of a lease as a message."""
+    """Encode the end of a lease."""
     return messages.Finish(id_, outcome.ending, _usage_parts(outcome.usage), outcome.events, now_s)
 
 
 def outcome_of(finish: messages.Finish) -> Outcome:
-    """What became of the lease."""
+    """Decode the outcome of a lease."""
     return Outcome(finish.ending, Usage(*finish.usage) if finish.usage else None, finish.events)
 
 
 def prefilled_of(id_: int, receipt: Receipt, outcome: Outcome, now_s: float) -> messages.Prefilled:
-    """The end of the prefill leg of a lease with this receipt as a message."""
+    """Encode the end of the prefill stage of a lease with this receipt."""
     leg = receipt.leg
     return messages.Prefilled(id_, outcome.ending, _usage_parts(outcome.usage), now_s, leg is not None and leg.alone)
 
 
 def prefill_outcome_of(said: messages.Prefilled) -> Outcome:
-    """What became of the prefill leg."""
+    """Decode the outcome of the prefill stage."""
     return Outcome(said.ending, Usage(*said.usage) if said.usage else None)
 
 
 def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
-    """A lease that was opened as a message."""
+    """Encode a lease that was opened."""
     ttft_ms = (receipt.ttft_ms, receipt.ttft_p90_ms)
     parts, tier_tokens = _receipt_parts(receipt), receipt.predicted_tier_tokens
     pull = receipt.pull
@@ -155,7 +156,7 @@ def placed_of(id_: int, receipt: Receipt) -> messages.LeaseOpened:
 
 
 def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
-    """The receipt as a worker knows it; the hub keeps the whole under the lease of this connection."""
+    """Decode the receipt for a worker. The hub keeps the complete receipt under the lease of this connection."""
     median_ms, high_ms = placed.ttft_ms
     receipt = Receipt(*placed.receipt, miss=placed.miss, replay=placed.replay, at_hub=(placed.id, connection))
     receipt.ttft_ms, receipt.ttft_p90_ms = median_ms, high_ms
@@ -166,13 +167,13 @@ def receipt_of(placed: messages.LeaseOpened, connection: int) -> Receipt:
 
 
 def _leg(told: tuple[str, Handshake, str, int]) -> PrefillLeg:
-    """A prefill leg as a worker knows it; its prices stay with the hub."""
+    """Decode a prefill stage for a worker. Its prices stay with the hub."""
     replica, handshake, address, lease = told
     return PrefillLeg(replica, handshake, address, 0, pending_ms=0.0, uncached_ms=0.0, transfer_ms=0.0, lease=lease)
 
 
 def why_not(unplaced: messages.Unplaced) -> Exception | None:
-    """Why the hub did not place a request; None if it cannot say."""
+    """Decode the reason why the hub did not place a request; None if the hub reports no reason."""
     if unplaced.failed:
         return None
     if unplaced.shed is not None:
@@ -181,7 +182,7 @@ def why_not(unplaced: messages.Unplaced) -> Exception | None:
 
 
 def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
-    """The end of a request as a message; the receipt goes along unless the hub has it, under the lease."""
+    """Encode the end of a request. The receipt is included unless the hub has it, under the lease."""
     receipt = record.receipt
     return messages.Report(
         record.id,
@@ -220,11 +221,11 @@ def report_of(record: RequestRecord, lease: int | None) -> messages.Report:
 
 
 def record_of(report: messages.Report, receipt: Receipt | None) -> RequestRecord:
-    """The record of a request; `receipt` is the hub's own, if it made one."""
+    """Decode the record of a request. `receipt` is the hub's own, if it made one."""
     if receipt is None and report.receipt is not None:
         receipt = Receipt(*report.receipt)
     if receipt is not None:
-        receipt.replay = report.replay  # after a retry only the worker knows whether the request is a replay
+        receipt.replay = report.replay  # after a retry only the worker knows if the request is a replay
     return RequestRecord(
         report.id,
         report.route,

@@ -1,8 +1,8 @@
-"""The hub's side: places for all workers, keeps what they have open, and stands for them as the hub's edges.
+"""The hub's side: places for all workers, keeps their open leases, and represents them as the hub's `Edges`.
 
-Each worker has one connection. The requests of a frame are placed in order, and their answers leave in one frame; a
-request that waits for a KV event or in the queue is answered later, alone. When a connection ends, for whatever
-reason, the leases of its worker are given back as if all its clients had left, because they have.
+Each worker has one connection. The requests of a frame are placed in order, and their answers leave in one frame. A
+request that waits for a KV event or in the queue is answered later, in a separate frame. When a connection ends for any
+reason, the leases of its worker are returned as if all its clients had left, because they have.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from router.workers import codec, messages
 
 log = logging.getLogger(__name__)
 
-VIEW_S = 0.1  # interval of the checks whether the view has changed
+VIEW_S = 0.1  # interval of the checks for changes of the view
 VIEW_PART_MAX = 0.01  # part of the hub's time that these checks may take
-RECEIPTS_MAX = 4_096  # receipts kept per worker, of leases that ended and whose report has not come yet
+RECEIPTS_MAX = 4_096  # receipts kept per worker, of ended leases with a report that has not arrived yet
 LEASES_MAX = 1 << 17  # open leases per worker: more than a process has sockets
 BACKLOG = 64
 
 
 class ServedHub(Protocol):
-    """What a server needs of the hub."""
+    """The part of a hub that the server needs."""
 
     router: Router
     placer: LocalPlacer
 
     def observe(self, record: RequestRecord) -> None:
-        """Take a request that ended into metrics and `/admin/decisions`; its log line is the worker's."""
+        """Add a request that ended to metrics and `/admin/decisions`. The worker writes its log line."""
 
 
 class HubServer:
@@ -57,7 +57,7 @@ class HubServer:
     def __init__(
         self, hub: ServedHub, listening: socket.socket, *, ids: bool, queue_bytes_max: int = messages.QUEUE_BYTES_MAX
     ) -> None:
-        """`ids`: workers send the token ids of prompts besides their block keys."""
+        """`ids`: workers send the token ids of prompts in addition to their block keys."""
         self.hub = hub
         self._listening = listening
         self._ids = ids
@@ -69,10 +69,11 @@ class HubServer:
         self.view = messages.frame([])
         self._spreading: asyncio.Handle | None = None
         self.counted: Counter[str] = Counter()  # totals and levels of all workers
-        self.templates_heard: dict[str, list[Template]] = {}  # templates heard since the hub last asked, by worker
+        # templates received since the hub last collected them, by worker
+        self.templates_heard: dict[str, list[Template]] = {}
 
     async def __aenter__(self) -> Self:
-        """Begin to serve; each worker is sent the view first."""
+        """Begin to serve. The first message to each worker is the view."""
         loop = asyncio.get_running_loop()
         self.view = self._view()
         self._server = await loop.create_unix_server(lambda: WorkerLink(self), sock=self._listening, backlog=BACKLOG)
@@ -80,7 +81,7 @@ class HubServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close all connections; workers place by the ring from then on."""
+        """Close all connections. Workers then place by the ring."""
         self._looking.cancel()
         await asyncio.gather(self._looking, return_exceptions=True)
         self._server.close()
@@ -90,45 +91,46 @@ class HubServer:
 
     @property
     def in_flight(self) -> int:
-        """Requests being answered by all workers."""
+        """Requests in progress at all workers."""
         return sum(link.in_flight for link in self.links)
 
     def figures(self) -> Mapping[str, int]:
-        """What all workers have counted."""
+        """Return the totals that all workers have counted."""
         return self.counted
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Templates that workers have told of since the last call, by worker."""
+        """Return templates that workers have sent since the last call, by worker."""
         heard, self.templates_heard = self.templates_heard, {}
         return heard
 
     def lost(self, replica: str) -> None:
-        """Nobody listens at the replica: workers end requests that wait for it, and learn the new view."""
+        """Notify workers of a replica with a closed port: they end requests that wait for it, and get the new view."""
         for link in self.links:
             link.say(messages.Lost(replica))
             link.flush()
         self._spread()
 
     def stuck(self, replica: str) -> None:
-        """The replica accepts and does not answer: workers retry elsewhere the requests that wait for it."""
+        """Notify workers of a stalled replica, which accepts and does not answer. They retry requests that wait for it
+        on another replica."""
         for link in self.links:
             link.say(messages.Stuck(replica))
             link.flush()
 
     def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
-        """Workers let streams be that are silent at these replicas."""
+        """Notify workers of replicas at work, so that they do not cut silent streams of these replicas."""
         for link in self.links:
             link.say(messages.Working([*moving], [*uncounted]))
             link.flush()
 
     def left(self, replica: str) -> None:
-        """The replica has left."""
+        """Notify workers of a replica that has left."""
         for link in self.links:
             link.say(messages.Left(replica))
             link.flush()
 
     def ready(self, replica: str) -> None:
-        """The replica is ready: workers learn the new view at the end of this turn of the event loop."""
+        """Send the new view at the end of this iteration of the event loop, because a replica is ready."""
         if self._spreading is None:
             self._spreading = asyncio.get_running_loop().call_soon(self._spread)
 
@@ -227,7 +229,7 @@ class WorkerLink(asyncio.Protocol):
     # -- connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the view, before anything else."""
+        """Send the view as the first message."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transport has the methods, but is no subclass
         self._server.links.add(self)
         self._server.empty.clear()
@@ -236,7 +238,7 @@ class WorkerLink(asyncio.Protocol):
             self.write(messages.frame([messages.RatesLeft(levels)]))
 
     def data_received(self, data: bytes) -> None:
-        """Do what the worker says, and answer in one frame."""
+        """Process the worker's messages, and answer in one frame."""
         try:
             for body in self._frames.feed(data):
                 batch = messages.batch_of(body)
@@ -250,13 +252,13 @@ class WorkerLink(asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Give back the worker's leases: all its clients have left."""
+        """Return the worker's leases: all its clients have left."""
         self._server.links.discard(self)
         if not self._server.links:
             self._server.empty.set()
         for task in [*self._waiting.values(), *self._tasks]:
             task.cancel()
-        for ticket in self._queued.values():  # tickets go first: a lease that is given back could place one
+        for ticket in self._queued.values():  # tickets go first: a returned lease could place one
             self._placer.admission.take_back(ticket)
         self._queued.clear()
         self._server.counted.subtract(self._levels)
@@ -282,7 +284,7 @@ class WorkerLink(asyncio.Protocol):
             self.write(messages.frame(out))
 
     def write(self, frame: bytes) -> None:
-        """Send a whole frame; a worker that leaves too much unread counts as gone."""
+        """Send a whole frame. A worker that leaves too much unread is disconnected."""
         if self.transport.is_closing():
             return
         self.transport.write(frame)
@@ -309,7 +311,7 @@ class WorkerLink(asyncio.Protocol):
         self._ask(place.id, wanted, exclude)
 
     async def _place_later(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
-        if wanted.response_id:  # another worker's message about it may already be here: read that first
+        if wanted.response_id:  # another worker's message about it may already be in the buffer: read that first
             await asyncio.sleep(0)
             if not self._placer.owners.knows(wanted.response_id):
                 await self._placer.told(wanted.response_id)
@@ -318,7 +320,7 @@ class WorkerLink(asyncio.Protocol):
         self._ask(id_, wanted, exclude)
 
     def _ask(self, id_: int, wanted: Wanted, exclude: frozenset[str]) -> None:
-        """Answer the placement, or say that it waits in the queue."""
+        """Answer the placement, or report that it waits in the queue."""
 
         def answered(answer: Lease | Exception) -> None:
             self._queued.pop(id_, None)
@@ -327,7 +329,7 @@ class WorkerLink(asyncio.Protocol):
 
         try:
             answer = self._placer.ask(wanted, exclude, answered)
-        except Exception as error:  # the worker must get an answer, whatever the error is
+        except Exception as error:  # the worker must get an answer after any error
             self._answer(id_, error)
             return
         if isinstance(answer, Ticket):
@@ -351,7 +353,7 @@ class WorkerLink(asyncio.Protocol):
 
     def _waited(self, id_: int, task: asyncio.Task[None]) -> None:
         self._waiting.pop(id_, None)
-        if task.cancelled():  # no worker waits for this answer, but its coming shows that the hub is there
+        if task.cancelled():  # no worker waits for this answer, but it shows that the hub is alive
             self.say(messages.Unplaced(id_, failed=True))
         self.flush()
 
@@ -360,7 +362,7 @@ class WorkerLink(asyncio.Protocol):
         self.say(codec.placed_of(id_, lease.receipt))
 
     def _adopt(self, said: messages.Adopt) -> None:
-        """Count a lease that the worker opened alone on the replica where it is, if that replica is known and ready."""
+        """Count a lease that the worker opened without the hub, if its replica is known and ready."""
         ask, now_s = Ask(said.model, stream=said.stream), time.monotonic()
         try:
             wanted = Wanted(ask, said.model, None, "", body_tokens=said.prompt_tokens)

@@ -1,4 +1,4 @@
-"""A worker's side of a lease."""
+"""Lease in a worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from router.core.placement.wanted import Wanted
 
 
 class RemoteLease:
-    """A lease of the hub's, or one that this worker opened alone."""
+    """A lease from the hub, or one that this worker opened without it."""
 
     __slots__ = ("charged_tokens", "first_token_s", "id", "model", "receipt", "stands", "streams", "tenant")
 

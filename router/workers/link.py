@@ -1,8 +1,9 @@
-"""A worker's connection to the hub, opened again whenever it breaks.
+"""Worker's connection to the hub, reopened after each break.
 
-Messages of one turn of the event loop leave in one frame at its end. Ends of leases could wait a millisecond to go
-along with a placement, which would save the hub a third of its time; but then a conversation's next turn may be
-placed by another worker before the hub knows that the last one ended, and is placed worse than by one process.
+Messages of one iteration of the event loop leave in one frame at its end. Ends of leases could wait a millisecond to
+share a frame with a placement. That would save the hub a third of its time. But a conversation's next turn may be
+placed by another worker before the hub knows that the last one ended. Its placement would be worse than with one
+process.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LASTED_S = 1.0
 
 
 class HubLink:
-    """Sends messages while there is a connection, and drops them while there is none."""
+    """Sends messages while connected, and drops them otherwise."""
 
     def __init__(
         self,
@@ -35,8 +36,13 @@ class HubLink:
         in_flight: Callable[[], int],
         queue_bytes_max: int,
     ) -> None:
-        """`opened` gives the first messages of a connection; `broken` gets those that were not sent; `in_flight` goes
-        with every frame. A hub that leaves more than `queue_bytes_max` unread is disconnected."""
+        """Create the link.
+
+        - `opened`: returns the first messages of a connection.
+        - `broken`: gets the messages that were not sent.
+        - `in_flight`: its value is in every frame.
+        - `queue_bytes_max`: a hub that leaves more bytes unread is disconnected.
+        """
         self._path = path
         self._opened = opened
         self._heard = heard
@@ -51,11 +57,11 @@ class HubLink:
 
     @property
     def up(self) -> bool:
-        """Whether there is a connection; the hub at its other end may not have come yet."""
+        """True if connected; the hub may not accept yet."""
         return self._link is not None
 
     async def open(self) -> None:
-        """Begin to connect, and go on until `close`."""
+        """Begin to connect, and reconnect until `close`."""
         self._loop = asyncio.get_running_loop()
         self._connecting = asyncio.create_task(self._keep())
 
@@ -83,7 +89,7 @@ class HubLink:
             again_s = min(again_s * 2, AGAIN_S_MAX)
 
     def say(self, message: messages.FromWorker) -> None:
-        """Send a message at the end of this turn. Without a connection it is dropped: the hub has returned all
+        """Send a message at the end of this iteration. Without a connection it is dropped: the hub has returned all
         leases."""
         if self._link is None:
             return
@@ -93,7 +99,7 @@ class HubLink:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send the messages of this turn, and the number of requests being answered if that changed."""
+        """Send the messages of this iteration, and the number of requests in progress if that changed."""
         self._flushing = False
         link, out, in_flight = self._link, self._out, self._in_flight()
         if link is None or (not out and in_flight == self._told_in_flight):
@@ -107,7 +113,7 @@ class HubLink:
         if link.transport.get_write_buffer_size() > self._queue_bytes_max:
             link.transport.abort()
 
-    # -- for the connection --------------------------------------------------------------------------------------
+    # -- callbacks of the connection -----------------------------------------------------------------------------
 
     def connected(self, link: _Link) -> None:
         """Send the first messages of a connection."""
@@ -116,11 +122,11 @@ class HubLink:
         self.flush()
 
     def received(self, answers: list[messages.FromHub]) -> None:
-        """Take one frame of the hub's."""
+        """Process one frame from the hub."""
         self._heard(answers)
 
     def disconnected(self, link: _Link) -> None:
-        """The hub, or the way to it, is gone."""
+        """Handle the loss of the hub, or of the connection to it."""
         if self._link is link:
             self._link = None
             unsaid, self._out = self._out, []
@@ -149,7 +155,7 @@ class _Link(asyncio.Protocol):
             self.give_up(error)
 
     def give_up(self, error: messages.WireError) -> None:
-        """Close the connection, and log why."""
+        """Close the connection, and log the reason."""
         log.error(
             "the hub is not understood, or cannot be told",
             extra={"event": "hub_not_understood", "fields": {"why": str(error)}},

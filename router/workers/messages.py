@@ -1,11 +1,11 @@
-"""What hub and workers say to each other: length-prefixed msgpack frames, several messages a frame.
+"""Protocol between hub and workers: length-prefixed msgpack frames, several messages a frame.
 
 A frame is four bytes of length (little-endian) and one msgpack value: from a worker a `WorkerFrame`, from the hub a
-list of messages. A worker numbers its placements; the number also names the lease for the life of the connection, so
-that a placement can be taken back before it is answered. Block keys travel as packed uint64 in this machine's order.
+list of messages. A worker numbers its placements. The number also identifies the lease for the life of the connection,
+so that a placement can be cancelled before it is answered. Block keys travel as packed uint64 in this machine's order.
 Times are `time.monotonic()`, which all processes of a machine share (Linux: CLOCK_MONOTONIC).
 
-A frame that does not decode, or is too long, is a WireError and closes the connection: the hub then takes back the
+A frame that does not decode, or is too long, is a WireError and closes the connection. The hub then takes back the
 worker's leases, and the worker places by the ring until it is connected again.
 """
 
@@ -23,7 +23,7 @@ from router.core.facts.placements import Ending, Grade, Reason
 from router.core.facts.requests import Priority
 from router.placer import TokenView
 
-FRAME_BYTES_MAX = 64 << 20  # largest frame; a prompt of a million tokens takes some 2 MB
+FRAME_BYTES_MAX = 64 << 20  # largest frame; a prompt of a million tokens takes about 2 MB
 QUEUE_BYTES_MAX = 64 << 20  # bytes that wait for the other side to read; beyond this the connection is closed
 HEAD_BYTES = 4
 
@@ -37,7 +37,7 @@ class WireError(ValueError):
     """A frame that is no message between hub and workers."""
 
 
-# -- a worker says ---------------------------------------------------------------------------------------------------
+# -- from a worker ---------------------------------------------------------------------------------------------------
 
 
 class Hello(Struct, tag=0, array_like=True):
@@ -48,8 +48,7 @@ class Hello(Struct, tag=0, array_like=True):
 
 
 class WantLease(Struct, tag=1, array_like=True, gc=False):
-    """A request wants a lease; answered by LeaseOpened or Unplaced. Prompts are sent as sizes and keys, never as
-    text."""
+    """Request for a lease, answered by LeaseOpened or Unplaced. Prompts are sent as sizes and keys, never as text."""
 
     id: Id
     model: str | None
@@ -74,7 +73,7 @@ class WantLease(Struct, tag=1, array_like=True, gc=False):
 
 
 class Adopt(Struct, tag=2, array_like=True, gc=False):
-    """A lease that is open, and that the worker opened alone or got from an earlier hub."""
+    """An open lease that the worker opened without the hub, or got from an earlier hub."""
 
     id: Id
     replica: str
@@ -85,14 +84,14 @@ class Adopt(Struct, tag=2, array_like=True, gc=False):
 
 
 class FirstToken(Struct, tag=3, array_like=True, gc=False):
-    """The first body event of a stream arrived."""
+    """Arrival of the first body event of a stream."""
 
     id: Id
     now_s: float
 
 
 class Finish(Struct, tag=4, array_like=True, gc=False):
-    """A lease is given back, or a placement that is no longer wanted."""
+    """End of a lease, or of a placement that is no longer wanted."""
 
     id: Id
     ending: Ending
@@ -102,7 +101,7 @@ class Finish(Struct, tag=4, array_like=True, gc=False):
 
 
 class Report(Struct, tag=5, array_like=True, gc=False):
-    """A request ended; `lease` names its receipt if the hub made that."""
+    """End of a request. `lease` identifies its receipt if the hub made that."""
 
     id: str
     route: str
@@ -131,9 +130,9 @@ class Report(Struct, tag=5, array_like=True, gc=False):
     trace_id: str = ""
     warning: str = ""
     session: str = ""
-    # kind of agent, its conversation, what started that, whether it is over
+    # kind of agent, its conversation, the parent conversation, True if it is over
     agent: tuple[str, str, str, bool] = ("", "", "", False)
-    # priority, milliseconds within which the first token was wanted, whether it came in time
+    # priority, milliseconds within which the first token was wanted, True if it came in time
     deadline: tuple[Priority, float | None, bool | None] = (Priority.NORMAL, None, None)
     continued: tuple[str, str, str] = ("", "", "")
     not_continued: str = ""
@@ -141,13 +140,13 @@ class Report(Struct, tag=5, array_like=True, gc=False):
 
 
 class ReplicaRefused(Struct, tag=6, array_like=True, gc=False):
-    """Nobody listens at the replica."""
+    """A connection to the replica was refused."""
 
     replica: Name
 
 
 class ResponseMade(Struct, tag=7, array_like=True, gc=False):
-    """The replica made a stored response."""
+    """A replica has made a stored response."""
 
     response_id: Name
     replica: Name
@@ -162,28 +161,28 @@ class AttemptFailed(Struct, tag=8, array_like=True, gc=False):
 
 
 class FigureCounts(Struct, tag=9, array_like=True, gc=False):
-    """What the worker has counted since its last such message, by the names of telemetry/process_counts.py."""
+    """Counts of the worker since its last such message, by the names of telemetry/process_counts.py."""
 
-    counts: dict[Name, int]  # a level, such as connections that are open, may also fall
+    counts: dict[Name, int]  # a level, such as open connections, may also fall
 
 
 class PageWanted(Struct, tag=10, array_like=True, gc=False):
-    """The worker wants one of the router's own pages."""
+    """Request for one of the router's own pages."""
 
     id: Id
     path: Name
     owner: tuple[str | None, bool, bool] | None = None  # the fields of a RequestOwner
-    accept: Name = ""  # the header of whoever asks, in ASCII
+    accept: Name = ""  # the caller's header, in ASCII
 
 
 class Alive(Struct, tag=11, array_like=True, gc=False):
-    """A stream of the replica goes on."""
+    """A stream of the replica continues."""
 
     replica: Name
 
 
 class Rest(Struct, tag=12, array_like=True, gc=False):
-    """The replica asked to be sent nothing for so many seconds."""
+    """The replica requested a cooldown for `for_s` seconds."""
 
     replica: Name
     for_s: float
@@ -191,7 +190,8 @@ class Rest(Struct, tag=12, array_like=True, gc=False):
 
 
 class TemplatesSeen(Struct, tag=13, array_like=True):
-    """Templates that prompts of the worker's clients begin with, new or changed; a body is sent once per connection."""
+    """Templates with which prompts of the worker's clients begin, new or changed; a body is sent once per
+    connection."""
 
     templates: list[Template]
 
@@ -203,30 +203,30 @@ class RateSpent(Struct, tag=20, array_like=True):
 
 
 class TurnedAway(Struct, tag=21, array_like=True, gc=False):
-    """The worker has turned a request away before it read its body."""
+    """The worker has shed a request before it read its body."""
 
     code: Name
     priority: Priority
 
 
 class SourceStalled(Struct, tag=22, array_like=True, gc=False):
-    """A request that was to bring blocks from the replica got no answer in time."""
+    """A P2P KV transfer from the replica got no answer in time."""
 
     source: Name
 
 
 class Prefilled(Struct, tag=23, array_like=True, gc=False):
-    """The prefill leg of a lease ended."""
+    """End of the prefill stage of a lease."""
 
     id: Id
     ending: Ending
     usage: tuple[int, int, int | None] | None
     now_s: float
-    alone: bool = False  # nothing comes of it: the decoding replica computes the prompt, too
+    alone: bool = False  # the prefill stage is useless: the decoding replica also computes the prompt
 
 
 class PairBroke(Struct, tag=24, array_like=True, gc=False):
-    """A request that one replica prefilled failed at the one that was to decode it."""
+    """A request that one replica prefilled failed at its decoding replica."""
 
     prefill: Name
     decode: Name
@@ -270,7 +270,7 @@ class WorkerFrame(Struct, array_like=True):
     messages: list[FromWorker]
 
 
-# -- the hub says ----------------------------------------------------------------------------------------------------
+# -- from the hub ----------------------------------------------------------------------------------------------------
 
 
 class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
@@ -281,35 +281,35 @@ class LeaseOpened(Struct, tag=0, array_like=True, gc=False):
     miss: Breakdown | None = None
     replay: bool = False
     ttft_ms: tuple[float, float] = (0.0, 0.0)  # predicted time to first token: median, ninetieth percentile
-    tier_tokens: int = 0  # part of the predicted cached tokens that is to be loaded from tiers
-    pull: tuple[str, str, int] | None = None  # source, its address, and tokens that are to come from there
-    leg: tuple[str, Handshake, str, int] | None = None  # replica that prefills; how, and where, it is asked; its lease
+    tier_tokens: int = 0  # part of the predicted cached tokens that must be loaded from tiers
+    pull: tuple[str, str, int] | None = None  # source, its address, and tokens that will come from there
+    leg: tuple[str, Handshake, str, int] | None = None  # prefilling replica; its KV connector and address; its lease
 
 
 class Unplaced(Struct, tag=1, array_like=True, gc=False):
-    """No lease: the request is turned away (`shed`), the hub cannot place it or was told to forget it (`failed`), the
-    response that it is about is unknown, or else no replica is ready to take it."""
+    """Refusal of a lease. There are four cases. The request is shed (`shed`). The hub cannot place it, or it was
+    cancelled (`failed`). Its stored response is unknown. Otherwise no replica is ready to take it."""
 
     id: Id
     failed: bool
-    shed: tuple[str, str, float] | None = None  # code, message, seconds until the client may ask again
+    shed: tuple[str, str, float] | None = None  # code, message, seconds until the client may retry
     unknown_response: str | None = None  # id of a stored response that is not the tenant's
 
 
 class ReplicaView(Struct, tag=2, array_like=True):
-    """Which replicas are ready and what they serve: the hub's first message, sent again after every change."""
+    """Ready replicas and their models. It is the hub's first message, and is sent again after every change."""
 
     ready: list[tuple[str, tuple[str, ...]]]  # replica -> its models
-    unready: tuple[str, ...]  # models whose replicas are all not ready
+    unready: tuple[str, ...]  # models without a ready replica
     default: str | None  # the model of requests that name none
     tokens: dict[str, TokenView]
-    ids: bool  # whether placements carry token ids besides block keys
+    ids: bool  # True if placements carry token ids in addition to block keys
     engines: dict[str, tuple[str, ...]] = {}  # model -> kinds of engine that serve it
-    names: dict[str, str] = {}  # model -> the other name that its chains begin with
-    standing: str = ""  # how many replicas are ready, and why the others are not
+    names: dict[str, str] = {}  # model -> the other name with which its chains begin
+    standing: str = ""  # text with the number of ready replicas, and the reasons why others are not
     contexts: dict[str, int] = {}  # model -> tokens of the longest context that a replica has for it
-    hub: int = 0  # a number that another hub does not have
-    prefills: tuple[str, ...] = ()  # ready replicas that take whole requests only where no other one does
+    hub: int = 0  # a number that is different for each hub
+    prefills: tuple[str, ...] = ()  # ready prefill replicas: they take whole requests only if no other replica does
     halves: tuple[str, ...] = ()  # ready replicas that take no whole requests
     parents: dict[str, str] = {}  # LoRA adapter -> its base model
     expected: dict[str, str] = {}  # model or adapter that may have no replica -> its base model
@@ -317,7 +317,7 @@ class ReplicaView(Struct, tag=2, array_like=True):
 
 
 class Lost(Struct, tag=3, array_like=True, gc=False):
-    """Nobody listens at the replica: requests that wait for it will get no answer."""
+    """A connection to the replica was refused: requests that wait for it will get no answer."""
 
     replica: str
 
@@ -329,34 +329,34 @@ class Left(Struct, tag=4, array_like=True, gc=False):
 
 
 class PageAnswer(Struct, tag=5, array_like=True, gc=False):
-    """The page that a worker wanted; None where there is no such page."""
+    """A requested page; None if the page does not exist."""
 
     id: Id
     page: tuple[int, str, bytes] | None
 
 
 class Stuck(Struct, tag=6, array_like=True, gc=False):
-    """The replica accepts and does not answer: requests that wait for it should be tried elsewhere."""
+    """The replica accepts and does not answer: requests that wait for it should be tried on another one."""
 
     replica: str
 
 
 class Working(Struct, tag=8, array_like=True):
-    """Replicas that have shown work since the last such message, and the others of those that count nothing and are
-    well."""
+    """Replicas that have shown work since the last such message. Also the healthy ones of the other replicas with
+    engines that report no counters."""
 
     moving: list[str]
     uncounted: list[str]
 
 
 class Queued(Struct, tag=7, array_like=True, gc=False):
-    """The request is in the hub's queue: LeaseOpened or Unplaced comes, however late."""
+    """The request is in the hub's queue. LeaseOpened or Unplaced follows, without a time limit."""
 
     id: Id
 
 
 class RatesLeft(Struct, tag=20, array_like=True):
-    """Requests and tokens that are left of tenants' rates, of those that have spent any lately."""
+    """Remaining requests and tokens of tenants' rates, for tenants that have spent any lately."""
 
     levels: dict[str, tuple[float | None, float | None]]
 
@@ -369,7 +369,7 @@ _answers = msgspec.msgpack.Decoder(list[FromHub])
 
 
 def frame(value: WorkerFrame | Sequence[FromHub]) -> bytes:
-    """The bytes of one frame. Raises WireError if the other side would refuse the length."""
+    """Encode one frame. Raises WireError if the other side would refuse the length."""
     body = _encoder.encode(value)
     if len(body) > FRAME_BYTES_MAX:
         raise WireError(f"a frame of {len(body)} bytes; allowed are {FRAME_BYTES_MAX}")
@@ -382,7 +382,7 @@ def batch_of(body: bytes) -> WorkerFrame:
 
 
 def answers_of(body: bytes) -> list[FromHub]:
-    """Decode a frame of the hub's. Raises WireError."""
+    """Decode a frame from the hub. Raises WireError."""
     return _decoded(_answers, body)  # type: ignore[no-any-return]
 
 
@@ -394,14 +394,14 @@ def _decoded(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 - of whatever ty
 
 
 class Frames:
-    """Cuts a stream of bytes into the bodies of frames, however it arrives."""
+    """Splits a stream of bytes into the bodies of frames, for any segmentation."""
 
     def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._kept = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Bodies of the frames that are whole now. Raises WireError for one that is too long."""
+        """Return the bodies of the frames that are complete now. Raises WireError for one that is too long."""
         kept = self._kept
         if kept:
             kept += data

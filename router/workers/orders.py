@@ -1,4 +1,4 @@
-"""What the supervisor tells a child on its standard input: one Spec, then Orders. The end of input means: drain."""
+"""Messages of the supervisor on a child's standard input: one Spec, then Orders. The end of input means: drain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ READY = b"ready\n"  # a child's one line on its standard output, once it serves
 
 
 class Spec(msgspec.Struct, kw_only=True):
-    """What a child is, and what it inherits."""
+    """Role of a child, and its inherited resources."""
 
     settings: Settings
     files: dict[str, bytes] = {}  # contents of files that settings name, by path, as they were accepted
@@ -23,14 +23,14 @@ class Spec(msgspec.Struct, kw_only=True):
 
 
 class Reload(msgspec.Struct, tag=True):
-    """Settings that were read again and are valid, with the contents of their files: they are in force from now on."""
+    """Valid settings that were read again, with the contents of their files. They are in force at once."""
 
     settings: Settings
     files: dict[str, bytes] = {}
 
 
 class ReloadRefused(msgspec.Struct, tag=True):
-    """Settings that were read again are not valid; the hub counts that."""
+    """Notice that settings were read again and are invalid; the hub counts that."""
 
 
 class LameDuck(msgspec.Struct, tag=True):
@@ -43,7 +43,7 @@ _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 
 
 def framed(said: Spec | Order) -> bytes:
-    """The bytes for standard input: the length as four bytes, little-endian, and the message."""
+    """Encode a message for standard input: its length as four bytes, little-endian, and the message."""
     body = msgspec.msgpack.encode(said)
     return len(body).to_bytes(4, "little") + body
 

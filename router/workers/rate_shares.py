@@ -1,10 +1,11 @@
-"""Tenants' rates in a worker: what the hub has left of them, and this worker's part of that while there is no hub.
+"""Tenants' rates in a worker: the remaining rate at the hub, and this worker's part of it while the hub is lost.
 
-The hub charges what it places, and tells all workers what is left as it changes. A worker looks at that before it reads
-a body, so that one that is over its rate costs nothing; the hub has the last word. When the hub is lost each of N
-workers goes on with an N-th of what was left, filled at an N-th of the rate. What it spends alone, it tells the hub
-that it finds again; a new hub, which knows of nothing, is told what is missing of this worker's part. So nobody gets
-more than the rate, but for the part of one worker that is lost together with the hub.
+The hub charges the requests that it places, and publishes each change of the remaining rate to all workers. A worker
+checks that before it reads a body, so that a request over its rate costs nothing. The decision of the hub is final.
+When the hub is lost each of N workers continues with an N-th of the rest, refilled at an N-th of the rate. It reports
+its spending without the hub once the hub is back. A new hub has no earlier data, so it gets the missing amount of this
+worker's part. So no tenant gets more than the rate, with one exception: the part of one worker that is lost together
+with the hub.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class RatePart:
 
 
 class RateShares:
-    """What this worker knows of tenants' rates, and may spend of them."""
+    """Copy of tenants' rates in one worker, and the worker's part of them."""
 
     def __init__(self, workers: int, clock: Callable[[], float]) -> None:
         self._workers = workers
@@ -33,11 +34,11 @@ class RateShares:
         self._parts: dict[str, RatePart] = {}
         self._whole, self._own = Quotas(), Quotas()
         self._alone = True
-        self._hub = 0  # the number of the hub that was heard last; 0 for none
-        self._spent: dict[str, tuple[float, float]] = {}  # requests and tokens that the hub was not told of
+        self._hub = 0  # number of the hub with the last message; 0 before the first
+        self._spent: dict[str, tuple[float, float]] = {}  # requests and tokens that are not reported to the hub yet
 
     def configure(self, tenants: Mapping[str, Rates]) -> None:
-        """Take the rates of all tenants by name, in place of the earlier rates."""
+        """Replace the rates of all tenants, by tenant name."""
         self._tenants = tenants
         self._parts = {
             name: RatePart(_part(each.requests_per_min, self._workers), _part(each.tokens_per_min, self._workers))
@@ -49,11 +50,11 @@ class RateShares:
     # -- the hub -------------------------------------------------------------------------------------------------
 
     def left(self, levels: Mapping[str, RateLevels]) -> None:
-        """The hub tells what is left."""
+        """Apply the remaining rates that the hub published."""
         self._whole.set_levels(levels, self._clock())
 
     def lost(self) -> None:
-        """There is no hub: go on with this worker's part of what was left."""
+        """Continue with this worker's part of the rest, because the hub is lost."""
         if self._alone:
             return
         self._alone = True
@@ -64,7 +65,7 @@ class RateShares:
         self._own.set_levels({n: (_part(r, count), _part(t, count)) for n, (r, t) in levels.items()}, now_s)
 
     def found(self, hub: int) -> None:
-        """A hub of this number is there. One that is new is to be told what is missing of this worker's part."""
+        """Record a hub with this number. A new one must get the missing amount of this worker's part."""
         if self._hub not in (0, hub):
             self._spent = self._missing()
         if self._hub != hub:
@@ -73,12 +74,12 @@ class RateShares:
         self._hub, self._alone = hub, False
 
     def untold(self) -> dict[str, tuple[float, float]]:
-        """Requests and tokens by tenant that the hub was not told of; it is told now."""
+        """Return requests and tokens by tenant that are not reported to the hub yet, and count them as reported."""
         spent, self._spent = self._spent, {}
         return spent
 
     def _missing(self) -> dict[str, tuple[float, float]]:
-        self.lost()  # where a new hub came before the loss of the old one was noticed
+        self.lost()  # a new hub may come before the loss of the old one was noticed
         missing = {}
         for name, (requests, tokens) in self._own.levels(self._clock()).items():
             part = self._parts[name]
@@ -91,17 +92,18 @@ class RateShares:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def charge(self, tenant: str) -> bool:
-        """Look at a tenant's rate before a body is read. Returns whether the request was taken from it for good: the
-        hub, where there is one, takes it when it places. Raises Shed."""
+        """Check a tenant's rate before a body is read. Returns True if the charge is final; with a hub, the hub charges
+        the request when it places it. Raises Shed."""
         if self._alone:
             self._own.take(tenant, 0, self._clock())
             self._note(tenant, 1.0, 0.0)
             return True
-        self._whole.take(tenant, 0, self._clock())  # until the hub tells, so that many at once are not all let through
+        # until the next level from the hub, so that many at once are not all admitted
+        self._whole.take(tenant, 0, self._clock())
         return False
 
     def placed_alone(self, tenant: str, tokens: int, *, counted: bool) -> int:
-        """Charge a placement that the hub has no part in. Returns the tokens that were taken. Raises Shed."""
+        """Charge a placement without the hub. Returns the tokens that were taken. Raises Shed."""
         quotas = self._own if self._alone else self._whole
         if not quotas.limited(tenant):
             return 0
@@ -111,7 +113,7 @@ class RateShares:
         return tokens
 
     def settle(self, tenant: str, tokens: int) -> None:
-        """So many more tokens were used by what was placed alone than were taken; a negative number gives back."""
+        """Charge the difference between used and taken tokens of such a placement; a negative number is returned."""
         (self._own if self._alone else self._whole).spend(tenant, tokens, self._clock())
         self._note(tenant, 0.0, tokens)
 

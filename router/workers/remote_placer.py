@@ -1,7 +1,6 @@
-"""A worker's placer: asks the hub, and places by the ring while there is none.
+"""Worker's placer: places through the hub, and by the ring while the hub is lost.
 
-Whether there is a hub is decided by hub_watch. A hub that comes anew is told of all open leases. Nothing is sent per
-streamed chunk.
+hub_watch decides if the hub is available. A new hub gets all open leases. No message is sent per streamed chunk.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ TICK_S = 0.05
 VIEW_WAIT_S = 0.5  # longest wait for the view of a hub that found a model
 PATH_CHARS_MAX = MODEL_CHARS_MAX = 1_024  # longest path of a page of the hub's; longest name of a model
 PAGE_S = 5.0  # longest wait for a page of the hub's, such as the metrics of a large fleet
-TOLD_AT_ONCE = 1_000  # stored responses that a hub which came anew is told of in one tick: a millisecond's work
+TOLD_AT_ONCE = 1_000  # stored responses that are reported to a new hub in one tick: a millisecond's work
 REPORTS_MAX = 65_536  # ends of requests that are kept until the hub is back
 
 _NO_HUB = Page(503, "text/plain; charset=utf-8", b"the hub is not there\n")
@@ -56,8 +55,12 @@ class RemotePlacer:
         clock: Callable[[], float] = time.monotonic,
         queue_bytes_max: int = messages.QUEUE_BYTES_MAX,
     ) -> None:
-        """`path` is that of the hub's socket, `worker` the number of this one; `figures` gives totals of this process
-        besides its edge's."""
+        """Create the placer.
+
+        - `path`: the hub's socket.
+        - `worker`: number of this worker.
+        - `figures`: returns totals of this process in addition to its edge's.
+        """
         self._edges: Edges = NoEdges()
         self._link = HubLink(
             path,
@@ -76,12 +79,12 @@ class RemotePlacer:
         self._view = LastView()
         self._rates = RateShares(settings.listen.workers, clock)
         self._owners = ResponseOwners(settings.limits.response_ids_max, private=bool(settings.auth.keys_file))
-        self._untold: deque[str] = deque()  # stored responses that this hub is still to be told of
+        self._untold: deque[str] = deque()  # stored responses that are not reported to this hub yet
         self._leases: dict[int, RemoteLease] = {}
         self._paging: dict[int, asyncio.Future[Page | None]] = {}
         self._kept: deque[messages.Report] = deque(maxlen=REPORTS_MAX)
         self._next_id = 1
-        self.viewed = asyncio.Event()  # set once the first view has come, on whatever connection
+        self.viewed = asyncio.Event()  # set once the first view has arrived, on any connection
         self._does: dict[type, Callable[[Any], None]] = {
             messages.LeaseOpened: lambda said: self._answered(said.id, codec.receipt_of(said, self._link.number)),
             messages.Unplaced: lambda said: self._answered(said.id, codec.why_not(said)),
@@ -96,7 +99,7 @@ class RemotePlacer:
         }
 
     async def __aenter__(self) -> Self:
-        """Begin to connect. Requests can be placed once a first view has come."""
+        """Begin to connect. Requests can be placed after the first view."""
         self._loop = asyncio.get_running_loop()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         await self._link.open()
@@ -109,7 +112,7 @@ class RemotePlacer:
         await self._link.close()
 
     def serve(self, edges: Edges) -> None:
-        """Serve this edge: it is told of replicas, and asked what it has counted."""
+        """Serve this edge. It is notified of replica changes, and reports its counters."""
         self._edges = edges
 
     def _changed_templates(self) -> Iterable[Template]:
@@ -117,34 +120,34 @@ class RemotePlacer:
 
     @property
     def placing(self) -> bool:
-        """Whether the hub places; if not, the ring does."""
+        """True if the hub places; if not, the ring does."""
         return self._hub.places
 
     # -- Placer --------------------------------------------------------------------------------------------------
 
     def resolve(self, model: str | None) -> str:
-        """The model meant, by the hub's last view. Raises UnknownModel, or NoReplica when nothing is ready."""
+        """Return the model meant, by the hub's last view. Raises UnknownModel, or NoReplica if no replica is ready."""
         return self._view.resolve(model)
 
     def engines(self, model: str) -> tuple[str, ...]:
-        """Kinds of engines that serve the model, by the hub's last view."""
+        """Return the kinds of engines that serve the model, by the hub's last view."""
         return self._view.engines(model)
 
     def awaited(self, model: str | None) -> str:
-        """The base model that a name, or its absence, stands for, if its replicas may all be gone; "" otherwise."""
+        """Return the base model of a name, or of a missing name, if its replicas may all be gone; "" otherwise."""
         return self._view.awaited(model)
 
     def context_tokens(self, model: str | None) -> int:
-        """The longest context that any replica has for the model, by the hub's last view."""
+        """Return the longest context that any replica has for the model, by the hub's last view."""
         return self._view.context_tokens(model)
 
     def parent(self, model: str) -> str:
-        """The base model of a LoRA adapter, by the hub's last view; "" for any other name."""
+        """Return the base model of a LoRA adapter, by the hub's last view; "" for any other name."""
         return self._view.parent(model)
 
     async def look(self, model: str) -> None:
-        """Have the hub read again what replicas serve, as it does for the page of a model that it does not know. If it
-        finds the model, the view that says so comes at once."""
+        """Make the hub read the replicas' model lists again, as it does for the page of a model that it does not know.
+        If it finds the model, it sends the new view at once."""
         page = await self.page(f"{MODELS}/{model}")
         until_s = self._clock() + VIEW_WAIT_S
         found = page is not None and page.status == 200
@@ -152,28 +155,28 @@ class RemotePlacer:
             await asyncio.sleep(TICK_S)
 
     def lacks(self, replica: str, model: str) -> None:
-        """The replica does not serve a model of its list."""
+        """Report that the replica does not serve a model of its list."""
         self._link.say(messages.ModelLacked(replica, model[:MODEL_CHARS_MAX]))
 
     def known_as(self, model: str) -> str:
-        """The name that chains of the model begin with, by the hub's last view."""
+        """Return the name with which chains of the model begin, by the hub's last view."""
         return self._view.known_as(model)
 
     def follows(self) -> bool:
-        """Whether any prompt is wanted as token ids."""
+        """True if any prompt is wanted as token ids."""
         return self._hub.places and self._view.follows
 
     def token_view(self, model: str) -> TokenView | None:
-        """The hub's last word on token ids of the model; None without the hub, where they are of no use."""
+        """Return the hub's last data for token ids of the model; None without the hub, because token ids have no use
+        then."""
         return self._view.token_view(model) if self._hub.places else None
 
     def set_tenants(self, tenants: Mapping[str, Rates]) -> None:
-        """Take the rates of all tenants by name, in place of the earlier rates."""
+        """Replace the rates of all tenants, by tenant name."""
         self._rates.configure(tenants)
 
     def charge(self, tenant: str, priority: Priority) -> bool:
-        """Look at the tenant's rate, as the hub last told it; without the hub take from this worker's part. Raises
-        Shed."""
+        """Check the tenant's rate by the hub's last level. Without the hub, charge this worker's part. Raises Shed."""
         try:
             return self._rates.charge(tenant)
         except Shed as shed:
@@ -181,7 +184,7 @@ class RemotePlacer:
             raise
 
     async def place(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
-        """A lease from the hub, or by the ring where the hub does not answer. Raises NoReplica, Shed and
+        """Return a lease from the hub, or by the ring if the hub does not answer. Raises NoReplica, Shed and
         UnknownResponse."""
         if self._hub.places and codec.carried_bytes(wanted) <= codec.PLACE_BYTES_MAX:
             lease = await self._ask(wanted, exclude)
@@ -190,7 +193,7 @@ class RemotePlacer:
         return self._place_alone(wanted, exclude)
 
     async def _ask(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease | None:
-        """A lease from the hub; None if it does not answer. Raises NoReplica, Shed and UnknownResponse."""
+        """Return a lease from the hub; None if it does not answer. Raises NoReplica, Shed and UnknownResponse."""
         id_ = self._new_id()
         future: asyncio.Future[RemoteLease | None] = self._loop.create_future()
         self._hub.ask(id_, wanted, future)
@@ -211,7 +214,7 @@ class RemotePlacer:
     def _place_alone(self, wanted: Wanted, exclude: frozenset[str]) -> RemoteLease:
         receipt = self._view.by_ring(wanted, exclude, self._owners.owner(wanted.response_id, wanted.tenant))
         charged_tokens = 0
-        if wanted.tenant and not exclude:  # a retry was charged when it was a request
+        if wanted.tenant and not exclude:  # a retry is not charged again
             tokens = wanted.tokens.tokens if wanted.tokens is not None else wanted.body_tokens
             charged_tokens = self._rates.placed_alone(wanted.tenant, tokens, counted=wanted.charged)
         self._hub.placed_alone()
@@ -231,17 +234,17 @@ class RemotePlacer:
         return id_
 
     def stands(self, lease: RemoteLease) -> bool:
-        """Whether the lease's replica is still there, as far as the hub has said."""
+        """True if the hub has not reported that the lease's replica left."""
         return lease.stands
 
     def first_token(self, lease: RemoteLease, now_s: float) -> None:
-        """The first body event of a stream arrived."""
+        """Record the first body event of a stream."""
         if lease.first_token_s is None:
             lease.first_token_s = now_s
             self._link.say(messages.FirstToken(lease.id, now_s))
 
     def finish(self, lease: RemoteLease, outcome: Outcome, now_s: float) -> None:
-        """Give a lease back, whatever the end. A second time changes nothing."""
+        """Return a lease, with any outcome. A second call changes nothing."""
         if self._leases.pop(lease.id, None) is None:
             return
         loads = self._view.loads
@@ -255,56 +258,59 @@ class RemotePlacer:
         self._link.say(codec.finish_of(lease.id, outcome, now_s))
 
     def refused(self, replica: str) -> None:
-        """Nobody listens at the replica. The hub tells all workers; without a hub, this worker at least knows it."""
+        """Report a refused connection. The hub notifies all workers. Without a hub, only this worker updates its
+        view."""
         if not self._hub.places:
             self._view.drop(replica)
             self._edges.lost(replica)
         self._link.say(messages.ReplicaRefused(replica))
 
     def alive(self, replica: str) -> None:
-        """A further piece of an answer of the replica came."""
+        """Report a further part of an answer of the replica."""
         self._link.say(messages.Alive(replica))
 
     def rest(self, replica: str, for_s: float, *, full: bool = False) -> None:
-        """The replica asked to be sent nothing for so long. The hub keeps to that; the ring does not."""
+        """Report the replica's request for a cooldown. The hub applies it; the ring does not."""
         self._link.say(messages.Rest(replica, for_s, full))
 
     def pull_stalled(self, source: str) -> None:
-        """A request that was to bring blocks from this replica got no answer in time."""
+        """Report that a P2P KV transfer from this replica got no answer in time."""
         self._link.say(messages.SourceStalled(source))
 
     def prefilled(self, lease: RemoteLease, outcome: Outcome, now_s: float) -> None:
-        """The prefill leg of the lease ended. A hub that came anew knows of no such leg."""
+        """Report the end of the lease's prefill stage. A new hub does not know that stage."""
         self._link.say(codec.prefilled_of(lease.id, lease.receipt, outcome, now_s))
 
     def pair_broke(self, prefill: str, decode: str) -> None:
-        """A request in two legs failed at its decoding replica, as where blocks do not come."""
+        """Report a disaggregated request that failed at its decoding replica, for example because blocks did not
+        arrive."""
         self._link.say(messages.PairBroke(prefill, decode))
 
     def others_ready(self, tried: frozenset[str]) -> bool:
-        """Whether a replica other than these is ready, by the hub's last view."""
+        """True if a replica other than these is ready, by the hub's last view."""
         return self._view.others_ready(tried)
 
     def ready_one(self) -> str | None:
-        """The first of the replicas that are ready, by the hub's last view."""
+        """Return the first of the replicas that are ready, by the hub's last view."""
         return self._view.ready_one()
 
     def standing(self) -> str:
-        """How many replicas are ready and why others are not, by the hub's last view."""
+        """Return the text about ready replicas of the hub's last view."""
         return self._view.standing
 
     def made_response(self, response_id: str, replica: str, tenant: str) -> None:
-        """The replica made a stored response. All workers learn that through the hub; this one remembers it too."""
+        """Record a stored response that the replica made, and report it to all workers through the hub."""
         self._owners.learn(response_id, replica, tenant)
         self._link.say(messages.ResponseMade(response_id, replica, tenant))
-        self._link.flush()  # tell the hub before the client learns the id, and asks another worker
+        self._link.flush()  # send it to the hub before the client learns the id, and uses another worker
 
     def failed(self, replica: str, kind: str) -> None:
-        """An attempt failed."""
+        """Report an attempt that failed."""
         self._link.say(messages.AttemptFailed(replica, kind))
 
     def report(self, record: RequestRecord) -> None:
-        """Report the end of a request to the hub, which has the metrics; without a hub, once it is back."""
+        """Report the end of a request to the hub, which has the metrics. Without a hub, the report is kept until it is
+        back."""
         receipt, lease = record.receipt, None
         if receipt is not None and receipt.at_hub is not None and self._link.up:
             given, connection = receipt.at_hub
@@ -316,7 +322,8 @@ class RemotePlacer:
             self._link.say(report)
 
     async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
-        """One of the hub's pages. While there is no hub 503, but `/readyz` goes by its last view, as placing does."""
+        """Return one of the hub's pages. Without a hub it is a 503, except that `/readyz` follows the last view, as
+        placement does."""
         if not self._link.up:
             return self._without_hub(path)
         if len(path) > PATH_CHARS_MAX:
@@ -338,10 +345,10 @@ class RemotePlacer:
     def _without_hub(self, path: str) -> Page:
         return _READY if path == "/readyz" and self._view.others_ready(frozenset()) else _NO_HUB
 
-    # -- what the hub says ---------------------------------------------------------------------------------------
+    # -- messages of the hub -------------------------------------------------------------------------------------
 
     def _heard(self, said: list[messages.FromHub]) -> None:
-        """Take one frame of the hub's."""
+        """Process one frame from the hub."""
         for message in said:
             self._does[type(message)](message)
         self._hub.heard()
@@ -352,7 +359,7 @@ class RemotePlacer:
         self._view.take(said)
         self._hub.viewed = True
         self._rates.found(said.hub)
-        self._tell_spent()  # before anything is asked of a hub that may be new
+        self._tell_spent()  # before any request to a hub that may be new
         self.viewed.set()
 
     def _lost(self, said: messages.Lost) -> None:
@@ -372,10 +379,10 @@ class RemotePlacer:
             paging.set_result(Page(*said.page) if said.page else None)
 
     def _answered(self, id_: int, answer: Receipt | Exception | None) -> None:
-        """Hand an answer to whoever waits for it; None means that the hub does not place the request."""
+        """Pass an answer to the waiting call. None means that the hub does not place the request."""
         pending = self._hub.take(id_)
         if pending is None or pending.future.done():
-            return  # the placement was taken back meanwhile; the hub has been told
+            return  # the placement was cancelled in the meantime, and the hub was notified
         if isinstance(answer, Exception):
             pending.future.set_exception(answer)
         elif answer is None:
@@ -384,7 +391,7 @@ class RemotePlacer:
             pending.future.set_result(self._open(RemoteLease(id_, answer, pending.wanted)))
 
     def _give_up(self, why: str) -> None:
-        """The hub does not place: what was asked of it is taken back, and whoever waits goes on by the ring."""
+        """Handle a lost hub: its pending placements are cancelled, and their callers place by the ring."""
         self._rates.lost()
         now_s = self._clock()
         for id_ in self._hub.lost(why):
@@ -394,10 +401,10 @@ class RemotePlacer:
     # -- connection ----------------------------------------------------------------------------------------------
 
     def _opened(self) -> list[messages.FromWorker]:
-        """What the hub must hear first: what is open, and what happened without it."""
+        """Return the first messages to the hub: open leases, and reports from the time without it."""
         self._hub.viewed = False
         self._news.again()
-        # A level, such as open connections, is told to a new hub whole; totals are told as differences.
+        # A new hub gets a level, such as open connections, as its value; it gets totals as differences.
         self._told = {name: total for name, total in self._told.items() if name not in LEVELS}
         told: list[messages.FromWorker] = [
             messages.Hello(self._worker, os.getpid()),
@@ -410,7 +417,7 @@ class RemotePlacer:
         return told
 
     def _told_again(self) -> list[messages.FromWorker]:
-        """Stored responses that this worker knows of, and the hub may not: as many as take a millisecond."""
+        """Return stored responses that this worker knows and the hub may not, limited to a millisecond's work."""
         ids = [self._untold.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._untold)))]
         return [told for id_ in ids if (told := self._made(id_)) is not None]
 
@@ -419,7 +426,7 @@ class RemotePlacer:
         return messages.ResponseMade(response_id, *made) if made is not None else None
 
     def _broken(self, unsaid: list[messages.FromWorker]) -> None:
-        """The connection to the hub broke."""
+        """Handle a broken connection to the hub."""
         self._kept.extend(message for message in unsaid if isinstance(message, messages.Report))
         self._give_up(BROKEN)
         for future in self._paging.values():
@@ -427,7 +434,7 @@ class RemotePlacer:
                 future.set_result(_NO_HUB)
 
     def _tick(self) -> None:
-        """Every TICK_S: see whether the hub is there, and tell it what nothing else carries."""
+        """Check the hub's availability, and send periodic reports. Called every TICK_S."""
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         if self._hub.overdue():
             self._give_up(SILENT)

@@ -1,9 +1,9 @@
 """The command's own process with `--workers N`: starts hub and workers, restarts those that die, ends them in order.
 
-It binds the sockets and hands them down, so that no connection is refused while a worker or the hub is away, and
-ports stay the same. It reads settings and the files that they name, and hands the contents down, so that all children
-serve with what was last accepted. It serves no request itself, and there is little in it that could fail. A child that
-dies is started again after a pause that grows while it keeps dying, at most RESTARTS_MAX times in WINDOW_S.
+It binds the sockets and passes them to the children. So no connection is refused while a worker or the hub is away, and
+ports stay the same. It reads settings and the files that they name, and passes the contents to the children. So all
+children serve with the contents that were last accepted. It serves no request itself, and little in it could fail. A
+child that dies is started again after a pause that grows while it keeps dying, at most RESTARTS_MAX times in WINDOW_S.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GRACE_S = 5.0  # time beyond `listen.drain_s` after which children are killed
 
 
 def run(settings: Settings, read: contents.NotedRead[Settings], file: Path | None = None) -> int:
-    """Serve until a signal ends it. `read` has read the settings, and reads them again, from `file` among others, and
+    """Serve until a signal ends it. `read` has read the settings, and reads them again, from `file` among others. It
     raises SettingsError. Returns the exit status."""
     logs.setup(settings.log.level, settings.log.format, requests=settings.log.requests, shared=True)
     try:
@@ -63,12 +63,12 @@ class _Supervisor:
         self._settings = settings
         self._reloader = Reloader(settings, read, self._apply, self._told, file=file)
         self._stop = asyncio.Event()
-        self._lame_duck = False  # the supervisor was told to end, and does not drain yet
-        self._now = asyncio.Event()  # set: children are killed without waiting for their answers to end
+        self._lame_duck = False  # the supervisor got SIGTERM, and does not drain yet
+        self._now = asyncio.Event()  # set: children are killed without a wait for the end of their answers
         self._children: list[_Child] = []
 
     async def run(self) -> int:
-        """Returns the exit status."""
+        """Run the router. Returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -127,7 +127,7 @@ class _Supervisor:
         self._stop.set()
 
     def _apply(self, settings: Settings) -> None:
-        """Tell the new settings to all children, those started later included."""
+        """Send the new settings to all children, those started later included."""
         logs.configure(settings.log.level, requests=settings.log.requests)
         self._settings = settings
         auth = settings.auth  # a process that starts later has the same secrets as the others
@@ -153,7 +153,7 @@ class _Supervisor:
                 await self._now.wait()
 
     async def _all_ready(self) -> bool:
-        """Whether all children became ready before one failed or the router was told to stop."""
+        """True if all children became ready before one failed or the router received a signal to stop."""
         ready = asyncio.gather(*(child.ready for child in self._children))
         stopping = asyncio.create_task(self._stop.wait())
         try:
@@ -212,7 +212,7 @@ class _Child:
                 return
 
     def _barred_s(self) -> float:
-        """Seconds until the process may be started again."""
+        """Return the seconds until the process may be started again."""
         if len(self._restarts) < RESTARTS_MAX:
             return 0.0
         return max(0.0, self._restarts[0] + WINDOW_S - time.monotonic())
@@ -253,12 +253,12 @@ class _Child:
         self.say(Reload(settings, files))
 
     def lame_duck(self) -> None:
-        """Serve as a lame duck from now on, processes started later too."""
+        """Make this process and later ones serve as lame ducks."""
         self._lame = True
         self.say(LameDuck())
 
     def drain(self) -> None:
-        """Have the process drain, by ending its standard input."""
+        """Make the process drain, by ending its standard input."""
         self._draining = True
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
@@ -272,7 +272,8 @@ class _Child:
 
 
 def _share(settings: Settings) -> Settings:
-    """A worker's settings: each worker gets its part of the retry budget, of the connections and of the bodies."""
+    """Return a worker's settings: each worker gets its part of the retry budget, of the connections and of the
+    bodies."""
     upstream, listen, limits = settings.upstream, settings.listen, settings.limits
     floor_per_s = upstream.retry_floor_per_s / listen.workers
     return dataclasses.replace(
@@ -290,7 +291,7 @@ def _share(settings: Settings) -> Settings:
 
 
 def _bound(host: str, port: int, *, admin: bool = False) -> socket.socket:
-    """A listening socket that children accept on. Raises OSError with the setting's name."""
+    """Return a listening socket that children accept on. Raises OSError with the setting's name."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(found[4][:2], family=found[0], backlog=BACKLOG)

@@ -1,6 +1,6 @@
-"""What a worker tells the hub of templates: every EVERY_S those that changed, and the body of each only once.
+"""Worker's reports of templates to the hub: every EVERY_S those that changed, and the body of each only once.
 
-A hub that comes anew is told all of them. Bodies may be long, so they are told a few at a time.
+A new hub gets all of them. Bodies may be long, so they are sent a few at a time.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from msgspec.structs import replace
 
 from router.core.facts.misses import Template
 
-EVERY_S = 2.0  # interval at which the edge is asked what has changed
-BODY_BYTES_MAX = 256 << 10  # longer bodies are not told
-TOLD_BYTES_MAX = 1 << 20  # bodies told at once
-TOLD_MAX = 64  # templates told at once
+EVERY_S = 2.0  # interval at which changes are collected from the edge
+BODY_BYTES_MAX = 256 << 10  # longer bodies are not sent
+TOLD_BYTES_MAX = 1 << 20  # bytes of bodies sent at once
+TOLD_MAX = 64  # templates sent at once
 
 
 class TemplateNews:
-    """Templates that the hub must be told of; at most `templates_max`, those that changed last."""
+    """Templates that must be sent to the hub; at most `templates_max`, those that changed last."""
 
     def __init__(self, changed: Callable[[], Iterable[Template]], templates_max: int) -> None:
-        """`changed` gives templates that are new or changed since it was last called."""
+        """`changed` returns templates that are new or changed since its last call."""
         self._changed = changed
         self._templates_max = templates_max
         self._known: dict[int, Template] = {}
         self._due: dict[int, None] = {}
-        self._told: set[int] = set()  # ids of templates whose bodies this hub was told
+        self._told: set[int] = set()  # ids of templates with bodies that this hub has
         self._asked_s = float("-inf")
 
     def again(self) -> None:
-        """There is another hub, which knows of no template."""
+        """Send all templates again, because the hub is a new one."""
         self._due = dict.fromkeys(self._known)
         self._told.clear()
 
     def due(self, now_s: float) -> list[Template]:
-        """Templates to tell now; those that do not fit are due the next time."""
+        """Return templates to send now; those that do not fit are due the next time."""
         if now_s - self._asked_s >= EVERY_S:
             self._asked_s = now_s
             self._take(self._changed())

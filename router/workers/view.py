@@ -1,8 +1,8 @@
-"""What a worker knows of the replicas: the hub's last view, and the ring for when there is no hub.
+"""Worker's copy of the replicas: the hub's last view, and the ring for a lost hub.
 
 Names of models are resolved by the view as the hub would (core/fleet/models.py). Without the hub requests go by the
-consistent-hash ring with bounded load, over the replicas last known as ready and the leases of this worker there: all
-workers, and their hub before, send a conversation to the same replica as long as loads allow.
+consistent-hash ring with bounded load, over the replicas last known as ready and this worker's leases on them. So all
+workers, and their hub before, send a conversation to the same replica while loads allow it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class LastView:
         self.take(NOTHING)
 
     def take(self, view: ReplicaView) -> None:
-        """Take over a new view."""
+        """Apply a new view."""
         self._view = view
         self._ready = dict(view.ready)
         self._learn()
 
     def drop(self, replica: str) -> None:
-        """The replica refused a connection: until the next view it counts as gone."""
+        """Remove a replica that refused a connection, until the next view."""
         if self._ready.pop(replica, None) is not None:
             self._learn()
 
@@ -49,45 +49,45 @@ class LastView:
 
     @property
     def hub(self) -> int:
-        """The number of the hub that told the view."""
+        """Number of the hub that sent the view."""
         return self._view.hub
 
     @property
     def ids(self) -> bool:
-        """Whether the hub wants token ids."""
+        """True if the hub wants token ids."""
         return self._view.ids
 
     @property
     def follows(self) -> bool:
-        """Whether any prompt is wanted as token ids."""
+        """True if any prompt is wanted as token ids."""
         return bool(self._view.tokens)
 
     def engines(self, model: str) -> tuple[str, ...]:
-        """Kinds of engines that serve the model."""
+        """Return the kinds of engines that serve the model."""
         return self._view.engines.get(model, ())
 
     def context_tokens(self, model: str | None) -> int:
-        """The longest context that any replica has for the model."""
+        """Return the longest context that any replica has for the model."""
         return self._view.contexts.get(model or "", CONTEXT_TOKENS)
 
     def awaited(self, model: str | None) -> str:
-        """The expected base model that a name, or its absence, stands for; "" for any other name."""
+        """Return the expected base model of a name, or of a missing name; "" for any other name."""
         return expected_base(model, self._view.expected, self._view.adapting)
 
     def parent(self, model: str) -> str:
-        """The base model of a LoRA adapter; "" for any other name."""
+        """Return the base model of a LoRA adapter; "" for any other name."""
         return self._view.parents.get(model, "")
 
     def serves(self, model: str) -> bool:
-        """Whether a replica serves the model, ready or not."""
+        """True if a replica serves the model, ready or not."""
         return model in self._serving or model in self._view.unready
 
     def known_as(self, model: str) -> str:
-        """The name that chains of the model begin with. Safe in any thread, since a view is never changed."""
+        """Return the name with which chains of the model begin. Safe in any thread, because a view is never changed."""
         return self._view.names.get(model, model)
 
     def resolve(self, model: str | None) -> str:
-        """The model meant. Raises UnknownModel, or NoReplica when nothing is ready."""
+        """Return the model meant. Raises UnknownModel, or NoReplica if no replica is ready."""
         if model in self._serving:
             return model
         if not self._ready:
@@ -103,23 +103,25 @@ class LastView:
 
     @property
     def standing(self) -> str:
-        """How many replicas are ready, and why the others are not."""
+        """Text with the number of ready replicas, and the reasons why others are not."""
         return self._view.standing
 
     def token_view(self, model: str) -> TokenView | None:
-        """What turning prompts of the model into token ids takes; None where token ids would tell nothing."""
+        """Return the data needed to turn prompts of the model into token ids; None if token ids would not help
+        placement."""
         return self._view.tokens.get(model)
 
     def others_ready(self, tried: frozenset[str]) -> bool:
-        """Whether a replica other than these is ready."""
+        """True if a replica other than these is ready."""
         return any(replica not in tried for replica in self._ready)
 
     def ready_one(self) -> str | None:
-        """The first of the replicas that are ready."""
+        """Return the first of the replicas that are ready."""
         return next(iter(self._ready), None)
 
     def by_ring(self, wanted: Wanted, exclude: frozenset[str], owner: str | None) -> Receipt:
-        """Place without the hub, in one leg; `owner` is the one replica that can answer. Raises NoReplica."""
+        """Place without the hub, and without disaggregated prefill. `owner` is the one replica that can answer. Raises
+        NoReplica."""
         serving = self._ready if wanted.model is None else self._serving.get(wanted.model, ())
         ids = [id_ for id_ in serving if id_ not in exclude and owner in (None, id_)]
         if owner is None:
