@@ -1,4 +1,4 @@
-"""One process: a hub, which knows the replicas, and the faces that `listen.face` names, side by side."""
+"""One process: a hub, which knows the replicas, and the frontends that `listen.face` names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from router.settings.schema import Settings
 from router.telemetry import logs
 
 if TYPE_CHECKING:
-    from router.gateway.gateway import Gateway  # an extra: imported where it is wanted
+    from router.gateway.gateway import Gateway  # an optional dependency: imported only if needed
 
 
 class App:
     """A running router: `async with App(settings) as app`."""
 
-    edge: Edge  # there only with this face
-    gateway: Gateway  # likewise
+    edge: Edge  # present only with this frontend
+    gateway: Gateway  # the same
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -37,7 +37,7 @@ class App:
         self.hub = Hub(settings)
 
     async def __aenter__(self) -> Self:
-        """Start listening. Replicas are found in the background; `/readyz` says when one is ready."""
+        """Start listening. Replicas are discovered in the background; `/readyz` reports when one is ready."""
         settings = self._settings
         async with closed_on_error(self._stack):
             await self._stack.enter_async_context(self.hub)
@@ -59,7 +59,7 @@ class App:
 
     @property
     def url(self) -> str:
-        """URL of the main listener; of the picker where there is none."""
+        """URL of the main listener; of the picker if there is no main listener."""
         return self._faces[0].url
 
     @property
@@ -69,11 +69,11 @@ class App:
 
     @property
     def router(self) -> Router:
-        """The Router, which places requests."""
+        """Router that places requests."""
         return self.hub.router
 
     def lame_duck(self) -> None:
-        """From now on `/readyz` says 503 and each answer ends its connection; everything else goes on."""
+        """Make `/readyz` return 503 and each answer end its connection. All other functions continue."""
         self.hub.drain()
         for face in self._faces:
             face.lame_duck()
@@ -89,14 +89,14 @@ class App:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Drain: not ready at once, running answers finish within `listen.drain_s`, then everything is closed. If the
-        block was cancelled, running answers are cut at once."""
+        """Drain: `/readyz` fails at once, running answers finish within `listen.drain_s`, then everything is closed. If
+        the block was cancelled, running answers are cut at once."""
         self.hub.drain()
         await self._stack.__aexit__(kind, error, trace)
 
 
 class Faces:
-    """All faces of this process, and their desk, as the hub sees them (placer.Edges)."""
+    """All frontends of this process, and their desk, as the hub sees them (placer.Edges)."""
 
     def __init__(self, desk: Desk, faces: list[Edge | Gateway]) -> None:
         self._desk = desk
@@ -108,37 +108,37 @@ class Faces:
         return sum(face.in_flight for face in self._faces)
 
     def figures(self) -> Mapping[str, int]:
-        """Totals of all faces, and of their desk."""
+        """Return the totals of all frontends, and of their desk."""
         figures = Counter(self._desk.figures())
         for face in self._faces:
             figures.update(face.figures())
         return figures
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Templates that the desk saw, new or changed since the last call."""
+        """Return templates that the desk saw, new or changed since the last call."""
         return self._desk.templates()
 
     def lost(self, replica: str) -> None:
-        """Tell the faces."""
+        """Notify the frontends."""
         for face in self._faces:
             face.lost(replica)
 
     def stuck(self, replica: str) -> None:
-        """Tell the faces."""
+        """Notify the frontends."""
         for face in self._faces:
             face.stuck(replica)
 
     def working(self, moving: Sequence[str], uncounted: Sequence[str]) -> None:
-        """Tell the faces."""
+        """Notify the frontends."""
         for face in self._faces:
             face.working(moving, uncounted)
 
     def left(self, replica: str) -> None:
-        """Tell the faces."""
+        """Notify the frontends."""
         for face in self._faces:
             face.left(replica)
 
     def ready(self, replica: str) -> None:
-        """Tell the faces."""
+        """Notify the frontends."""
         for face in self._faces:
             face.ready(replica)

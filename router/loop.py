@@ -1,4 +1,5 @@
-"""The event loop: the fastest there is, its garbage collector, background tasks, and undoing what failed half-way."""
+"""Event loop: selects the fastest one, sets up the garbage collector, runs background tasks, and closes resources after
+a failed start."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ from typing import Any, TypeVar
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-SWITCH_S = 0.0005  # longest time that a thread which parses a long body keeps the event loop waiting for the GIL
-WORK_S = 0.0004  # work without a break, of what can be done a little at a time
-TURNS = 8  # whoever sends without an end has one turn of the loop in so many
+SWITCH_S = 0.0005  # longest time for which a thread that parses a long body keeps the event loop waiting for the GIL
+WORK_S = 0.0004  # longest work without a break, for work in small steps
+TURNS = 8  # a connection that sends without an end has one in this number of loop iterations
 SHARE_S = 0.0005  # its work in that turn, or an eighth of the time that the others took, if that is longer
-EMPTY_S = 0.00002  # a shorter turn of the loop had nothing in it, and need not be left to others
-# Objects made, net of those freed, before the youngest generation is searched for cycles; then how often the older
-# generations are. CPython's own
-# 700, 10, 10 spend a quarter of a busy router's time walking its index, which has none.
+EMPTY_S = 0.00002  # a shorter iteration of the loop had no work, and no time must be left to others
+# Objects made, net of those freed, before the youngest generation is searched for cycles; then the thresholds of the
+# older generations. CPython's own 700, 10, 10 spend a quarter of a busy router's time on a walk through its index,
+# which has no cycles.
 COLLECT = (10_000, 50, 100)
-MAPPED_BYTES = 4 << 20  # a block of memory of this size is mapped alone, and given back when it is freed
+MAPPED_BYTES = 4 << 20  # a memory block of this size has its own mapping, and returns to the system when it is freed
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1  # malloc.h of glibc
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run on the fastest event loop there is, with the interpreter set up for a server."""
+    """Run on the fastest available event loop, with the interpreter set up for a server."""
     sys.setswitchinterval(SWITCH_S)
     gc.collect()
-    gc.freeze()  # modules and settings live as long as the process
+    gc.freeze()  # modules and settings live until the process ends
     gc.set_threshold(*COLLECT)
     give_large_blocks_back()
     try:
@@ -44,8 +45,9 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def give_large_blocks_back() -> None:
-    """Tables of full caches are made anew now and then. glibc puts them on the heap once it has freed one of their
-    size: there they leave holes, and twice their size stays free at its end. Other C libraries stay as they are."""
+    """Make glibc return large blocks to the system. Tables of full caches are made anew now and then. After glibc has
+    freed one of their size, it puts the next ones on the heap. There they leave holes, and twice their size stays free
+    at its end. Other C libraries are not changed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
@@ -85,7 +87,7 @@ async def guarded(work: Coroutine[None, None, None]) -> None:
 
 
 class LongWork:
-    """`await pace.step()` after each small step of long work: other work is done in between once it took `work_s`."""
+    """Pace of long work. `await pace.step()` after each small step lets other tasks run after `work_s` of work."""
 
     def __init__(self, work_s: float = WORK_S, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` may be one that counts CPU alone."""
@@ -93,7 +95,7 @@ class LongWork:
         self.longest_s = 0.0  # longest work without a break, so far
 
     async def step(self) -> None:
-        """A step is done."""
+        """Record the end of a step, and let other tasks run if it is time."""
         worked_s = self._clock() - self._since_s
         self.longest_s = max(self.longest_s, worked_s)
         if worked_s >= self._work_s:
@@ -101,16 +103,17 @@ class LongWork:
             self.begin()
 
     def begin(self) -> None:
-        """What was waited for is over, and work begins."""
+        """Start the clock again after a wait."""
         self._since_s = self._clock()
 
 
 class Turns:
-    """Turns of the loop for connections that send without an end: one in TURNS, so that all others have the rest.
+    """Turns of the loop for connections that send without an end: one in TURNS iterations, so that all others have the
+    rest.
 
-    A request passes the loop some four times. If such a connection had a slice of every turn, each request beside it
-    would wait for several of them; so it waits for one at most. Where a turn was empty, nobody else has anything to do,
-    and those that wait go on at once.
+    A request passes the loop about four times. If such a connection had a slice of every iteration, each concurrent
+    request would wait for several slices. With turns it waits for at most one. An empty iteration means that no other
+    connection has work, and then those that wait continue at once.
     """
 
     __slots__ = (
@@ -134,18 +137,18 @@ class Turns:
         calls_max: int = 1,
         turn_s: float = SHARE_S,
     ) -> None:
-        """In one turn `calls_max` of those that wait are called, and no further one after `turn_s`. `clock` goes on
-        within a turn, as the loop's own does not."""
+        """In one turn at most `calls_max` of the waiting calls are made, and no further one after `turn_s`. `clock`
+        must advance within an iteration, which the loop's own does not."""
         self.clock = clock
         self.waiting: deque[Callable[[], None]] = deque()
         self.share_s = SHARE_S  # work that is fair in the present turn
         self._loop, self._calls_max, self._turn_s = loop, calls_max, turn_s
         self._due = False
-        self._left = 0  # turns until those that wait are called
-        self._begun_s = self._before_s = 0.0  # since when the first of them waits; the last turn
+        self._left = 0  # iterations until the waiting calls are made
+        self._begun_s = self._before_s = 0.0  # time since which the first of them waits; time of the last iteration
 
     def later(self, work: Callable[[], None]) -> None:
-        """Call `work` in its turn, behind those that wait already."""
+        """Call `work` in its turn, after the calls that wait already."""
         self.waiting.append(work)
         self._next()
 
@@ -163,7 +166,7 @@ class Turns:
     def _turn(self) -> None:
         waiting, now_s = self.waiting, self.clock()
         self._left -= 1
-        # In the first of these turns what has come while the sender was read is not read yet.
+        # In the first of these iterations, data that arrived while the sender was read is not read yet.
         if self._left == TURNS - 1 or (self._left > 0 and now_s - self._before_s >= EMPTY_S):
             self._before_s = now_s
             self._loop.call_soon(self._turn)

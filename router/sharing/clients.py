@@ -50,7 +50,7 @@ class _BoundedParser(_AsyncHiredisParser):
     def on_connect(self, connection: Any) -> None:  # noqa: ANN401 - redis-py's
         """Begin to read this connection."""
         super().on_connect(connection)  # type: ignore[no-untyped-call]  # redis-py's
-        self._reader = BoundedReader(  # type: ignore[assignment]  # likewise
+        self._reader = BoundedReader(  # type: ignore[assignment]  # also
             InvalidResponse,
             self.parse_error,
             bytes_max=REPLY_BYTES_MAX,

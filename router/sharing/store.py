@@ -69,8 +69,8 @@ class Store:
     def __init__(
         self,
         keys: Redis | RedisCluster,
-        said: Any,  # noqa: ANN401 - likewise
-        heard: Any,  # noqa: ANN401 - likewise
+        said: Any,  # noqa: ANN401 - as above
+        heard: Any,  # noqa: ANN401 - as above
         name: str,
         timeout_s: float,
         database: int,
@@ -103,14 +103,14 @@ class Store:
         waiting.append(now_s)
         self._said.write(b"".join(self._pack("PUBLISH", self._channel, message)))
 
-    def _take_answer(self, reply: Any) -> None:  # noqa: ANN401 - whatever the store hands out
+    def _take_answer(self, reply: Any) -> None:  # noqa: ANN401 - any reply of the store
         """Process the store's answer to a message: the number of its receivers, or an error."""
         if isinstance(reply, Exception):
             self._fail(reply)
         elif self._unanswered:
             self._unanswered.popleft()
 
-    def _take_message(self, reply: Any) -> None:  # noqa: ANN401 - likewise
+    def _take_message(self, reply: Any) -> None:  # noqa: ANN401 - as above
         """Process a message, or the answer to the subscription."""
         if isinstance(reply, Exception):
             self._fail(reply)
@@ -233,12 +233,12 @@ class Store:
             raise failure(error) from error
 
 
-def _is_message(said: Any) -> bool:  # noqa: ANN401 - whatever the store hands out
+def _is_message(said: Any) -> bool:  # noqa: ANN401 - any reply of the store
     """True if it is [b"message", channel, bytes]."""
     return isinstance(said, list) and len(said) == 3 and said[0] == b"message" and isinstance(said[2], bytes)
 
 
-def _entry(fields: Any) -> Entry | None:  # noqa: ANN401 - whatever somebody has put there
+def _entry(fields: Any) -> Entry | None:  # noqa: ANN401 - any content of the stream
     """Decode an entry of the stream; None for one that no router wrote."""
     try:
         response_id, replica, tenant = (fields[name].decode() for name in FIELDS[:-1])

@@ -20,7 +20,7 @@ class ReplyReader(Protocol):
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
 
-    def gets(self) -> Any:  # noqa: ANN401 - whatever the other side says
+    def gets(self) -> Any:  # noqa: ANN401 - any reply
         """Return the next reply; False if it is not complete yet. For invalid bytes it raises the error that it was
         created with."""
 

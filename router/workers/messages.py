@@ -386,7 +386,7 @@ def answers_of(body: bytes) -> list[FromHub]:
     return _decoded(_answers, body)  # type: ignore[no-any-return]
 
 
-def _decoded(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 - of whatever type the decoder is for
+def _decoded(decoder: Any, body: bytes) -> Any:  # noqa: ANN401 - the type of the decoder
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
