@@ -181,15 +181,16 @@ class Admitter:
         self._admission.opened(lease, "")
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """Record the first body event of a stream. Its replica may have finished its prefill, and queued requests may
-        need that."""
+        """Record the first body event of a stream. Its replica may be calm now: its waiting prefill is short enough for
+        recent deadlines (core/admission/deadlines.py). Queued requests without a deadline may wait for such a
+        replica."""
         self._router.first_token(lease, now_s)
         if self._admission.deadlines.any and self._admission.queue:
             self._give_turns(now_s)
 
     def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Record the end of the prefill stage of a decode lease, with any outcome. Its replica then has a free place
-        and less load."""
+        """Record the end of the prefill stage of a decode lease, with any outcome. Its replica then has a free place,
+        and less waiting prefill."""
         self._router.prefilled(lease, outcome, now_s)
         self._admission.prefilled(lease)
         if self._admission.queue:

@@ -1,5 +1,5 @@
-"""Snapshot of this router's knowledge for another process, in pieces. The pieces of one replica are consistent with
-each other."""
+"""Snapshot of this router's knowledge for another process, in pieces. The pieces of one replica describe it at one
+moment, and leave out data that is uncertain then."""
 
 from __future__ import annotations
 

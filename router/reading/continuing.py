@@ -17,9 +17,9 @@ Planned = tuple[ContinuationPlan | None, str]  # the plan, or the reason why a w
 
 
 def wished(request: Request, tenant: Tenant | None, model: str, models: Mapping[str, str], all_streams: str) -> str:
-    """Return EXACT or APPROXIMATE if a broken stream should continue on another replica, and OFF otherwise. The
-    tenant's key decides first, then `models` for single models, then `all_streams`. Raises Refusal for an invalid
-    header."""
+    """Return the mode of stream failover: EXACT, APPROXIMATE or OFF. The allowed mode comes from the tenant's key, else
+    from `models` for this model, else from `all_streams`. If it is not OFF, the request's header may override it.
+    Raises Refusal for an invalid header."""
     said = request.fields.get(CONTINUE)
     wish = said.decode("latin-1").lower() if said is not None else ""
     if wish and wish not in MODES:

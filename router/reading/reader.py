@@ -95,7 +95,7 @@ class ReadingRules:
     continue_models: Mapping[str, str] = field(default_factory=dict)
     splits: bool = False
     unknown_models: str = "refuse"
-    # False: engines take no stream without a prefill stage, and a text already sent has no second prefill stage
+    # False: engines require disaggregated prefill, which is impossible for a stream that has begun
     continues: bool = True
 
 

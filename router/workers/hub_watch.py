@@ -3,7 +3,8 @@
 The hub is available from its first view on, which it sends once it knows its replicas. It is lost when the connection
 breaks, or when an answer takes longer than the time limit. A request in the hub's queue is exempt. While any request is
 queued, the worker requests a page every CHECK_S, with the same time limit. Requests that were sent to a lost hub are
-placed by the ring and cancelled at the hub. So are all other requests, until the next message from the hub.
+cancelled there and placed by the ring. All later requests are also placed by the ring, until the next message from the
+hub.
 """
 
 from __future__ import annotations
