@@ -39,7 +39,7 @@ from router.settings.keys import OFF, Tenant
 # After each step a thread sleeps for two milliseconds per MiB of the body beyond the first.
 REST_BYTES_MIN, REST_BYTES_PER_S = 1 << 20, 1 << 29
 
-# A long body is parsed on the event loop if its new part and its total size are within these limits: half a
+# A long body is parsed on the event loop if its new part and its total size are within these limits. That takes half a
 # millisecond.
 HERE_NEW_BYTES_MAX, HERE_BYTES_MAX = 32 << 10, 512 << 10
 

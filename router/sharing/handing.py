@@ -2,8 +2,8 @@
 
 The new router sends its request to the router that has run longest. The request is part of its regular messages, and
 also has the number of parcels that it has taken. The other router puts its state into the store, one parcel at a time.
-Each parcel has a short lifetime, and at most WINDOW of them are ahead of the reader. To take a parcel removes it. So
-the store holds a few megabytes for some seconds, even if a router dies in the middle. If no parcel arrives, another
+Each parcel has a short lifetime, and at most WINDOW of them wait for the reader. A parcel is removed when it is read.
+So the store holds a few megabytes for some seconds, even if a router dies in the middle. If no parcel arrives, another
 router is asked, and after that the router starts cold.
 """
 
@@ -55,7 +55,7 @@ class Handing:
         wake: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """`whole` returns True if other routers are received, and `wake` makes the next message go out soon."""
+        """`whole` returns True if the link is whole, and `wake` makes the next message go out soon."""
         self._side, self._peers, self._name, self._origin, self._seals = side, peers, name, origin, seals
         self._whole, self._wake, self._clock = whole, wake, clock
         self.asks: tuple[str, int] | None = None  # router that is asked, and parcels taken from it so far
@@ -112,7 +112,7 @@ class Handing:
                 number += 1
 
     def _ahead(self, to: int, number: int) -> bool:
-        """True if the largest allowed number of parcels waits in the store."""
+        """True if as many parcels wait in the store as WINDOW allows."""
         return number - self._askers.get(to, number) >= WINDOW
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Handing:
         return bytes((len(marks) // MARK_BYTES,)) + marks + parcel if marks else parcel
 
     def _opened(self, key: str, sealed: bytes) -> list[bytes] | None:
-        """Return the pieces in a parcel; the last one is empty. None if no router of this fleet has made it."""
+        """Return the pieces in a parcel; the last parcel has no pieces. None if no router of this fleet has made it."""
         if len(sealed) > PARCEL_BYTES_MAX + SECRETS_MAX * MARK_BYTES:
             return None
         if not self._seals:
@@ -200,7 +200,7 @@ def _key(to: int, origin: int, number: int) -> str:
 
 
 def opened(parcel: bytes) -> list[bytes] | None:
-    """Return the pieces in a parcel; the last one is empty. None if the format is not a router's."""
+    """Decode the pieces in a parcel; the last parcel has no pieces. None for another format."""
     if len(parcel) > PARCEL_BYTES_MAX:
         return None
     try:

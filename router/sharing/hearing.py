@@ -43,7 +43,7 @@ class Hearing:
     ) -> None:
         self._peers, self._core, self._side, self._counts, self._origin = peers, core, side, counts, origin
         self._seals, self._wall = seals, wall
-        self.handing: FrameHearer | None = None  # a handover gets each message in addition
+        self.handing: FrameHearer | None = None  # also gets each message
         self.asked = False  # another router requests all data
         self._own_s = -math.inf  # time of the last own message
         self._refused: Counter[str] = Counter()  # refused messages since the last log line, by kind

@@ -113,8 +113,7 @@ class Keeping:
             await self._next_write()
 
     async def _next_write(self) -> None:
-        """Wait for the next write. It is due with the next owner or presence; after a refusal, only with the next
-        presence."""
+        """Wait for the next write: an owner or the next presence. After a refusal, wait for half of KEEP_S."""
         if self.refusal:
             await asyncio.sleep(KEEP_S / 2)
             return

@@ -144,7 +144,7 @@ class SharingLink:
 
     @property
     def routers(self) -> int:
-        """Routers that this one receives from, itself included."""
+        """Number of active routers, this one included."""
         return 1 + self._peers.heard
 
     @property
@@ -153,7 +153,7 @@ class SharingLink:
         return self._keeping.refusal
 
     def peers(self) -> list[tuple[str, float]]:
-        """Return the name of each other router that is received, and the seconds since its last message."""
+        """Return the name of each other active router, and the seconds since its last message."""
         return self._peers.rows(self._clock())
 
     def strangers(self) -> list[str]:
@@ -316,7 +316,7 @@ async def _ended(tasks: Iterable[asyncio.Task[None]], again_s: float) -> None:
         done, pending = await asyncio.wait(pending, timeout=again_s)
         for task in done:
             if not task.cancelled():
-                task.exception()  # every error is the same as the first one, which was reported
+                task.exception()  # only the first error is reported
 
 
 async def _kept_up(work: Callable[[], Coroutine[None, None, None]]) -> None:

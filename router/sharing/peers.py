@@ -1,4 +1,5 @@
-"""Other routers that are received: their processes, and their membership in this router's fleet.
+"""Other routers of which messages arrive: their processes, and their membership in this router's fleet. A router is
+active until it is silent for SILENT_S.
 
 Two routers are of one fleet if they have a replica in common, with the same id and a model in common. A router with
 only other replicas is a stranger. It is of another fleet that was given the same store and the same name, by accident
@@ -20,7 +21,7 @@ from router.sharing.seals import FRESH_S
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 1.0  # a router that was silent for this time is gone
+SILENT_S = 1.0  # a router that was silent for this time is no longer active
 PAST_MAX = 1_024  # processes that are gone, of which the last message's time is kept
 
 
@@ -36,7 +37,7 @@ class _Peer:
 
 
 class HeardRouters:
-    """The other routers that are received, by the numbers of their processes."""
+    """The other routers, by the numbers of their processes."""
 
     def __init__(self, name: str, origin: int, peers_max: int, *, in_common: bool = True) -> None:
         """With `in_common`, a router is of this fleet only if it has a replica in common."""
@@ -51,21 +52,21 @@ class HeardRouters:
 
     @property
     def heard(self) -> int:
-        """Number of routers of this fleet that are received."""
+        """Number of active routers of this fleet, without this one."""
         return sum(not (peer.silent or peer.stranger) for peer in self._peers.values())
 
     def rows(self, now_s: float) -> list[tuple[str, float]]:
-        """Return the name of each router of this fleet that is received, and the seconds since its last message."""
+        """Return the name of each active router of this fleet, and the seconds since its last message."""
         there = (peer for peer in self._peers.values() if not (peer.silent or peer.stranger))
         return sorted((peer.name, now_s - peer.heard_s) for peer in there)
 
     def strangers(self) -> list[str]:
-        """Return the names of the routers of other fleets that are received."""
+        """Return the names of the active routers of other fleets."""
         return sorted(peer.name for peer in self._peers.values() if peer.stranger and not peer.silent)
 
     def longest(self, without: Collection[int]) -> tuple[int, str] | None:
-        """Return (number of its process, name) of the router that has run longest, of those of this fleet that are
-        received. One with a replica in common comes before one with unknown replicas."""
+        """Return (number of its process, name) of the active router of this fleet that has run longest. One with a
+        replica in common comes before one with unknown replicas."""
         heard = [
             (not peer.sibling, origin)
             for origin, peer in self._peers.items()
@@ -74,18 +75,18 @@ class HeardRouters:
         return (min(heard)[1], self._peers[min(heard)[1]].name) if heard else None
 
     def hears(self, origin: int) -> bool:
-        """True if this process is received now."""
+        """True if this process is active."""
         peer = self._peers.get(origin)
         return peer is not None and not peer.silent
 
     def known(self, origin: int) -> bool:
-        """True if this process was received before, and has not left."""
+        """True if this process has sent a message, and has not left."""
         return origin in self._peers
 
     def replayed(self, origin: int, at_s: float, apart_s: float) -> str:
         """Return the reason why an authenticated message is a replay; "" if it is not. It is a replay if it is no later
-        than the last one of its process. It is also a replay if its process is not received now, and its wall clock is
-        `apart_s` from this router's, more than FRESH_S."""
+        than the last one of its process. It is also a replay if its process is not active, and its wall clock is more
+        than FRESH_S from this router's. `apart_s` is that difference."""
         peer = self._peers.get(origin)
         last_s = peer.at_s if peer is not None else self._past.get(origin)
         if last_s is not None and at_s <= last_s:
@@ -98,8 +99,8 @@ class HeardRouters:
         """Record a message. Returns the number of another process of its name that this one replaces, or 0. Returns
         None if the message must be ignored: it is older than the last one, or there are too many routers.
 
-        The age of a process is decided by its number, and that of a message by its time, while the newer one is
-        received. Once the newer one is silent both rules are suspended: clocks are set back, and a message may have
+        The number of a process decides its age, and the time of a message decides that of the message. Both rules hold
+        while the newer one is active. They are suspended once it is silent: clocks are set back, and a message may have
         been forged.
         """
         peer = self._peers.get(origin)
@@ -188,7 +189,7 @@ class HeardRouters:
         self._judge(origin, peer)
 
     def is_stranger(self, origin: int) -> bool:
-        """True if a router that is received is of another fleet."""
+        """True if a known router is of another fleet."""
         peer = self._peers.get(origin)
         return peer is not None and peer.stranger
 

@@ -123,15 +123,15 @@ class SharedThings:
         self.tenants.silent(origin, left=left)
 
     def alone(self) -> None:
-        """No router is received any more."""
+        """Handle a link that is no longer whole."""
         self.tenants.alone()
 
     def together(self) -> None:
-        """Other routers are received again."""
+        """Handle a link that is whole again."""
         self.tenants.together()
 
     def tick(self) -> None:
-        """A second has passed."""
+        """Run the work of each second."""
         self.tenants.tick()
         self._deaths.agreed(self._found(), self._clock())
 

@@ -50,13 +50,13 @@ class StoreSide(Protocol):
         """Forget a router that is silent. With `left`, it announced that it leaves, or another process has its name."""
 
     def alone(self) -> None:
-        """No router is received any more."""
+        """Handle a link that is no longer whole."""
 
     def together(self) -> None:
-        """Other routers are received again."""
+        """Handle a link that is whole again."""
 
     def tick(self) -> None:
-        """A second has passed."""
+        """Run the work of each second."""
 
 
 class StateSide(Protocol):

@@ -65,7 +65,7 @@ class _Other:
     # tenant -> requests and tokens of its last message
     told: dict[str, tuple[float, float]] = field(default_factory=dict)
     demand: dict[str, _Demand] = field(default_factory=dict)
-    silent_since_s: float | None = None  # None while it is received
+    silent_since_s: float | None = None  # None while it is active
     levels_heard: set[str] = field(default_factory=set)  # tenants with levels that were taken over from it
     used: dict[str, _Used] = field(default_factory=dict)  # recent charges to it, for each tenant's rates
 
@@ -74,7 +74,7 @@ class TenantsTogether:
     """Rates of all tenants that routers share. Numbers that identify routers are those of frames."""
 
     def __init__(self, quotas: Quotas, *, routers_assumed: int, clock: Callable[[], float]) -> None:
-        """`routers_assumed` is the assumed number of routers until the store is received."""
+        """`routers_assumed` is the assumed number of routers until the link is whole for the first time."""
         self._rates, self._clock, self._assumed = quotas, clock, routers_assumed
         self._others: dict[int, _Other] = {}
         self._own: dict[str, _Demand] = {}
@@ -245,12 +245,12 @@ class TenantsTogether:
             self._share_out(now_s)
 
     def alone(self) -> None:
-        """No router is received any more: this router continues with its part of each rate."""
+        """Handle a link that is no longer whole: this router continues with its part of each rate."""
         self._alone = True
         self._share_out(self._clock())
 
     def together(self) -> None:
-        """Other routers are received again, or for the first time."""
+        """Handle a link that is whole again, or for the first time."""
         now_s = self._clock()
         if not self._alone:
             return
