@@ -134,8 +134,8 @@ class Placer(Protocol):
         Retry-After). With `full` its queue was full: one request at a time may try it if no other replica is left."""
 
     def pull_stalled(self, source: str) -> None:
-        """Report that a P2P KV transfer from this replica got no answer in time. It is used as no source for a
-        cooldown."""
+        """Report that a P2P KV transfer from this replica got no answer in time. During a cooldown it is not used as a
+        source."""
 
     def prefilled(self, lease: Any, outcome: Outcome, now_s: float) -> None:  # noqa: ANN401 - as above
         """Record the end of this lease's prefill stage, with any outcome: its replica is free of it. A second call

@@ -180,7 +180,7 @@ class LocalPlacer:
             self._router.rest(replica, self._clock() + min(for_s, REST_MAX_S), full=full)
 
     def pull_stalled(self, source: str) -> None:
-        """Use a replica as no source of P2P KV transfers for a cooldown."""
+        """Do not use a replica as a source of P2P KV transfers during a cooldown."""
         self._router.rest_source(source, self._clock() + self._pull_rest_s)
 
     def prefilled(self, lease: Lease, outcome: Outcome, now_s: float) -> None:

@@ -168,7 +168,7 @@ class ReplicaRoster:
         self._hand_tasks[replica.id] = asyncio.create_task(guarded(self._hands.watch(replica)))
 
     def engine_version(self, replica: str) -> str:
-        """Return the version of the replica's engine, as the engine reports it; "" until it has."""
+        """Return the version of the replica's engine, as the engine reports it; "" before the first report."""
         return self._ranks.version(Replica(replica).url)
 
     # -- events of a replica -------------------------------------------------------------------------------------

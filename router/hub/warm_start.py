@@ -153,7 +153,7 @@ class WarmStart:
         return not self._handed and self._clock() - self._began_s < WANT_S
 
     def expect(self, *, more: bool) -> None:
-        """Set if the state of a sibling may still arrive."""
+        """Record that a sibling's state may still arrive; with `more` False, that it will not."""
         self._expected = more
 
     def pieces(self) -> AsyncGenerator[bytes, None]:

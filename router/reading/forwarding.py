@@ -30,7 +30,8 @@ class Forwarding:
         self._own_lines: list[bytes] = []
 
     def credentials(self, *, passed_on: bool, api_key: str) -> None:
-        """Set if clients' own credentials are forwarded to replicas. An `api_key` is sent in place of a client's."""
+        """Decide on clients' own credentials: with `passed_on` they are forwarded to replicas. An `api_key` is sent in
+        place of a client's."""
         self._kept = _NOT_SENT_ON if passed_on and not api_key else _NOT_SENT_ON | CREDENTIALS
         self._own_lines = [f"Authorization: Bearer {api_key}\r\n".encode()] if api_key else []
 

@@ -67,7 +67,7 @@ class StateSide(Protocol):
         """True if this router has just started, and still needs the state of another one."""
 
     def expect(self, *, more: bool) -> None:
-        """Set if that state may still arrive."""
+        """Record that this state may still arrive; with `more` False, that it will not."""
 
     def pieces(self) -> AsyncGenerator[bytes, None]:
         """Encode all knowledge of this router."""

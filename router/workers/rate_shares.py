@@ -92,8 +92,8 @@ class RateShares:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def charge(self, tenant: str) -> bool:
-        """Check a tenant's rate before a body is read. Returns True if the charge is final; with a hub, the hub charges
-        the request when it places it. Raises Shed."""
+        """Check a tenant's rate before a body is read. Returns True if this worker has charged the request, without the
+        hub. Returns False if the hub charges it when it places it. Raises Shed."""
         if self._alone:
             self._own.take(tenant, 0, self._clock())
             self._note(tenant, 1.0, 0.0)
