@@ -96,7 +96,7 @@ class App:
 
 
 class Faces:
-    """All frontends of this process, and their desk, as the hub sees them (placer.Edges)."""
+    """All frontends of this process, with their shared request handling, as the hub sees them (placer.Edges)."""
 
     def __init__(self, desk: Desk, faces: list[Edge | Gateway]) -> None:
         self._desk = desk
@@ -108,14 +108,14 @@ class Faces:
         return sum(face.in_flight for face in self._faces)
 
     def figures(self) -> Mapping[str, int]:
-        """Return the totals of all frontends, and of their desk."""
+        """Return the totals of all frontends, and of their shared request handling."""
         figures = Counter(self._desk.figures())
         for face in self._faces:
             figures.update(face.figures())
         return figures
 
     def templates(self) -> Mapping[str, Iterable[Template]]:
-        """Return templates that the desk saw, new or changed since the last call."""
+        """Return templates that this process saw, new or changed since the last call."""
         return self._desk.templates()
 
     def lost(self, replica: str) -> None:

@@ -53,7 +53,7 @@ class Hub:
         """With `admin_socket` None, a socket is bound to the address in the settings."""
         self.settings = settings  # the settings in force
         self.edges: Edges = NoEdges()
-        self.link: RouterLink | None = None  # None if nothing is shared
+        self.link: RouterLink | None = None  # None: no store is configured
         self.totals = Totals(lambda: self.edges.figures())
         self.prompts: Prompts | None = None  # None if events are off
         self.tls = tls.for_replicas(settings.upstream)

@@ -1,8 +1,8 @@
 """Shared request handling of a process. It has the callers, the reader, the observer and the tracer, and reports each
 request at its end.
 
-The frontends of one process share one desk. So a conversation is recognized across frontends, and the memory for
-prompts exists once.
+All frontends of one process share it. So a conversation is recognized across frontends, and the memory for prompts
+exists once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Desk:
     """Shared request-handling parts of one process. Use as `async with Desk(settings, placer) as desk`."""
 
     def __init__(self, settings: Settings, placer: Placer, *, shared_prompts: Prompts | None = None) -> None:
-        """`shared_prompts` belong to a hub in this process. With None, the desk makes its own."""
+        """`shared_prompts` belong to a hub in this process. With None, they are made here."""
         self._settings = settings
         self._placer = placer
         self._shared_prompts = shared_prompts

@@ -139,7 +139,7 @@ class Observer:
         self._failed = True
 
     async def _compare(self, look: Suspect, thread: Executor, *, sure: bool, rejects: bool) -> None:
-        """Complete the sighting of a suspect prompt, by a comparison if there is time for one."""
+        """Complete the result for a suspect prompt, by a comparison if there is time for one."""
         inline = look.bytes_max <= INLINE_BYTES_MAX
         if not self._budget.has(time.monotonic()) or (self._comparing and not inline and not sure):
             self.unexplained += 1

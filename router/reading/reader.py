@@ -421,8 +421,8 @@ class Reader:
 
 
 def _wanted(request: Request, body: bytes, ask: Ask, chain: Chain | None, caller: Caller, hint: str | None) -> Wanted:
-    """Return the data for placement, without the model, tokens, sighting and conversation. `hint` is the ring key; None
-    for a key from the prompt."""
+    """Return the data for placement, without the model, tokens, comparison result and conversation. `hint` is the ring
+    key; None for a key from the prompt."""
     path = request.path
     return Wanted(  # arguments by position, which is faster (core/placement/router.py)
         ask,
