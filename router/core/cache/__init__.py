@@ -1,1 +1,2 @@
-"""What replicas hold: our estimate, their own word, and how far it is good."""
+"""Cached blocks of every replica: an estimate from our own traffic, the engine's own events, and the confidence in
+them."""

@@ -1,34 +1,34 @@
-"""Blocks that tiers keep together: vLLM stores and loads whole chunks, and names one chunk in each event.
+"""Width of the chunks in which tiers store and load blocks; vLLM reports one chunk in each event.
 
-No event says how wide a chunk is, so it is the width that most of the last events had. Other engines name whatever
-came, prompts of all lengths, and no width is that frequent. Now and then an event is narrower than a chunk, such as the
-end of a prompt: one odd event decides nothing.
+No event states the width of a chunk, so the width of most of the recent events is taken. Other engines report blocks as
+they are stored, for prompts of all lengths, so no width is frequent enough there. An event can be narrower than a
+chunk, for example at the end of a prompt. A single odd event therefore changes nothing.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-EVENTS_MIN = 8  # events before the width is believed
-EVENTS_MAX = 32  # last events that count
-BLOCKS_MAX = 64  # blocks of a chunk; wider events are prompts of one length
+EVENTS_MIN = 8  # events before the width counts as known
+EVENTS_MAX = 32  # recent events that count
+BLOCKS_MAX = 64  # blocks of a chunk; wider events are prompts of equal length
 
 
 class ChunkWidth:
-    """The width of one engine's chunks, in blocks."""
+    """Width of one engine's chunks, in blocks."""
 
     def __init__(self) -> None:
-        self.blocks = 1  # blocks of a chunk; 1 where tiers keep single blocks, or that is not known
+        self.blocks = 1  # blocks of a chunk; 1 if tiers keep single blocks or the width is unknown
         self._last: deque[int] = deque()
-        self._counts: dict[int, int] = {}  # width -> how many of the last events had it
+        self._counts: dict[int, int] = {}  # width -> number of recent events that had it
 
     def begin(self, blocks: int) -> None:
-        """Begin with a width that another process learned."""
+        """Start with a width that another process learned."""
         for _ in range(EVENTS_MIN):
             self.observe(blocks)
 
     def observe(self, blocks: int) -> None:
-        """A tier's event gave the tokens of so many blocks."""
+        """Record a tier event that carries the tokens of this number of blocks."""
         last, counts = self._last, self._counts
         if len(last) == EVENTS_MAX:
             oldest = last.popleft()

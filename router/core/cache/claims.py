@@ -1,13 +1,13 @@
-"""Why one engine's bit is set for a key: blocks that it holds, and blocks that it is about to compute.
+"""Reasons for which one engine's bit is set for a key: blocks that it holds, and blocks that it will compute soon.
 
-The bit is set while there is a reason. The common reason is one held block, and costs nothing here; a key of several
-held blocks (SGLang stores one for each `extra_key`, under one hash or two) has the number beyond the first in `_more`.
-A key that no held block has may be expected by open leases; the first block that comes confirms it, and from then on
-only the blocks count. So a key is never both expected and held.
+The bit is set while there is at least one reason. The common reason is one held block, which needs no entry here. A key
+of several held blocks has the number beyond the first in `_more` (SGLang stores one block for each `extra_key`, under
+one hash or two). A key without a held block can be expected by open leases. The first block that is stored confirms the
+key, and after that only the blocks count. A key is therefore never both expected and held.
 
-A long prompt's keys are expected as one run, which is no bit in the map (masks.py): an engine stores the blocks in
-their order, so each event is the beginning of what is left of the run. A run is parted into keys where anything else
-happens to one of its keys, which then count as if they had been expected one by one from the first.
+The keys of a long prompt are expected as one run, which sets no bit in the map (masks.py). An engine stores the blocks
+in their order, so each event confirms the beginning of the remaining run. If anything else happens to a key of a run,
+the run is split into single keys. They then count as if they had been expected one by one from the start.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 from router.core.cache.masks import KeyRun, Masks, common
 
-RUN_KEYS_MIN = 32  # fewer keys are expected one by one, in the time that a run takes
-RUNS_MAX = 256  # runs of one engine; each is looked at when a prompt is placed there
+RUN_KEYS_MIN = 32  # shorter sequences are expected key by key, at the cost of a run
+RUNS_MAX = 256  # runs of one engine; each is checked when a prompt is placed there
 
 
 class Credit:
-    """One engine's bit in `masks`; at most `expected_max` keys are expected at a time."""
+    """One engine's bit in `masks`. At most `expected_max` keys are expected at a time."""
 
     def __init__(self, masks: Masks, name: str, *, expected_max: int) -> None:
         self._masks, self._name, self._expected_max = masks, name, expected_max
@@ -32,15 +32,15 @@ class Credit:
         self.blocks = 0  # held blocks that have a key
         self._more: dict[int, int] = {}  # key -> held blocks beyond the first
         self._expected: dict[int, tuple[int, ...]] = {}  # key -> leases
-        self._leases: dict[int, list[int]] = {}  # -> keys expected when it came, confirmed ones included
-        self._runs: list[KeyRun] = []  # none has a key of another, or begins with a key that has the bit
+        self._leases: dict[int, list[int]] = {}  # lease -> keys expected when it was opened, including confirmed ones
+        self._runs: list[KeyRun] = []  # disjoint; the first key of a run never has the bit
 
     def holds(self, key: int) -> bool:
-        """Whether a block with this key is held or expected."""
+        """True if a block with this key is held or expected."""
         return bool(self._masks.of.get(key, 0) & self._bit) or any(key in run.keys for run in self._runs)
 
     def add(self, key: int) -> None:
-        """One held block more has this key."""
+        """Add one held block with this key."""
         if self._runs:
             self.add_all((key,))
             return
@@ -51,7 +51,7 @@ class Credit:
             self._more[key] = self._more.get(key, 0) + 1
 
     def take(self, key: int) -> None:
-        """One held block less has it."""
+        """Remove one held block with this key."""
         if self._runs:
             self._part((key,))
         self.blocks -= 1
@@ -64,15 +64,17 @@ class Credit:
             self._more[key] = more - 1
 
     def add_all(self, keys: Sequence[int]) -> Sequence[int]:
-        """`add` for each of these keys. Returns them as the objects that the prompt has which expected them: of a map
-        whose keys are the very objects that it is asked for, each is found in a fifth of the time."""
+        """Call `add` for each key. Returns the keys as the objects of the prompt that expected them.
+
+        A dict lookup takes a fifth of the time if the key is the very object that the dict stores.
+        """
         if self._runs:
             keys = self._confirm(keys)
         all_ = keys
         self.blocks += len(keys)
         bit, of, more, new = self._bit, self._masks.of, self._more, 0
         if self._expected:
-            confirm = self._expected.pop  # what was expected has its bit
+            confirm = self._expected.pop  # expected keys have the bit already
             keys = [key for key in keys if confirm(key, None) is None]
         for key in keys:
             held = of.get(key, 0)
@@ -85,7 +87,7 @@ class Credit:
         return all_
 
     def take_all(self, keys: Sequence[int]) -> None:
-        """`take` for each of these keys."""
+        """Call `take` for each key."""
         if self._more:
             for key in keys:
                 self.take(key)
@@ -96,15 +98,15 @@ class Credit:
         self._masks.unset_all(self._bit, keys)
 
     def expect(self, lease: int, keys: Sequence[int], depth: int = 0) -> None:
-        """The blocks with these keys, before which the prompt has `depth` others, are about to be computed for this
-        lease."""
+        """Expect the blocks with these keys: they will be computed for this lease. `depth` keys of the prompt precede
+        them."""
         if self._runs and any(_meet(run, keys, depth) for run in self._runs):
             self._part_all()
         if not self._begin(lease, keys, depth):
             self._expect_each(lease, keys)
 
     def _begin(self, lease: int, keys: Sequence[int], depth: int) -> bool:
-        """Expect the keys as a run; False, and nothing is done, where they are to be expected one by one."""
+        """Expect the keys as a run. Returns False, without any change, if they must be expected one by one."""
         if len(keys) < RUN_KEYS_MIN or len(self._runs) >= RUNS_MAX or self._masks.of.get(keys[0], 0) & self._bit:
             return False
         if len(self._expected) + sum([len(run.keys) for run in self._runs]) + len(keys) > self._expected_max:
@@ -115,7 +117,7 @@ class Credit:
         return True
 
     def _expect_each(self, lease: int, keys: Sequence[int]) -> None:
-        mine, bit, of = (lease,), self._bit, self._masks.of  # one tuple for all its keys
+        mine, bit, of = (lease,), self._bit, self._masks.of  # one tuple shared by all keys of the lease
         new = self._leases.setdefault(lease, [])
         if len(self._expected) + len(keys) <= self._expected_max and self._masks.set_all(bit, keys):
             fresh = dict.fromkeys(keys, mine)
@@ -138,8 +140,8 @@ class Credit:
             new.append(key)
 
     def _confirm(self, keys: Sequence[int]) -> Sequence[int]:
-        """Blocks with these keys come, in their order: they are no longer ahead. Returns the keys, those of runs as
-        the runs' own objects."""
+        """Confirm stored blocks with these keys, in their order: they are no longer expected. Returns the keys, as the
+        objects of the runs if they were in runs."""
         ours = list[int]()
         while keys and (run := next((run for run in self._runs if run.keys[0] == keys[0]), None)) is not None:
             count = max(1, common(run.keys, keys[: len(run.keys)]))
@@ -159,7 +161,7 @@ class Credit:
         return [*ours, *keys] if ours else keys
 
     def _part(self, keys: Sequence[int]) -> None:
-        """Something happens to these keys: runs that have any of them are parted."""
+        """Split the runs that have any of these keys, because the keys change."""
         for run in [run for run in self._runs if run.has_any(keys)]:
             self._part_run(run)
 
@@ -176,11 +178,11 @@ class Credit:
         self._masks.end(run)
 
     def settle(self, lease: int) -> None:
-        """The lease is over: what it alone expected, and no block confirmed, is not held."""
+        """End a lease: keys that only this lease expected and no block confirmed are no longer held."""
         for run in [run for run in self._runs if run.lease == lease]:
             self._end(run)
         keys, expected = self._leases.pop(lease, ()), self._expected
-        # The others were confirmed; one that was, went and was expected once more is there twice.
+        # The other keys were confirmed. A key that was confirmed, removed and expected again is listed twice.
         for key in dict.fromkeys(filter(expected.__contains__, keys)) if expected else ():
             left = tuple(other for other in expected[key] if other != lease)
             if left:
@@ -190,21 +192,24 @@ class Credit:
                 self._masks.unset(self._bit, key)
 
     def close(self, held: dict[int, int | None], tiers: Sequence[str] = ()) -> None:
-        """No key has the bit, at once, nor the bits of the engine's `tiers`. The values of `held` are the keys of all
-        held blocks; it is ours now."""
+        """Clear the bit of every key at once, and the bits of the engine's `tiers`. The values of `held` are the keys
+        of all held blocks; the caller hands the dict over."""
         for run in list(self._runs):
             self._end(run)
         self._masks.remove(self._name, self._expected, held, tiers)
 
     def reopen(self, held: dict[int, int | None], tiers: Sequence[str] = ()) -> None:
-        """`close`, and begin again with nothing."""
+        """Call `close`, and start again with no blocks."""
         self.close(held, tiers)
         self._open()
 
 
 def _meet(run: KeyRun, keys: Sequence[int], depth: int) -> bool:
-    """Whether a run has a key of these, before which their prompt has `depth` others. A key names all before it: so
-    the first key of one of them is where it has to be in the other."""
+    """True if the run and these keys overlap. `depth` keys of the prompt precede `keys`.
+
+    A key identifies the whole prefix before it. It is therefore enough to compare the first key of one sequence with
+    the key at the same depth of the other.
+    """
     behind = depth - run.depth
     if behind >= 0:
         return behind < len(run.keys) and bool(keys) and run.keys[behind] == keys[0]

@@ -1,28 +1,28 @@
-"""What one engine holds, by its own account: its hashes for blocks on one side, our keys on the other.
+"""Blocks that one engine reports as stored: a map from the engine's block hashes to our keys.
 
-An engine names a block by a hash that is opaque to us; a prompt is looked up by keys of our own, chained over its
-token ids (blocks.token_chain). A Stored event carries both the hash and the tokens, so here every hash gets its key,
-and the key's bit in `Masks` is set while the engine holds the block:
+An engine names a block by a hash that is opaque to us. A prompt is looked up by our own keys, chained over its token
+ids (blocks.token_chain). A Stored event carries both the hash and the tokens, so every hash gets its key here. The
+key's bit in `Masks` is set while the engine holds the block:
 
     Stored(h7, child of h6, tokens)    key(h7) = xxh3(tokens, seed=key(h6))    held[h7] = key, bit set
     Removed(h7)                        one copy less; with the last the bit goes, and only the name h7 -> key is kept
 
-The bit is for the GPU; each tier behind it has a bit of its own (tiers.py).
+The bit is for the GPU; each tier below it has its own bit (tiers.py).
 
-What is rare is kept beside, so that the common block costs one entry here and one in `Masks`:
+Rare cases are kept in separate tables, so that a common block costs one entry here and one in `Masks`:
 
-* Copies. An engine stores a block twice, in GPU and CPU memory, or for two groups of layers, and takes each copy back
-  on its own. Copies are counted per place (medium, group), packed into one integer of 16 bits a place; a block whose
-  copies are the usual ones, one on the GPU for each group, has no entry. It is of use while every group has a copy.
-  A block that only a tier holds counts as held like any other; only copies on the GPU take room in the KV pool.
-* Orphans. A block whose parent has no known name cannot be keyed. It is set aside, its copies counted all the same,
-  and gets its key when the parent gets one; it is never taken for a root.
+* Copies. An engine can store a block twice, in GPU and CPU memory or for two groups of layers, and it removes each copy
+  separately. Copies are counted per place (medium, group) in one integer with 16 bits for each place. A block with the
+  usual copies, one on the GPU for each group, has no entry. A block is usable while every group has a copy. A block
+  that only a tier has counts as held too, but only copies on the GPU use blocks of the KV pool.
+* Orphans. A block with an unknown parent cannot get a key. It is set aside with its copies counted, and gets its key
+  when the parent gets one. It is never taken for a root.
 * Expectations, and several blocks of one key: see claims.py.
 
-Whatever is forgotten here for want of room was held, so errors are on the side of too little credit.
+Entries dropped at a limit belong to blocks that the engine does hold, so errors always give too little credit.
 
-One state machine in one file, on purpose: blocks, copies and orphans change together with nearly every event, of which
-an engine sends thousands a second, and another object between them would cost each event a look-up.
+This state machine is in one file on purpose. Nearly every event changes blocks, copies and orphans together, and an
+engine sends thousands of events a second. Another object between them would cost each event a lookup.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from router.core.kv_events.states import (
 from router.core.prompts.blocks import token_chain, token_root
 
 PLACES_MAX = 32  # (medium, group) pairs
-GROUPS_MAX = 64  # remembered as not answering for a prefix
-ASIDE_BLOCK_BYTES = 512  # an orphan with larger blocks than 128 tokens counts as several
-JOIN_BLOCKS = 512  # orphans keyed with one event, in about a millisecond
-TRIM_KEYS = 1024  # names forgotten at a time: finding the oldest of a dict costs a scan
-# Upper bounds, for a ledger whose tables have just grown; tests/core measures them with tracemalloc (CPython 3.11).
-BLOCK_BYTES = 320  # one block held: two table slots, hash, key, mask
-NAME_BYTES = 192  # one name of a block no longer held
+GROUPS_MAX = 64  # groups remembered as not covering a whole prefix
+ASIDE_BLOCK_BYTES = 512  # an orphan with blocks of more than 128 tokens counts as several
+JOIN_BLOCKS = 512  # orphans that get their keys with one event, in about a millisecond
+TRIM_KEYS = 1024  # names forgotten at a time: finding the oldest entry of a dict costs a scan
+# Upper bounds, for tables that have just grown; tests/core measures them with tracemalloc (CPython 3.11).
+BLOCK_BYTES = 320  # one held block: two table slots, hash, key, mask
+NAME_BYTES = 192  # one name of a block that is no longer held
 ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
-COPY_BYTES = 160  # one block whose copies are not the usual ones: a table slot, and its hash once more
-TIER_PART = 0.75  # part of all blocks up to which those that only a tier has are taken: the GPU's come first
+COPY_BYTES = 160  # one block with unusual copies: a table slot, and its hash again
+TIER_PART = 0.75  # share of all blocks that blocks held only by a tier can use: the GPU's have priority
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
@@ -71,12 +71,14 @@ _NOT_HELD = -1  # no key
 
 
 class EngineBlocks:
-    """The blocks of one engine under its name in `masks`. At most `blocks_max` are held, `aside_max` of them without
-    a key, and about `names_max` names of blocks no longer held are kept.
+    """The blocks of one engine under its name in `masks`.
 
-    With `repeats`, somebody has the engine repeat what it stored (see announce.py), and a store that may be such a
-    repetition is no second copy of what is held in its place. Where it was a copy after all, the block is believed
-    gone with the first one: too little credit, where the other mistake would leave credit for ever.
+    - `blocks_max`: maximum number of held blocks.
+    - `aside_max`: maximum number of held blocks without a key.
+    - `names_max`: approximate number of names kept for blocks that are no longer held.
+    - `repeats`: the engine can be asked to publish its stored blocks again (see announce.py). A Stored event that can
+      be such a repetition then adds no second copy in the same place. If it was a second copy after all, the block
+      counts as removed with the first one. That is too little credit; the opposite error would leave credit forever.
     """
 
     def __init__(
@@ -86,73 +88,74 @@ class EngineBlocks:
         self._repeats = repeats
         self.tails = Tails()
         self._slack = max(1, min(TRIM_KEYS, names_max // 8))
-        self.stored = 0  # copies taken, repetitions excepted
-        self.removed = 0  # copies gone
+        self.stored = 0  # copies stored, without repetitions
+        self.removed = 0  # copies removed
         self.unknown_removals = 0
         self.joined = 0  # blocks set aside that got their key later
-        self.aside_dropped = 0  # blocks in events set aside and then forgotten
-        self.forgotten = 0  # blocks not taken because `blocks_max` are held, or given up for others' room
-        self.other_size = 0  # blocks not taken because they are not `block_tokens` long
-        self.conflicts = 0  # hashes given to two different contents
+        self.aside_dropped = 0  # blocks in events that were set aside and then dropped
+        self.forgotten = 0  # blocks not taken because `blocks_max` are held, or given up for other replicas
+        self.other_size = 0  # blocks not taken because their size is not `block_tokens`
+        self.conflicts = 0  # hashes used for two different contents
         self._masks, self._name = masks, name
         self._credit = Credit(masks, name, expected_max=blocks_max)
-        self._names: dict[int, int] = {}  # hash -> key of blocks no longer held
-        self.shared: BlockStore | None = None  # the store behind this engine and others, once it spoke of one
-        self.apart = False  # whether it names blocks otherwise than that store does, and finds none there
-        self.store: BlockStore | None = None  # blocks in files of its own, once it spoke of any
+        self._names: dict[int, int] = {}  # hash -> key of blocks that are no longer held
+        self.shared: BlockStore | None = None  # store that this engine shares with others; set once an event named it
+        self.apart = False  # True if its block hashes differ from the store's, so that it finds no block there
+        self.store: BlockStore | None = None  # blocks in the engine's own files; set once an event named any
         self._reset()
 
     def _reset(self) -> None:
-        self.block_tokens: int | None = None  # the engine's block size, by the GPU's first event of a prefix group
-        self._places: dict[tuple[str, int], int] = {}  # -> shift of its count
+        self.block_tokens: int | None = None  # the engine's block size, from the first GPU event of a prefix group
+        self._places: dict[tuple[str, int], int] = {}  # place -> shift of its count
         self._groups: dict[int, int] = {}  # group -> mask of the counts of its places on the GPU
         self._gpu = 0  # mask of the counts of all places on the GPU
         self._tier_groups: dict[str, dict[int, int]] = {}  # tier -> group -> mask of the counts of its places there
         self._chunk = ChunkWidth()
-        self.tiers: dict[str, TierBlocks] = {}  # tiers whose copies are counted
-        self._others: set[int] = set()  # groups that do not answer for a whole prefix
+        self.tiers: dict[str, TierBlocks] = {}  # tiers with counted copies
+        self._others: set[int] = set()  # groups that do not cover a whole prefix
         self._usual = 0  # copies of a block that has no entry in _copies
         self._empty()
 
     def _empty(self) -> None:
         self.complete = True
-        self.aside = 0  # blocks in events set aside
-        self._gpu_copies = 0  # GPU copies of all blocks held, with a key or without, in all groups
-        self._kept = 0  # blocks of use on the GPU that a tier has as well
-        self._behind = 0  # blocks of use in a tier that are not on the GPU
-        self._held: dict[int, int | None] = {}  # hash -> key, None while it has none
-        self._copies: dict[int, int] = {}  # hash -> counts, where they are not _usual
-        self._few: dict[int, int] = {}  # counts -> the same: blocks that are alike share one number
+        self.aside = 0  # blocks in events that are set aside
+        self._gpu_copies = 0  # GPU copies of all held blocks, with or without a key, in all groups
+        self._kept = 0  # usable blocks on the GPU that a tier has too
+        self._behind = 0  # usable blocks that are in a tier and not on the GPU
+        self._held: dict[int, int | None] = {}  # hash -> key, None while the key is unknown
+        self._copies: dict[int, int] = {}  # hash -> counts that differ from _usual
+        self._few: dict[int, int] = {}  # counts -> the same number: blocks with equal counts share one object
         self._aside: OrderedDict[int, Stored] = OrderedDict()  # serial -> event
         self._aside_weight = 0
-        self._waiting: dict[int, list[int]] = {}  # parent's hash -> serials
+        self._waiting: dict[int, list[int]] = {}  # hash of the parent -> serials
         self._serial = 0
-        self._ripe: list[int] = []  # parents that orphans wait for and that are known by now
+        self._ripe: list[int] = []  # parents of orphans; their own keys are known by now
         self.tails.clear()
 
     @property
     def blocks(self) -> int:
-        """Blocks held and of use: with a key, and a copy in every group, on the GPU or in a tier that is counted."""
+        """Held and usable blocks: with a key, and with a copy in every group, on the GPU or in a counted tier."""
         return self._credit.blocks + self._behind
 
     @property
     def chunk(self) -> int:
-        """Blocks that tiers keep together: vLLM names a chunk in each event, others whatever came."""
+        """Blocks that tiers store together: vLLM reports one chunk in each event, other engines any number of
+        blocks."""
         return self._chunk.blocks
 
     @property
     def kept_share(self) -> float:
-        """Part of the blocks on the GPU that are in a tier as well: evicted, they can be loaded again."""
+        """Share of the GPU's blocks that a tier has too. After eviction they can be loaded again."""
         return self._kept / self._credit.blocks if self._kept else 0.0
 
     def tier_blocks(self) -> list[tuple[str, int]]:
-        """The tiers behind the GPU, and how many blocks each is known to have."""
+        """Return the tiers below the GPU, each with its number of known blocks."""
         found = [(tier, blocks.blocks) for tier, blocks in self.tiers.items()]
         found += [(tier, len(store)) for tier, store in ((STORAGE, self.store), (SHARED, self.shared)) if store]
         return found
 
     def tier_bits(self) -> list[tuple[str, int]]:
-        """The tiers behind the GPU, the quickest first, and their bits."""
+        """Return the tiers below the GPU, fastest first, with their bits."""
         bits = [(tier, tier_blocks.bit) for tier, tier_blocks in self.tiers.items()]
         if self.store is not None:
             bits.append((STORAGE, self.store.bit))
@@ -162,26 +165,26 @@ class EngineBlocks:
 
     @property
     def groups(self) -> int:
-        """Groups of layers of which blocks were named, on the GPU."""
+        """Number of layer groups with reported blocks on the GPU."""
         return len(self._groups) + len(self._others)
 
     @property
     def gpu_blocks(self) -> int:
-        """Blocks of the KV pool that what is held takes: copies on the GPU, a second copy of one block and blocks
-        without a key included, whatever tiers hold besides."""
+        """Blocks of the KV pool that the held blocks use. Second copies on the GPU and blocks without a key count too;
+        blocks in tiers do not."""
         return -(-self._gpu_copies // (len(self._groups) or 1))  # a block of tokens is one block in each group
 
     @property
     def bytes_used(self) -> int:
-        """Bytes that blocks, names and orphans may take, at most; expectations, which open leases bound, excepted."""
+        """Upper bound of the memory of blocks, names and orphans in bytes. Expectations are not included; open leases
+        bound them."""
         blocks, copies = len(self._held) * BLOCK_BYTES, len(self._copies) * COPY_BYTES
         store = self.store.bytes_used if self.store is not None else 0
         return blocks + copies + store + len(self._names) * NAME_BYTES + self._aside_weight * ASIDE_BYTES
 
     def shed(self, bytes_min: int) -> None:
-        """Forget what takes at least `bytes_min` bytes, or everything: orphans first, then the newest blocks, which are
-        ends of prompts more often than beginnings that others share. The ledger is incomplete until the next clear.
-        """
+        """Free at least `bytes_min` bytes, or everything. Orphans go first, then the newest blocks, which are more
+        often ends of prompts than shared beginnings. The index is incomplete until the next clear."""
         self.complete = False
         left = self.bytes_used - bytes_min
         while self._aside and self.bytes_used > left:
@@ -199,18 +202,19 @@ class EngineBlocks:
             self.store.close()
             self.store = None
 
-    # --- what another process goes on from
+    # --- state for another process
 
     def shape(self, *, hybrid: bool) -> EngineShape | None:
-        """What is known besides the blocks; None where nothing was stored yet. `hybrid` is Reported's."""
+        """Return the known facts except the blocks; None if no block was stored yet. `hybrid` is the field of
+        Reported."""
         if self.block_tokens is None or not self._places:
             return None
         places, others = list(self._places), sorted(self._others)
         return EngineShape(self.block_tokens, self.complete, hybrid, places, others, self.chunk)
 
     def pages(self) -> Iterator[Page]:
-        """All blocks that have a key, names, and copies that are not the usual ones, a page at a time; not what files
-        are believed to hold. Raises RuntimeError where blocks come or go between two pages."""
+        """Yield all blocks that have a key, the names, and unusual copies, a page at a time. Blocks in files are not
+        included. Raises RuntimeError if blocks are stored or removed between two pages."""
         for held, blocks in ((True, self._held), (False, self._names)):
             items = iter(blocks.items())
             while page := list(islice(items, PAGE_BLOCKS)):
@@ -223,10 +227,11 @@ class EngineBlocks:
             yield CopyPage(packed([given for given, _ in kept]), counted)
 
     def begin(self, shape: EngineShape) -> None:
-        """Forget everything, and be as this one. Raises UnreadableState."""
+        """Forget everything and adopt this shape. Raises UnreadableState."""
         known = set[tuple[str, int]]()
         for place in shape.places:
-            untold = tier_of(place[0]) in UNTOLD  # an older release counted copies in files, whose end nobody says
+            # an older release counted copies in files; no event reports their removal
+            untold = tier_of(place[0]) in UNTOLD
             if place in known or untold or (place[0] != GPU and (GPU, place[1]) not in known):
                 raise UnreadableState(f"a place of copies that cannot be: {place}")
             known.add(place)
@@ -241,7 +246,7 @@ class EngineBlocks:
             self._chunk.begin(shape.chunk)
 
     def take_in(self, page: Page) -> None:
-        """Hold what another process knew to be held. Raises UnreadableState."""
+        """Add blocks that another process knew to be held. Raises UnreadableState."""
         if isinstance(page, CopyPage):
             for given, counts in page.unpacked():
                 if not 0 < counts < 1 << len(self._places) * _COUNT_BITS:
@@ -257,21 +262,21 @@ class EngineBlocks:
             return
         stored = self.stored
         if hashes and not self._take_new(hashes, keys):
-            self.complete = False  # there is no room for them, or it has them twice
+            self.complete = False  # they exceed the limit, or the page lists some twice
         self._gpu_copies += (self.stored - stored) * self._on_gpu(self._usual)
 
     def holds(self, key: int) -> bool:
-        """Whether the block with this key is held, wherever, or expected."""
+        """True if the block with this key is held in any place, or expected."""
         held = self._masks.of.get(key, 0)
         return self._credit.holds(key) or any(held & bit for _, bit in self.tier_bits())
 
     def clear(self) -> None:
-        """Nothing is held, at once, and no hash is known by name. A store that others reach stays as it is."""
+        """Drop all blocks at once, and all names. A store that other engines reach is kept."""
         self._credit.reopen(self._held, [tier.name for tier in self.tiers.values()])
         self._begin_anew()
 
     def close(self) -> None:
-        """The engine is gone; its bits go back to `masks`."""
+        """Remove the engine. Its bits return to `masks`."""
         self._credit.close(self._held, [tier.name for tier in self.tiers.values()])
         self._begin_anew()
         self.shared = None
@@ -283,7 +288,7 @@ class EngineBlocks:
         self._reset()
 
     def apply(self, event: Event) -> None:
-        """Takes the event in, whatever was missed before it; nothing is raised."""
+        """Apply the event, even if earlier ones were missed. Never raises."""
         if isinstance(event, Stored):
             self._store(event)
         elif isinstance(event, Removed):
@@ -294,28 +299,30 @@ class EngineBlocks:
             self.catch_up(JOIN_BLOCKS)
 
     def expect(self, lease: int, keys: Sequence[int], depth: int = 0) -> None:
-        """The blocks with these keys, before which the prompt has `depth` others, are about to be computed for this
-        lease: they count as held until it is settled, or until the engine says of a block that it is stored, and from
-        then on while it is.
+        """Expect the blocks with these keys: they will be computed for this lease. `depth` keys of the prompt precede
+        them.
+
+        They count as held until the lease is settled. If the engine reports one as stored before that, it counts while
+        the engine holds it.
         """
         self._credit.expect(lease, keys, depth)
 
     def settle(self, lease: int) -> None:
-        """The lease is over: what it alone expected, and the engine did not confirm, is not held."""
+        """End a lease: keys that only this lease expected and the engine did not confirm are no longer held."""
         self._credit.settle(lease)
 
-    # --- blocks come
+    # --- blocks stored
 
     def _store(self, event: Stored) -> None:
         if not event.prefix:
             if len(self._others) < GROUPS_MAX:
                 self._others.add(event.group)
             return
-        if not event.hashes or event.group in self._others:  # a tier does not always say which kind of group
+        if not event.hashes or event.group in self._others:  # a tier does not always report the kind of its group
             return
         if event.tokens and not self._fits(event):
             return
-        if event.medium != GPU and event.tokens:  # vLLM names a block without tokens where it knows nothing else of it
+        if event.medium != GPU and event.tokens:  # vLLM sends a block without tokens if it knows only its hash
             self._chunk.observe(len(event.hashes))
         if event.medium != GPU and (tier := tier_of(event.medium)) in UNTOLD:
             self._store_untold(event, tier)
@@ -335,7 +342,7 @@ class EngineBlocks:
             self._ripe.extend(given for given in event.hashes if given in self._waiting)
 
     def _store_untold(self, event: Stored, tier: str) -> None:
-        """Files have these blocks, and nobody says when they are gone. Of several groups the first is believed."""
+        """Record blocks in files. No event reports their removal. Of several groups only the first counts."""
         if event.group != min(self._groups, default=event.group):
             return
         if tier == STORAGE and self.store is None:
@@ -346,7 +353,7 @@ class EngineBlocks:
 
     def _fits(self, event: Stored) -> bool:
         if self.block_tokens is None:
-            if event.medium != "GPU":  # a tier may publish in chunks of many blocks: LMCache's have 256 tokens
+            if event.medium != "GPU":  # a tier can publish in chunks of many blocks: LMCache's have 256 tokens
                 return False
             self.block_tokens = event.block_tokens
         elif self.block_tokens != event.block_tokens:
@@ -356,13 +363,13 @@ class EngineBlocks:
         return True
 
     def _place(self, event: Stored) -> int | None:
-        """Where the count of these copies is; None where copies there are not taken."""
+        """Return the shift of the count of these copies; None if copies in this place are not counted."""
         place = (event.medium, event.group)
         shift = self._places.get(place)
         if shift is not None:
             return shift
         if event.group not in self._groups:
-            # A tier's events need not say what kind of group they are of: the GPU's events do.
+            # A tier's events need not state the kind of their group; the GPU's events do.
             if event.medium != "GPU" or not event.tokens or len(self._places) >= PLACES_MAX:
                 return None
             return self._open_group(event.group)
@@ -384,8 +391,7 @@ class EngineBlocks:
         return shift
 
     def _open_group(self, group: int) -> int:
-        """Count copies of a new group: a block is of use only where every group has it, and this one has none so
-        far."""
+        """Count copies of a new group. A block is usable only if every group has it, and this group has none so far."""
         for given, key in self._held.items():
             counts = self._copies.setdefault(given, self._usual)
             if key is not None:
@@ -396,10 +402,10 @@ class EngineBlocks:
         return shift
 
     def _keys_of(self, event: Stored) -> Sequence[int | None]:
-        """The blocks' keys, None for those that have to wait for one."""
+        """Return the keys of the blocks, None for each that must wait for its key."""
         tier = event.medium != "GPU"
-        # vLLM's offloading leaves the salt out of a tier's events (offloading/events.py, extra_keys=None): a root there
-        # is known by its hash or not at all.
+        # vLLM's offloading omits the salt in a tier's events (offloading/events.py, extra_keys=None). The key of a root
+        # there is therefore found by its hash only.
         if event.tokens and not (tier and event.parent is None):
             parent = self._known(event.parent) if event.parent is not None else _root(event)
             if parent is not None:
@@ -441,8 +447,8 @@ class EngineBlocks:
             self.stored += 1
 
     def _take_new(self, hashes: Sequence[int], keys: Sequence[int | None]) -> bool:
-        """Blocks with keys, none of which is held, of the usual one copy, all at once: in a third of the time. False,
-        and nothing is done, where that is not so."""
+        """Add blocks with keys, none of them held, with the usual one copy, in one step and a third of the time.
+        Returns False, without any change, if the blocks are not of that kind."""
         held, names = self._held, self._names
         if len(held) + len(hashes) > self._blocks_max or not held.keys().isdisjoint(hashes):
             return False
@@ -456,7 +462,7 @@ class EngineBlocks:
         return True
 
     def _copy(self, given: int, shift: int, again: bool) -> None:
-        """One copy more of a block that is held; with `again` only where none is known to be."""
+        """Count one more copy of a held block; with `again` only if no copy in this place is known."""
         counts = self._copies.get(given, self._usual)
         here = counts >> shift & _COUNT
         if here and (again or here == _COUNT):
@@ -474,7 +480,8 @@ class EngineBlocks:
             self._credit_change(key, before, after)
 
     def _credit_change(self, key: int, before: int, after: int) -> None:
-        """A block with this key had these copies, and has others now: credit the GPU and the tiers that have it."""
+        """Move the credit of a block with this key from its old copies to its new ones, for the GPU and for each
+        tier."""
         was, now = self._whole(before), self._whole(after)
         if was != now:
             if now:
@@ -505,15 +512,15 @@ class EngineBlocks:
         return all(counts & masks.get(group, 0) for group in self._groups)
 
     def _call(self, given: int, key: int) -> None:
-        """A held block has this key, by an event that gives its tokens."""
+        """Set the key of a held block, from an event that carries its tokens."""
         known = self._held[given]
         if known == key:
             return
         if known is None:
             self.joined += 1
         else:
-            # An SGLang older than 0.5.23 hashes tokens alone, so a block under two salts has one hash. Whose copy goes
-            # first is not said, so neither is credited until the hash is free again.
+            # An SGLang older than 0.5.23 hashes tokens alone, so a block under two salts has one hash. Events do not
+            # state which copy is removed first, so neither gets credit until the hash is free again.
             key = xxh3_64_intdigest(b"of two contents", given)
             if known == key:
                 return
@@ -561,8 +568,10 @@ class EngineBlocks:
         return sum(counts >> shift & _COUNT for (medium, _), shift in self._places.items() if medium == "GPU")
 
     def catch_up(self, blocks_max: int) -> bool:
-        """Key what waited for blocks that are known by now, about `blocks_max` blocks; True if more is left. Every
-        `apply` does some of it, so this is for a stream that has gone quiet.
+        """Set the keys of orphans with parents that are known by now, about `blocks_max` blocks. Returns True if more
+        remain.
+
+        Every `apply` does a part of it, so this call is for a stream without new events.
         """
         ripe, waiting = self._ripe, self._waiting
         while ripe:
@@ -587,7 +596,7 @@ class EngineBlocks:
                     ripe.append(child)
         return False
 
-    # --- blocks go
+    # --- blocks removed
 
     def _remove(self, event: Removed) -> None:
         if event.medium != GPU and (tier := tier_of(event.medium)) in UNTOLD:
@@ -627,7 +636,7 @@ class EngineBlocks:
                 self._remember(given, key)
 
     def _remove_last(self, hashes: Sequence[int]) -> None:
-        """Remove the one usual copy of held blocks that have no other copy, all at once: in a third of the time."""
+        """Remove the usual copy of held blocks that have no other copy, in one step and a third of the time."""
         keys = list(map(self._held.pop, hashes, repeat(_NOT_HELD)))
         unknown = keys.count(_NOT_HELD)
         self.unknown_removals += unknown
@@ -655,7 +664,8 @@ def _root(event: Stored) -> int:
 
 
 def _chain(event: Stored, parent: int) -> list[int]:
-    """Keys of the event's blocks behind the block with key `parent`; what sets a block apart goes into its key."""
+    """Return the keys of the event's blocks after the block with key `parent`. Extra hash inputs go into a block's
+    key."""
     if event.extras is None:
         return token_chain(event.tokens, event.block_tokens, parent)
     keys, width = [], 4 * event.block_tokens

@@ -1,26 +1,26 @@
-"""What replicas hold by their own word, and how far that word is good.
+"""Index of the blocks that replicas report as stored, and the confidence grade of each replica's reports.
 
-Of each replica with an event stream, EngineBlocks (engine_blocks.py) has the blocks that it said it stored and did not
-remove, and Reported (reported.py) what was seen of its word. All replicas share one map of masks, so one walk over a
-prompt's token chain finds the longest stored prefix of every replica; what tiers add to it, tiered.py knows.
+For each replica with an event stream, EngineBlocks (engine_blocks.py) has the blocks that were reported as stored and
+not as removed, and Reported (reported.py) has the results of checks. All replicas share one map of masks, so one walk
+over a prompt's token chain finds the longest stored prefix of every replica. tiered.py adds the blocks in tiers.
 
-The grade of a replica is the stream's own (core/kv_events/stream.py: continuous since batch 0 or a clear, or not),
-changed by what is seen of it:
+The grade of a replica begins as the stream's own grade (core/kv_events/stream.py: continuous since batch 0 or a clear,
+or not). Checks then change it:
 
-    exact         the stream is whole, or its predictions equalled the engine's count on 99 % of 200 answers
-    catching-up   the stream is there and not whole, or says more than we may hold, or is of a model whose other layers
-                  (sliding window, state) hold blocks of their own: what it says is credited, and so is our own estimate
-    estimated     no stream; or predictions that drifted; or no tokenizer for its models; or pages too short; or salted
-                  prompts, which its events do not tell from others
+    exact         the stream is complete, or its predictions matched the engine's count on 99 % of 200 answers
+    catching-up   the stream is incomplete, or reports more blocks than the limit, or the model has other layers
+                  (sliding window, state) with blocks of their own: reported blocks and our own estimate are both credited
+    estimated     no stream; or predictions drifted; or no tokenizer for its models; or pages too short; or its events
+                  do not distinguish salted prompts from others
 
-Predictions that drift make the grade fall and ask for a clean replay, later each time it happens again. While a stream
-is suspended nothing that it said is credited; if there is evidence of a restart or a break, our own estimate is not
-credited either.
+If predictions drift, the grade falls and a clean replay is requested, later each time. While a stream is suspended, no
+reported block is credited. If there is evidence of a restart or a connection break, our own estimate is not credited
+either.
 
-Blocks just routed are being computed, so they count as stored from placement on (`expect`), until the events confirm
-them or SETTLE_S after the lease ended: the event of the last step may come behind the answer. Where batches bear times,
-blocks are given up only when a batch has come that is younger than the lease's end, or after LATE_S_MAX without one
-(lateness.py). While an event is known to be on its way, a prediction is not called exact.
+Blocks of a request that was just placed are being computed, so they count as stored from placement on (`expect`). They
+count until events confirm them, or until SETTLE_S after the lease ended, because the event of the last step can arrive
+after the answer. If batches carry times, blocks are given up only after a batch that is newer than the lease's end, or
+after LATE_S_MAX without one (lateness.py). While an event is known to be outstanding, a prediction is not called exact.
 """
 
 from __future__ import annotations
@@ -42,20 +42,24 @@ from router.core.prompts.blocks import token_root
 from router.core.prompts.token_keys import TokenPrompt
 
 SETTLE_S = 0.5  # seconds after a lease's end in which events confirm its blocks
-AGAIN_S = 0.01  # shorter SETTLE_S for a repeated answer: its blocks exist, so no event will come
+AGAIN_S = 0.01  # shorter SETTLE_S for a repeated answer: its blocks exist, so no event will follow
 BYTES_MAX = 1 << 30  # bytes of the blocks of all replicas
-SHED_BYTES = 64 << 10  # given up at a time by one replica where all are over their budget: 200 blocks, 0.3 ms
-STRIDES_MAX = 4_096  # strides of 64 blocks whose holders are remembered: 40 prompts of 100,000 tokens, 30 MB
-CATCH_UP_BLOCKS = 2_048  # blocks that waited for a parent and are joined in one go: about a millisecond
+SHED_BYTES = 64 << 10  # memory freed at a time by one replica if the total is over budget: 200 blocks, 0.3 ms
+STRIDES_MAX = 4_096  # strides of 64 blocks with cached holders: 40 prompts of 100,000 tokens, 30 MB
+CATCH_UP_BLOCKS = 2_048  # orphans that get their keys in one call, in about a millisecond
 
 
 class Knowledge:
-    """The sink of all event streams. `graded(replica, grade, why)` hears each change once; `resync(replica)` is asked
-    for a clean replay; `restarted(replica)` hears that a replica's cache is empty.
+    """Sink of all event streams.
 
-    One replica's blocks are at most `blocks_max`, and its side tables are sized by that. All replicas' blocks together
-    take at most `bytes_max` bytes: beyond that the largest replica gives up blocks, and with them its grade. `repeats`:
-    engines may be asked to repeat events (EngineBlocks). Without `tiers` only what GPUs hold counts.
+    - `graded(replica, grade, why)`: called once for each change of a grade.
+    - `resync(replica)`: called to request a clean replay.
+    - `restarted(replica)`: called if a replica's cache is empty after a restart.
+    - `blocks_max`: maximum number of blocks of one replica, which also sizes its side tables.
+    - `bytes_max`: maximum memory of all replicas' blocks. Above it the largest replica gives up blocks, and with them
+      its grade.
+    - `repeats`: engines can be asked to repeat events (EngineBlocks).
+    - `tiers`: without it only blocks on GPUs count.
     """
 
     def __init__(
@@ -75,25 +79,26 @@ class Knowledge:
         self.tiered = Tiered(self.masks)
         self._limits = {"blocks_max": blocks_max, "aside_max": aside_max, "names_max": names_max}
         self._bytes_max, self._repeats, self._gpu_only = bytes_max, repeats, not tiers
-        self.bytes_used = 0  # bytes of all replicas, an upper bound: bytes given back are seen with the next store
+        self.bytes_used = 0  # upper bound of all replicas' memory; freed memory is noticed with the next store
         self._graded = graded
         self._resync = resync
         self._restarted = restarted
         self._known: dict[str, Reported] = {}
-        self.follows = False  # whether any replica's events count
+        self.follows = False  # True if any replica's events count
         self._settling: deque[tuple[float, str, int, float]] = deque()  # (due, replica, lease, ended)
-        self._empty: dict[str, StoredPrefix | None] = {}  # answers of `empty`, as long as nothing has changed
-        self._sizes: dict[int, list[Reported]] | None = None  # block size -> followed replicas; None: make it anew
-        self._late: dict[str, None] = {}  # replicas that may have ended leases whose blocks are not all heard of
+        # cached results of `empty`, dropped at every change of the replica
+        self._empty: dict[str, StoredPrefix | None] = {}
+        self._sizes: dict[int, list[Reported]] | None = None  # block size -> followed replicas; None: to be rebuilt
+        self._late: dict[str, None] = {}  # replicas that may have ended leases with unconfirmed blocks
 
-    # -- what the streams tell us (kv_events.follower.Sink) -----------------------------------------------------
+    # -- interface for the streams (core/kv_events/sink.py) -----------------------------------------------------
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
-        """One event of one replica's stream."""
+        """Apply one event of one replica's stream."""
         if self._gpu_only and not isinstance(event, Cleared) and event.medium != GPU:
             return
         known = self._of(replica)
-        if isinstance(event, Removed):  # half of all events: no grade and no size hangs on it
+        if isinstance(event, Removed):  # half of all events; they change no grade and no block size
             known.engine.apply(event)
         else:
             self._take_in(known, event)
@@ -116,9 +121,9 @@ class Knowledge:
                 known.salted.clear()
         else:
             known.begin()
-            if known.suspended:  # the replica's blocks began anew, and would be seen again
+            if known.suspended:  # the replica's blocks have a new bit, which the walk would see
                 self.masks.hide(known.name)
-            judge = known.hybrid  # the stream itself says at once that any other replica is exact
+            judge = known.hybrid  # for any other replica the stream itself sets the grade exact at once
         if engine.block_tokens != size:
             self._sizes = None
         if judge or engine.complete is not complete:
@@ -128,39 +133,39 @@ class Knowledge:
             self._shed()
 
     def emptied(self, replica: str, now_s: float) -> None:
-        """The replica dropped all blocks, as another source than its stream shows."""
+        """Drop all blocks of the replica, on evidence from another source than its stream."""
         if self.engine_blocks(replica) is not None:
             self.apply(replica, Cleared(), now_s)
 
     def told(self, replica: str, until_s: float) -> None:
-        """Note that all that the replica did before this time was said, and applied."""
+        """Record that every change on the replica before this time was reported and applied."""
         self._of(replica).engine.tails.told(until_s)
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
-        """Forget all that the replica said: none of it is sure. The stream begins anew, and is trusted again."""
+        """Forget all reports of the replica, because none is certain. The stream starts again and is trusted again."""
         known = self._of(replica)
         self._empty_engine(known)
         known.suspended = known.distrusted = ""
         if known.stream_grade is Grade.EXACT:
-            known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # grade until the stream says its own
+            known.stream_grade, known.stream_why = Grade.CATCHING_UP, why  # grade until the stream sets its own
         if why.startswith(RESTARTED):
             known.hybrid = known.whole = False  # another model may be served there now
             known.forget_salts()
             self._restarted(replica)
-        known.answers.forget()  # the stream may be another process's, with other flags
+        known.answers.forget()  # the stream may belong to another process with other flags
         known.begin()
         self._judge(replica, known)
 
     def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
-        """Credit nothing that was said until `clear` or `resume`; with `doubt`, which is evidence of a restart or a
-        break, our own estimate neither."""
+        """Credit no reported block until `clear` or `resume`. With `doubt`, evidence of a restart or a connection
+        break, our own estimate is not credited either."""
         known = self._of(replica)
         known.suspended, known.doubted = why, doubt
         self.masks.hide(replica)
         self._judge(replica, known)
 
     def resume(self, replica: str, now_s: float) -> None:
-        """Credit again what was said: the stream proved to be whole."""
+        """Credit reported blocks again: the stream proved to be complete."""
         known = self._of(replica)
         if known.suspended:
             known.suspended = ""
@@ -168,10 +173,10 @@ class Knowledge:
             self._judge(replica, known)
 
     def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
-        """Take the stream's own grade."""
+        """Set the stream's own grade."""
         known = self._of(replica)
         if known.stream_grade is Grade.EXACT and grade is Grade.CATCHING_UP and not known.suspended:
-            known.begin()  # something was missed: what was earned before it says nothing any more
+            known.begin()  # an event was missed: a grade earned before it is no longer evidence
         known.stream_grade, known.stream_why = grade, why
         if grade is Grade.ESTIMATED:
             self._empty_engine(known)
@@ -181,22 +186,22 @@ class Knowledge:
             known.answers.forget()
         self._judge(replica, known)
 
-    # -- what another process knew -------------------------------------------------------------------------------
+    # -- state for another process ----------------------------------------------------------------------------------
 
     def shape(self, replica: str) -> EngineShape | None:
-        """What is known of the replica besides its blocks, for a process that goes on from here; None where its events
-        said nothing yet, or what they said has proved wrong."""
+        """Return the known facts of the replica except its blocks, for a process that takes over. None if its events
+        named no block yet, or if they proved wrong."""
         known = self._known.get(replica)
         return known.engine.shape(hybrid=known.hybrid) if known is not None and not known.distrusted else None
 
     def pages(self, replica: str) -> Iterator[Page]:
-        """Its blocks (EngineBlocks.pages)."""
+        """Return the pages of its blocks (EngineBlocks.pages)."""
         known = self._known.get(replica)
         return known.engine.pages() if known is not None else iter(())
 
     def begin(self, replica: str, shape: EngineShape) -> None:
-        """Forget what the replica said, and begin with what another process knew of it, which `take_in` brings. None of
-        it is credited before the stream says its grade. Raises UnreadableState."""
+        """Forget the replica's reports and start from another process's state; `take_in` adds its blocks. No block is
+        credited before the stream sets its grade. Raises UnreadableState."""
         if self._gpu_only and any(medium != GPU for medium, _ in shape.places):
             raise UnreadableState("it counts what is behind the GPU, which does not count here (tiers.enabled)")
         known = self._of(replica)
@@ -204,14 +209,14 @@ class Knowledge:
         known.engine.begin(shape)
         if known.engine.tiers:
             self.tiered.replicas[replica] = known
-        if known.suspended:  # its blocks began anew, and would be seen again
+        if known.suspended:  # its blocks have a new bit, which the walk would see
             self.masks.hide(replica)
         known.hybrid = shape.hybrid
         known.begin()
         self._judge(replica, known)
 
     def take_in(self, replica: str, page: Page) -> None:
-        """Some of its blocks. Raises UnreadableState."""
+        """Add one page of its blocks. Raises UnreadableState."""
         known = self._of(replica)
         known.engine.take_in(page)
         self._weigh(known)
@@ -223,7 +228,7 @@ class Knowledge:
     # -- replicas ------------------------------------------------------------------------------------------------
 
     def forget(self, replica: str) -> None:
-        """Forget a replica that left the fleet."""
+        """Remove a replica that left the fleet."""
         self.tiered.forget(replica)
         known = self._known.pop(replica, None)
         if known is not None:
@@ -235,51 +240,54 @@ class Knowledge:
             self._count_followed()
 
     def untokened(self, replica: str, why: str) -> None:
-        """Take why a replica's prompts cannot be turned into tokens; "": they can."""
+        """Set the reason why a replica's prompts cannot be turned into tokens; "" if they can."""
         known = self._of(replica)
         if known.untokened != why:
             known.untokened = why
             self._judge(replica, known)
 
     def grade_of(self, replica: str) -> tuple[Grade, str]:
-        """The replica's grade, and why."""
+        """Return the replica's grade, and the reason for it."""
         known = self._known.get(replica)
         return known.shown if known else (Grade.ESTIMATED, NO_STREAM)
 
     def doubted(self, replica: str) -> bool:
-        """Whether nothing may be credited, not even by our own estimate."""
+        """True if no block may be credited, not even from our own estimate."""
         known = self._known.get(replica)
         return bool(known and known.suspended and known.doubted)
 
     def engine_blocks(self, replica: str) -> EngineBlocks | None:
-        """What the replica's stream said so far; None where there is no stream."""
+        """Return the blocks reported by the replica's stream; None without a stream."""
         known = self._known.get(replica)
         return known.engine if known and known.stream_grade is not Grade.ESTIMATED else None
 
     def event_blocks(self, replica: str) -> tuple[int, int]:
-        """(tokens of a block, groups of layers that have blocks), by the replica's events; 0 while unknown."""
+        """Return (tokens of a block, layer groups with blocks) according to the replica's events; 0 while unknown."""
         engine = self.engine_blocks(replica)
         return (engine.block_tokens or 0, engine.groups) if engine is not None else (0, 0)
 
     def checks(self, replica: str) -> tuple[int, int]:
-        """(answers that were predicted to the token, answers compared), of the last 200."""
+        """Return (answers predicted to the token, answers compared) of the last 200."""
         known = self._known.get(replica)
         return (known.answers.equal, known.answers.checks) if known else (0, 0)
 
     @property
     def keys(self) -> int:
-        """Distinct blocks that events say are stored, by all replicas."""
+        """Number of distinct blocks that all replicas reported as stored."""
         return len(self.masks)
 
     def block_sizes(self) -> set[int]:
-        """Sizes for which a prompt's keys are wanted: those of replicas whose events count."""
+        """Return the block sizes for which a prompt's keys are needed: those of replicas with events that count."""
         return self._by_size().keys() - {0}
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
     def stored(self, prompt: TokenPrompt, now_s: float) -> dict[str, StoredPrefix]:
-        """What replicas store of a prompt, by their events: replicas that store some of it, and replicas of which that
-        is not known exactly at the moment. `empty` tells of all others."""
+        """Return the stored part of a prompt on each replica, according to events.
+
+        The result contains replicas that store part of the prompt, and replicas for which that is not known exactly at
+        the moment. `empty` covers all others.
+        """
         found: dict[str, StoredPrefix] = {}
         for size, keys in prompt.keys.items():
             depths = self.masks.match(keys)
@@ -291,7 +299,7 @@ class Knowledge:
                 self.tiered.add(size, keys, depths, found, whole=prompt.tokens == len(keys) * size)
         unsure = self._continued(prompt, now_s) if self._late else []
         for size, followed in self._by_size().items():
-            if size not in prompt.keys:  # the replicas had another block, or an unknown one, when the prompt was hashed
+            if size not in prompt.keys:  # the block size was different or unknown when the prompt was hashed
                 unsure += [k for k in followed if k.shown[0] is Grade.EXACT and k.engine.blocks]
         for known in unsure:
             said = found.get(known.name) or known.empty()
@@ -300,8 +308,8 @@ class Knowledge:
         return found
 
     def empty(self, replica: str) -> StoredPrefix | None:
-        """What `stored` would say of a replica that it leaves out; None where nothing is known by events. The object is
-        shared until something about the replica changes, and must not be altered."""
+        """Return the result of `stored` for a replica that it omits; None if no event counts for the replica. The
+        object is shared until the replica changes, so the caller must not modify it."""
         if replica in self._empty:
             return self._empty[replica]
         known = self._known.get(replica)
@@ -312,7 +320,7 @@ class Knowledge:
         return said
 
     def _continued(self, prompt: TokenPrompt, now_s: float) -> list[Reported]:
-        """Replicas behind whose answers the prompt goes on, where events of these answers are still to come."""
+        """Return replicas with an answer that the prompt continues and that has outstanding events."""
         found = []
         for name in list(self._late):
             known = self._known[name]
@@ -326,7 +334,7 @@ class Knowledge:
         return found
 
     def expect(self, replica: str, lease: int, prompt: TokenPrompt, stored: StoredPrefix) -> None:
-        """The prompt's blocks behind those that its GPU stores are about to be computed there, or loaded."""
+        """Expect the prompt's blocks after those on the GPU: they will be computed there, or loaded."""
         known = self._known.get(replica)
         if known is None:
             return
@@ -344,8 +352,10 @@ class Knowledge:
     def settle(
         self, replica: str, lease: int, prompt: TokenPrompt, now_s: float, *, computed: bool, grown_blocks: int = 0
     ) -> None:
-        """The lease ended, and its answer filled so many blocks behind the prompt's. Blocks that events do not confirm
-        soon count as not stored; at once where the prompt was not computed."""
+        """End a lease. Its answer filled `grown_blocks` blocks after the prompt.
+
+        Blocks that events do not confirm soon then count as not stored; at once if the prompt was not computed.
+        """
         known = self._known.get(replica)
         if known is None:
             return
@@ -364,14 +374,14 @@ class Knowledge:
         self.tick(now_s)
 
     def promise(self, replica: str, lease: int, keys: list[int], block_tokens: int, depth: int) -> None:
-        """Blocks with these keys, before which the prompt has `depth` others, are about to be computed for a lease of
-        another router, whose number is below 0."""
+        """Expect the blocks with these keys for a lease of another router, which has a negative number. `depth` keys of
+        the prompt precede them."""
         known = self._known.get(replica)
         if known is not None and known.block_tokens == block_tokens:
             known.engine.expect(lease, keys, depth)
 
     def kept(self, replica: str, lease: int, now_s: float, *, computed: bool) -> None:
-        """That lease ended: as in `settle`."""
+        """End a lease of another router, as in `settle`."""
         known = self._known.get(replica)
         if known is None:
             return
@@ -381,7 +391,7 @@ class Knowledge:
             known.engine.settle(lease)
 
     def behind(self, prompt: TokenPrompt, now_s: float) -> bool:
-        """Whether the prompt goes on behind an answer that came before its events: worth a moment's waiting."""
+        """True if the prompt continues an answer that arrived before its events. It is then worth a short wait."""
         return bool(self._late and self._continued(prompt, now_s))
 
     def tick(self, now_s: float) -> None:
@@ -399,20 +409,24 @@ class Knowledge:
     def answered(
         self, replica: str, stored: StoredPrefix | None, predicted: int, actual: int | None, prompt_tokens: int
     ) -> None:
-        """A request ended well; `stored` and `predicted` (capped, nothing dropped) are what events alone said when it
-        was placed, and `actual` what the engine says it found cached, if it does."""
+        """Compare a prediction with the answer of a completed request.
+
+        - `stored`, `predicted`: the prediction from events alone at placement (capped, without a reduction for dropped
+          blocks).
+        - `actual`: cached tokens according to the engine, if it reports them.
+        """
         known = self._known.get(replica)
         if known is None:
             return
         current = stored is not None and stored.epoch == known.epoch and not stored.suspended
-        # Counters of what was found cached leave out what was loaded.
+        # Counters of cached tokens omit loaded tokens.
         counts = current and (stored is None or not stored.tiers)
         found = max(0, predicted - stored.dropped) if stored is not None else predicted
         known.counters.finished(found if counts else None, prompt_tokens, silent=actual is None)
         if stored is None or actual is None or not current or stored.behind:
             return
         if stored.tiers and stored.gpu_tokens <= actual < predicted:
-            return  # a tier lost it meanwhile, or was too busy: the stream said nothing wrong
+            return  # a tier lost it in the meantime, or was too busy: the stream was not wrong
         dropped = known.answers.dropped_blocks
         known.answers.observe(predicted, actual, stored.block_tokens, drops=not stored.tiers)
         if known.answers.dropped_blocks != dropped:
@@ -423,9 +437,9 @@ class Knowledge:
         self._judge(replica, known)
 
     def checked(self, replica: str, load: Load, now_s: float) -> None:
-        """A probe came in: compare counters, act on drift, and ask for the replay that is due."""
+        """Process a probe's result: compare counters, act on drift, and request a replay that is due."""
         self.tick(now_s)
-        if self.masks.dying:  # the purge goes on here too, for there may be no events any more
+        if self.masks.dying:  # the purge continues here, for a replica without events
             self.masks.sweep(SWEEP_KEYS)
         known = self._known.get(replica)
         if known is None:
@@ -446,7 +460,7 @@ class Knowledge:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _of(self, replica: str) -> Reported:
-        """The replica's entry, to be changed."""
+        """Return the replica's entry for a change."""
         known = self._known.get(replica)
         if known is None:
             engine = EngineBlocks(self.masks, replica, **self._limits, repeats=self._repeats)
@@ -473,8 +487,11 @@ class Knowledge:
         known.bytes_counted = bytes_now
 
     def _shed(self) -> None:
-        """Bring all replicas' blocks under their budget. An incomplete replica gives up blocks before a complete one of
-        up to twice its size does, so that of many replicas that are alike few lose their grade."""
+        """Bring all replicas' blocks under their budget.
+
+        An incomplete replica gives up blocks before a complete one of up to twice its size. Of many replicas of equal
+        size, only a few then lose their grade.
+        """
         for known in self._known.values():
             self._weigh(known)
         while self.bytes_used > self._bytes_max:

@@ -1,21 +1,21 @@
-"""Whether an engine's events are behind its answers: what a finished answer must have stored, and what was heard.
+"""Detection of events that arrive later than their answer: blocks that a finished answer filled, and blocks reported.
 
-An engine computes the block, publishes the event and sends the answer in one step, but on two ways: on a busy machine
-the answer may be here, and the conversation's next request too, before the event. By the counts of an answer it is
-known how many blocks it filled behind its prompt: (prompt + completion - 1) // block in all, since the last token is
-never fed back. Until they are heard, what the replica holds is not known exactly, and for a moment it is worth
-waiting for (vLLM 0.32: v1/core/sched/scheduler.py publishes in update_from_output).
+An engine computes a block, publishes the event and sends the answer in one step, but over two paths. On a busy machine
+the answer, and even the conversation's next request, can arrive before the event. The token counts of an answer give
+the number of blocks that it filled: (prompt + completion - 1) // block including the prompt's, since the last token is
+never fed back. Until these blocks are reported, the replica's cached blocks are not known exactly, and a short wait for
+the events is worthwhile (vLLM 0.32: v1/core/sched/scheduler.py publishes in update_from_output).
 
-A prompt that was answered before may get the same answer, whose blocks are held already: SGLang's radix tree stores,
-and says, nothing then (srt/mem_cache/radix_cache.py, _insert_helper). Such an answer is waited for but briefly, and
-its silence counts for nothing.
+A prompt that was answered before can get the same answer, with blocks that are held already. SGLang's radix tree then
+stores and reports no block (srt/mem_cache/radix_cache.py, _insert_helper). The wait for such an answer is shorter, and
+missing events do not count as missed.
 
-Where an engine's counts do not fit (they are never heard), this instrument says nothing.
+If an engine's counts do not match (its blocks are never reported), no answer counts as late.
 
-Events may be late by seconds: the thread of vLLM 0.32 that publishes also answers replays, ten thousand batches at a
-time (distributed/kv_events.py, _service_replay), so that one router that joins delays what all others hear. How late
-they are is told by the times that batches bear, so that what was computed counts until a younger batch was heard. Tails
-are given up all the same: a moment's waiting does not help then.
+Events can be late by seconds. The thread of vLLM 0.32 that publishes them also answers replays, ten thousand batches at
+a time (distributed/kv_events.py, _service_replay), so one router that joins delays the events of all others. The delay
+is known from the times in batches, so computed blocks count until a newer batch is received. Tails are given up anyway,
+because a short wait does not help then.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FADE = 0.95  # part of what was heard and missed that is left after another answer
-MISSED_MAX = 0.3  # part of answers whose blocks were never heard, above which nothing is said
+FADE = 0.95  # factor of the share of missed answers with each further answer
+MISSED_MAX = 0.3  # share of answers with blocks that were never reported, above which no answer counts as late
 LEASES_MAX = 4_096
-ANSWERED_MAX = 4_096  # ends of prompts behind which an answer was heard
-LATE_S_MAX = 10.0  # an engine may be quiet, too: no younger batch comes then
-LEAST_S = 60.0  # the least lag of so long, and of as long before it, is taken for the clocks' difference and the way
+ANSWERED_MAX = 4_096  # ends of prompts after which blocks of an answer were reported
+LATE_S_MAX = 10.0  # an engine can also be idle, and then publishes no newer batch
+LEAST_S = 60.0  # the minimum lag in this period and the one before it is taken for clock difference plus latency
 
 
 class Lateness:
-    """How late batches are, by the times that they bear, on whatever clock."""
+    """Delay of batches, from the times in them, on any clock."""
 
     def __init__(self) -> None:
         self._least_s = self._before_s = float("inf")
         self._since_s = float("-inf")
 
     def late_s(self, lag_s: float, now_s: float) -> float:
-        """Seconds by which a batch lags behind the quickest; it came now, `lag_s` by this machine's clock after the
-        time that it bears. Clocks may differ, and drift."""
+        """Return the seconds by which a batch lags behind the fastest one.
+
+        `lag_s` is the time of receipt by this machine's clock, minus the time in the batch. The clocks can differ, and
+        drift.
+        """
         if now_s - self._since_s > LEAST_S:
             self._before_s, self._least_s, self._since_s = self._least_s, lag_s, now_s
         self._least_s = min(self._least_s, lag_s)
@@ -49,42 +52,44 @@ class Lateness:
 
 @dataclass(slots=True)
 class _Tail:
-    key: int  # key of the deepest block heard
+    key: int  # key of the deepest reported block
     depth: int  # number of that block in the chain; 0 is the root
-    blocks: int = 0  # blocks heard of behind the prompt
+    blocks: int = 0  # blocks reported after the prompt
     wanted: int = 0
-    due_s: float = float("inf")  # time at which the blocks are given up, once the answer ended
-    again: bool = False  # blocks were stored behind this prompt before
+    due_s: float = float("inf")  # time at which the blocks are given up, after the answer ended
+    again: bool = False  # True if blocks were stored after this prompt before
 
 
 class Tails:
-    """The ends of one engine's answers, as far as its events went."""
+    """Ends of one engine's answers, as reported by its events so far."""
 
     def __init__(self) -> None:
-        self.open: dict[int, list[int]] = {}  # key -> leases whose tail it is
+        self.open: dict[int, list[int]] = {}  # key -> leases with this tail
         self._tails: dict[int, _Tail] = {}
-        self._ended: set[int] = set()  # leases whose answers ended, and whose blocks are not all heard
+        self._ended: set[int] = set()  # leases with an ended answer and unreported blocks
         self._missed = 0.0
-        self._answered: dict[int, None] = {}  # keys behind which an answer grew, oldest first
-        self._told_s: float | None = None  # whatever the engine did before was heard; None: batches bear no time
+        self._answered: dict[int, None] = {}  # keys that an answer extended, oldest first
+        # all changes on the engine before this time were received; None: batches carry no time
+        self._told_s: float | None = None
 
     def told(self, until_s: float) -> None:
-        """All that the engine did before this was heard."""
+        """Record that all changes on the engine before this time were received."""
         self._told_s = until_s if self._told_s is None else max(self._told_s, until_s)
 
     def over(self, ended_s: float, now_s: float) -> bool:
-        """Whether what was not heard of an answer that ended then will not be heard: a younger batch was, or LATE_S_MAX
-        went by."""
+        """True if outstanding events of an answer that ended at this time will not arrive: a newer batch was received,
+        or LATE_S_MAX is over."""
         return self._told_s is None or self._told_s > ended_s or now_s >= ended_s + LATE_S_MAX
 
     def begin(self, lease: int, key: int, depth: int) -> None:
-        """A request was placed whose prompt has `depth` full blocks; `key` is that of the last, or the chain's root."""
+        """Start to follow a request with `depth` full blocks in its prompt. `key` is that of the last block, or the
+        chain's root."""
         if len(self._tails) < LEASES_MAX:
             self._tails[lease] = _Tail(key, depth, again=key in self._answered)
             self.open.setdefault(key, []).append(lease)
 
     def grow(self, parent: int, keys: Sequence[int]) -> None:
-        """Blocks were stored behind the block with key `parent`, which is in `open`."""
+        """Record blocks stored after the block with key `parent`, which is in `open`."""
         self._answered[parent] = None
         if len(self._answered) > ANSWERED_MAX:
             del self._answered[next(iter(self._answered))]
@@ -97,8 +102,10 @@ class Tails:
                 self.open.setdefault(tail.key, []).append(lease)
 
     def end(self, lease: int, wanted: int, due_s: float, again_due_s: float = 0.0) -> None:
-        """The answer ended with this many full blocks behind its prompt; not heard by `due_s`, they are given up, by
-        `again_due_s` where it may have been the same answer as before."""
+        """Record that an answer ended with this number of full blocks after its prompt.
+
+        Blocks not reported by `due_s` are given up. The limit is `again_due_s` if the answer can be the same as before.
+        """
         tail = self._tails.get(lease)
         if tail is None:
             return
@@ -109,7 +116,7 @@ class Tails:
             self._missed *= FADE
 
     def drop(self, lease: int) -> None:
-        """Nothing more is expected of this lease."""
+        """Stop following this lease."""
         if lease in self._tails:
             key = self._tails[lease].key
             if key in self.open:
@@ -121,17 +128,17 @@ class Tails:
             self._ended.discard(lease)
 
     def waits(self, now_s: float) -> bool:
-        """Whether there is an answer that ended, not all of whose blocks are heard of or given up."""
+        """True if an ended answer has blocks that are neither reported nor given up."""
         for lease in [lease for lease in self._ended if self._tails[lease].due_s <= now_s]:
             self._close(lease, missed=True)
         return bool(self._ended)
 
     def behind(self, now_s: float) -> bool:
-        """Whether blocks of an answer that ended are still to be heard of."""
+        """True if blocks of an ended answer are outstanding, and this engine's counts are reliable."""
         return self.waits(now_s) and self._missed <= MISSED_MAX
 
     def continued(self, keys: Sequence[int], root: int, now_s: float) -> bool:
-        """Whether a prompt with these keys goes on behind an answer whose blocks are still to be heard of."""
+        """True if a prompt with these keys continues an answer that has outstanding blocks."""
         if not self._ended or not self.behind(now_s):
             return False
         tails = (self._tails[lease] for lease in self._ended)
@@ -140,7 +147,7 @@ class Tails:
         )
 
     def clear(self) -> None:
-        """The stream begins anew."""
+        """Start over, with a new stream."""
         self.open, self._tails, self._ended, self._answered, self._told_s = {}, {}, set(), {}, None
 
     def _close(self, lease: int, *, missed: bool) -> None:

@@ -1,18 +1,20 @@
-"""Who holds which block: a flat map from block key to a bitmask of holders, and the walk over it.
+"""Map from block key to a bitmask of holders, and the walk that finds the longest match of every holder.
 
-A key names a whole prefix (see blocks.py), so the map *is* the radix tree, and one walk that ANDs masks gives the
+A key identifies a whole prefix (see blocks.py), so the map *is* the radix tree. One walk that ANDs the masks gives the
 longest match of every holder:
 
     keys of the prompt    k1      k2      k3      k4
     masks                 1111    1101    0101    0001
     AND so far            1111    1101    0101    0001     holder 1 matches 1, holder 3: 2, holder 2: 3, holder 0: 4
 
-A lookup in a large map misses the processor's caches: 6,250 keys of a long prompt take some 2 ms. So who holds a whole
-stride of keys is remembered under the stride's last key, which names all before it; whoever loses a key of it is
-taken out at once, and whoever gets it whole is found when it is looked at again.
+A lookup in a large map misses the processor's caches: 6,250 keys of a long prompt take about 2 ms. The holders of a
+whole stride of keys are therefore cached under the stride's last key, which identifies all keys before it. A holder
+that loses a key of the stride is removed from that cache at once. A holder that completes the stride is added when the
+stride is next looked up.
 
-What a holder is about to get, all of a prompt behind what it has, is no entry of the map but one run of keys, found by
-its first key: the same misses would be paid for each key when it is expected, and again when it comes.
+Keys that a holder is expected to compute, all of a prompt after the cached part, are not entries of the map. They are
+one run of keys, found by its first key. With entries, the same cache misses would occur for each key when it is
+expected and again when it is stored.
 """
 
 from __future__ import annotations
@@ -24,49 +26,52 @@ from functools import reduce
 from itertools import accumulate, repeat
 from operator import and_
 
-SWEEP_KEYS = 512  # keys of departed holders purged at a time, so that purging never stalls the loop
+SWEEP_KEYS = 512  # keys of departed holders purged at a time, so that purging never stalls the event loop
 STRIDE_KEYS = 64
-# Strides remembered in one go, 20 us each: of a prompt that is matched, and whenever something else is done here.
+# Strides cached in one call, at 20 us each: when a prompt is matched, and during any other call.
 MATCHED_STRIDES, SOME_STRIDES = 8, 4
-STRIDES_MIN = 4  # fewer are walked, in the time that remembering them takes
-ASKED_MAX = 64  # prompts whose strides are yet to be remembered
+STRIDES_MIN = 4  # shorter prompts are walked, at the cost of caching their strides
+ASKED_MAX = 64  # prompts queued for stride caching
 _NONE = repeat(0)
-Store = list[int] | dict[int, int | None]  # keys of a departed holder; of a dict the values, None for none
+# keys of a departed holder; for a dict its values, None for a block without a key
+Store = list[int] | dict[int, int | None]
 
 
 @dataclass(slots=True, eq=False)
 class KeyRun:
-    """Keys of one prompt, in their order, that a holder is about to have; never empty."""
+    """Keys of one prompt, in order, that a holder is expected to compute. Never empty."""
 
     bit: int
-    lease: int  # number of the lease for which the keys' blocks are computed
+    lease: int  # number of the lease for which the blocks are computed
     depth: int  # keys of the prompt before these
     keys: list[int]
-    members: set[int] = field(default_factory=set)  # the same keys, once they were asked for; empty before
+    members: set[int] = field(default_factory=set)  # the same keys as a set; empty until the first membership test
 
     def has_any(self, keys: Sequence[int]) -> bool:
-        """Whether any of these keys is in the run."""
+        """True if any of these keys is in the run."""
         if not self.members:
             self.members = set(self.keys)
         return not self.members.isdisjoint(keys)
 
 
 class Masks:
-    """The map. Holders have names; a bit is given back when the last key of a departed holder is purged."""
+    """The map of keys to holders. Holders have names; a bit is free again when the last key of a departed holder is
+    purged."""
 
     def __init__(self, strides_max: int = 0) -> None:
-        """`strides_max`: most strides that are remembered."""
+        """`strides_max`: maximum number of cached strides."""
         self._strides_max = strides_max
-        self._whole: dict[int, int] = {}  # last key of a stride -> mask of those that hold all of it
+        self._whole: dict[int, int] = {}  # last key of a stride -> mask of the holders of all its keys
         self._strides: dict[int, list[int]] = {}  # last key of a stride -> its keys; oldest first
         self._stride_of: dict[int, int] = {}  # key -> last key of its stride
-        self.asked: deque[tuple[Sequence[int], int]] = deque()  # prompts and how many strides of each are done
-        self.of: dict[int, int] = {}  # key -> mask of its holders, the departed included until they are purged
-        self.held = 0  # (holder, key) pairs, the departed included
+        # prompts, and the number of strides of each that are done
+        self.asked: deque[tuple[Sequence[int], int]] = deque()
+        self.of: dict[int, int] = {}  # key -> mask of its holders, including departed ones until they are purged
+        self.held = 0  # (holder, key) pairs, including departed holders
         self._names: dict[int, str] = {}  # bit -> holder
         self._bits: dict[str, int] = {}
-        self._seen = 0  # bits that the walk looks at
-        self._dying: deque[tuple[int, Store]] = deque()  # bits of a holder and its tiers, and their keys
+        self._seen = 0  # bits that the walk considers
+        self._dying: deque[tuple[int, Store]] = deque()  # bits of a departed holder and its tiers, and their keys
         self._ahead: dict[int, list[KeyRun]] = {}  # first key -> runs of holders that do not have it
 
     def __len__(self) -> int:
@@ -76,8 +81,8 @@ class Masks:
         return name in self._bits
 
     def add(self, name: str, *, seen: bool = True) -> int:
-        """A bit for a new holder: the lowest that is free, so that masks stay short. One that is not `seen` is a tier
-        behind a holder (tiers.py), which the walk passes over."""
+        """Return a bit for a new holder: the lowest free one, so that masks stay short. A bit that is not `seen`
+        belongs to a tier below a holder's GPU (tiers.py), and the walk ignores it."""
         used = 0
         for bit in self._names:
             used |= bit
@@ -97,9 +102,12 @@ class Masks:
         more: dict[int, int | None] | None = None,
         tiers: Sequence[str] = (),
     ) -> None:
-        """The holder is gone at once, and so are its `tiers`; `keys`, all it held, are purged a few at a time by
-        `sweep`. So are the values of `more`, which is ours from now on: a million are given away without a copy. They
-        may hold None, keys twice, and keys the holder does not have."""
+        """Remove a holder and its `tiers` at once. `sweep` later purges all keys that the holder had, a few at a time.
+
+        - `keys`: the keys of the holder.
+        - `more`: a dict with further keys as values. The caller hands it over, so that a million keys need no copy. The
+          values can be None, repeat, or be keys that the holder does not have.
+        """
         bits = 0
         for each in (name, *tiers):
             bit = self._bits.pop(each)
@@ -108,35 +116,35 @@ class Masks:
         self._seen &= ~bits
         stores: tuple[Store, ...] = (list(keys), more or {})
         self._dying.extend((bits, store) for store in stores if store)
-        self._whole, self._strides, self._stride_of = {}, {}, {}  # the bit will be another holder's
+        self._whole, self._strides, self._stride_of = {}, {}, {}  # the bit will belong to another holder
 
     def hide(self, name: str) -> None:
-        """The walk does not see this holder until `show`; nothing is forgotten."""
+        """Exclude this holder from the walk until `show`. Its keys are kept."""
         self._seen &= ~self._bits[name]
 
     def show(self, name: str) -> None:
-        """Let the walk see this holder again."""
+        """Include this holder in the walk again."""
         self._seen |= self._bits[name]
 
     def set(self, bit: int, key: int) -> None:
-        """Note that one holder has this key now; it must not have had it."""
+        """Record that a holder has this key. It must not have had the key before."""
         of = self.of
         of[key] = of.get(key, 0) | bit
         self.held += 1
 
     def set_all(self, bit: int, keys: Sequence[int]) -> bool:
-        """The same for many keys that nobody has; False, and nothing is done, if somebody has one of them."""
+        """Record many keys that no holder has. Returns False, without any change, if any holder has one of them."""
         of = self.of
         if not of.keys().isdisjoint(keys):
             return False
         before = len(of)
-        for key in keys:  # takes two thirds of what `of.update(dict.fromkeys(keys, bit))` does
+        for key in keys:  # two thirds of the time of `of.update(dict.fromkeys(keys, bit))`
             of[key] = bit
         self.held += len(of) - before
         return True
 
     def set_each(self, bit: int, keys: Sequence[int]) -> None:
-        """The same for keys of which others have some; all are different."""
+        """Record many keys, some of which other holders have. The keys must be distinct."""
         of = self.of
         known = of.get
         for key in keys:
@@ -144,7 +152,7 @@ class Masks:
         self.held += len(keys)
 
     def unset(self, bit: int, key: int) -> None:
-        """One holder no longer has this key; it must have had it."""
+        """Record that a holder no longer has this key. It must have had the key before."""
         left = self.of[key] & ~bit
         if left:
             self.of[key] = left
@@ -156,24 +164,25 @@ class Masks:
             self._whole[last] &= ~bit
 
     def unset_all(self, bit: int, keys: Sequence[int]) -> None:
-        """One holder no longer has these keys; it must have had them."""
+        """Record that a holder no longer has these keys. It must have had all of them before."""
         if self._stride_of:
             for last in set(map(self._stride_of.get, keys)):
                 if last is not None:
                     self._whole[last] &= ~bit
         of, forget = self.of, self.of.pop
         for key in keys:
-            if (mask := forget(key)) != bit:  # most have no other holder: one look-up
+            if (mask := forget(key)) != bit:  # most have no other holder: one lookup
                 of[key] = mask & ~bit
         self.held -= len(keys)
 
     def holders(self, key: int) -> list[str]:
-        """Visible holders of a key."""
+        """Return the visible holders of a key."""
         names, mask = self._names, self.of.get(key, 0) & self._seen
         return [names[bit] for bit in _bits(mask)] if mask else []
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
-        """How many leading `keys` each holder has or is about to have, for every visible holder with at least one."""
+        """Count the leading `keys` that each holder has or is expected to compute, for every visible holder with at
+        least one."""
         found = self._held(keys)
         if self._ahead and keys:
             for depth in {0, *found.values()}:
@@ -182,9 +191,10 @@ class Masks:
         return found
 
     def _held(self, keys: Sequence[int]) -> dict[str, int]:
-        """How many leading `keys` each visible holder has.
+        """Count the leading `keys` that each visible holder has.
 
-        A stride that all holders left so far have whole takes two loops in C; only where one drops out is it walked.
+        A stride that all remaining holders have completely takes two loops in C. A stride is walked key by key only if
+        a holder drops out in it.
         """
         found: dict[str, int] = {}
         mask, of, room = self._seen, self.of, MATCHED_STRIDES if len(keys) >= STRIDES_MIN * STRIDE_KEYS else 0
@@ -212,14 +222,14 @@ class Masks:
         return found
 
     def _add_ahead(self, keys: Sequence[int], depth: int, found: dict[str, int]) -> None:
-        """Count what holders that were `found` to be so deep are about to have behind that."""
+        """Extend the `found` depth of holders by the keys that they are expected to compute after this depth."""
         for run in self._ahead.get(keys[depth], ()):
             name = self._names[run.bit]
             if run.bit & self._seen and found.get(name, 0) == depth:
                 found[name] = self._depth_ahead(run.bit, keys, depth)
 
     def _depth_ahead(self, bit: int, keys: Sequence[int], depth: int) -> int:
-        """How many leading keys a holder has or is about to have, of which it is known to have so many."""
+        """Count the leading keys that a holder has or is expected to compute, starting from a known depth."""
         while depth < len(keys):
             runs = [run for run in self._ahead.get(keys[depth], ()) if run.bit == bit]
             if runs:
@@ -231,25 +241,25 @@ class Masks:
         return depth
 
     def begin(self, run: KeyRun) -> None:
-        """The holder is about to have these keys, the first of which it does not have."""
+        """Add a run of keys that a holder is expected to compute. The holder does not have the first of them."""
         self._ahead.setdefault(run.keys[0], []).append(run)
 
     def end(self, run: KeyRun) -> None:
-        """Forget a run; what it has came, or will not come."""
+        """Remove a run: its keys were stored, or will not be stored."""
         runs = self._ahead[run.keys[0]]
         runs.remove(run)
         if not runs:
             del self._ahead[run.keys[0]]
 
     def remember(self, keys: Sequence[int]) -> None:
-        """Remember the strides of these keys, which will be asked for again: a few now, and the others by calls of
-        `remember_some`. They must not change."""
+        """Cache the strides of these keys, which will be looked up again: a few now, the others in calls of
+        `remember_some`. The caller must not change the sequence afterwards."""
         if len(keys) >= STRIDES_MIN * STRIDE_KEYS and len(self.asked) < ASKED_MAX:
             self.asked.append((keys, 0))
         self.remember_some()
 
     def remember_some(self) -> None:
-        """Remember a few strides of the prompt that was asked for first."""
+        """Cache a few strides of the prompt that was queued first."""
         if not self.asked:
             return
         keys, done = self.asked.popleft()
@@ -269,7 +279,8 @@ class Masks:
         before = len(stride_of)
         deque(map(stride_of.setdefault, stride, repeat(last)), maxlen=0)
         if len(stride_of) - before < len(stride):
-            for key in stride:  # prompts fork within it: a key is in one stride only, so the others are walked there
+            # prompts fork within the stride: a key belongs to one stride only, so the others are walked there
+            for key in stride:
                 if stride_of[key] == last:
                     del stride_of[key]
             return
@@ -282,7 +293,8 @@ class Masks:
             del self._whole[oldest]
 
     def _walk(self, held: list[int], depth: int, mask: int, found: dict[str, int]) -> int:
-        """One stride, mask by mask: whoever drops out is found to be `depth` deep. Returns who is left."""
+        """Walk one stride mask by mask, and record the depth of each holder that drops out. Returns the remaining
+        holders."""
         for left in accumulate(held, and_, initial=mask):
             if left != mask:
                 if depth > 1:
@@ -296,11 +308,11 @@ class Masks:
 
     @property
     def dying(self) -> bool:
-        """Whether keys of departed holders are left to purge."""
+        """True if keys of departed holders remain to be purged."""
         return bool(self._dying)
 
     def sweep(self, keys_max: int) -> int:
-        """Purge at most `keys_max` keys of departed holders; returns how many keys are left to purge."""
+        """Purge at most `keys_max` keys of departed holders. Returns the number of keys that remain to be purged."""
         while self._dying and keys_max > 0:
             bits, keys = self._dying[0]
             for _ in range(min(keys_max, len(keys))):
@@ -315,12 +327,15 @@ class Masks:
 
 
 def common(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many leading keys are equal, of as many as `theirs` has. A key names all before it, so they are equal up to
-    some place and not behind it; where they are not (a collision), 0 is safe."""
+    """Count the equal leading keys of two sequences, at most as many as `theirs` has.
+
+    A key identifies the whole prefix before it, so the sequences are equal up to one position and different after it.
+    If a hash collision breaks that rule, 0 is a safe result.
+    """
     if (ours if len(ours) == len(theirs) else ours[: len(theirs)]) == theirs:
         return len(theirs)
     end, behind = 0, min(len(ours), len(theirs))
-    while end < behind:  # bisection, in half the time that `bisect_left` takes to call for each place
+    while end < behind:  # bisection, in half the time that `bisect_left` takes with its call for each position
         middle = (end + behind) // 2
         if ours[middle] == theirs[middle]:
             end = middle + 1

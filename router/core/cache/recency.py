@@ -1,13 +1,13 @@
-"""One holder's blocks in the order in which they were last used.
+"""Blocks of one holder in the order of their last use.
 
-Recency is kept per *touch* (one prompt, root to leaf), not per block: `owner[key]` names the touch that used the key
-last. The order of blocks is: oldest touch first, and within one touch leaf first, since a prefix without its leaf is
-useful and a leaf without its prefix is not (vLLM frees blocks in that order too).
+Recency is kept per *touch* (one prompt, root to leaf), not per block: `owner[key]` is the touch that used the key last.
+Blocks are ordered by touch, oldest first. Within one touch the leaf comes first, because a prefix without its leaf is
+usable and a leaf without its prefix is not (vLLM frees blocks in the same order).
 
-A prompt mostly runs through what earlier ones ran through, so touching it is a matter of *runs*, keys in a row that one
-touch owns. The longest run keeps its touch, which is stamped anew; what is left of that touch becomes a touch of its
-own under the old stamp. Only keys that change hands are written: a prompt of 400 blocks of which 390 were asked for
-before costs what one of 10 does, and what ends a prompt costs next to nothing.
+Most prompts share a prefix with earlier ones, so a touch is processed in *runs*: consecutive keys that one touch owns.
+The longest run keeps its touch, which gets a new stamp. The rest of that touch becomes a new touch with the old stamp.
+Only keys with a new owner are written. A prompt of 400 blocks with 390 known ones therefore costs as much as a prompt
+of 10 blocks, and a touch at the end of a request costs almost no time.
 
     before   t1: a b c d         keys of t1, root to leaf
     touch    a b x               run a b is t1's; x is new
@@ -23,38 +23,39 @@ from itertools import filterfalse, islice
 
 from router.core.cache.masks import common
 
-NEVER = float("-inf")  # stands for the time of last use of keys that nobody is expected to use again
+NEVER = float("-inf")  # time of last use of keys that are not expected to be used again
 
 
 @dataclass(slots=True)
 class Touch:
     """One use of a prefix. A later use has a higher stamp."""
 
-    keys: list[int]  # root to leaf; it may have lost some of them
-    live: int  # keys whose owner is this touch
+    keys: list[int]  # root to leaf; the touch may no longer own all of them
+    live: int  # keys with this touch as owner
     stamp: int
     at_s: float
-    ended: int = 0  # last keys of it that nobody is expected to use again
+    ended: int = 0  # last keys that are not expected to be used again
 
 
 class Recency:
-    """Which keys are held, and which of them was used least recently."""
+    """Held keys of one holder, in the order of their last use."""
 
     def __init__(self) -> None:
         self.owner: dict[int, int] = {}  # key -> touch that used it last
         self.touches: dict[int, Touch] = {}
-        # Stamp -> touch, oldest first. Not a dict: one that loses its first entries is searched from its first slot.
+        # Stamp -> touch, oldest first. Not a dict: without its first entries, a dict is still searched from its first
+        # slot.
         self.order: OrderedDict[int, int] = OrderedDict()
         self._next = 0
-        self._oldest = 0  # stamp of what was restored last; each that was restored is below 0
-        # Keys last asked for and their runs, until anything changes: who is asked for a depth is often touched next.
+        self._oldest = 0  # stamp of the last restored touch; restored touches have negative stamps
+        # Keys of the last `depth` call and their runs, until any change: a `touch` of the same keys often follows.
         self._asked: tuple[Sequence[int], tuple[list[tuple[int, int, int]], int]] | None = None
 
     def __len__(self) -> int:
         return len(self.owner)
 
     def touch(self, keys: Sequence[int], stamp: int, now_s: float) -> Sequence[int]:
-        """Use these keys now, root to leaf; `stamp` is higher than any before. Returns the keys that are new."""
+        """Record a use of these keys now, root to leaf. `stamp` is higher than any before. Returns the new keys."""
         if not keys:
             return keys
         owner, before = self.owner, len(self.owner)
@@ -74,7 +75,7 @@ class Recency:
             touch = self.touches[id_] = Touch([], 0, stamp, now_s)
         touch.stamp, touch.at_s, touch.ended = stamp, now_s, 0
         self.order[stamp] = id_
-        for key in new:  # takes two thirds of what `owner.update(dict.fromkeys(new, id_))` does
+        for key in new:  # two thirds of the time of `owner.update(dict.fromkeys(new, id_))`
             owner[key] = id_
         if len(owner) - before < len(new):  # the prompt has a key twice
             keys, new = list(dict.fromkeys(keys)), list(dict.fromkeys(new))
@@ -83,7 +84,7 @@ class Recency:
         return new
 
     def begin(self, keys: Sequence[int], stamp: int, now_s: float) -> Sequence[int]:
-        """Do as `touch` does for keys of which none is held, without a look at each."""
+        """Do the same as `touch` for keys of which none is held, without a check of each."""
         owner, before, id_, all_ = self.owner, len(self.owner), self._name(), list(keys)
         self._asked = None
         for key in all_:
@@ -94,8 +95,8 @@ class Recency:
         return keys if len(all_) == len(keys) else all_
 
     def retouch(self, since: int, keys: Sequence[int], grown: Sequence[int], stamp: int, now_s: float) -> Sequence[int]:
-        """Do as `touch` does for `keys`, which were touched with the stamp `since`, and for the keys `grown` behind
-        them: mostly nobody touched them in between."""
+        """Do the same as `touch` for `keys`, which were touched with the stamp `since`, and for the keys `grown` after
+        them. In most cases no other prompt touched them in between."""
         id_, owner = self.order.get(since), self.owner
         touch = self.touches[id_] if id_ is not None else None
         if id_ is None or touch is None or touch.live < len(keys) or not owner.keys().isdisjoint(grown):
@@ -113,8 +114,8 @@ class Recency:
         return grown
 
     def restore(self, keys: Sequence[int], at_s: float) -> list[int]:
-        """Keys that were last used then, root to leaf, which is before anything that is known here: those that are new
-        are held from now on, and go first when something is evicted. Returns them."""
+        """Add keys with a last use before all known ones, root to leaf. New keys are held from now on, and evicted
+        first. Returns the new keys."""
         owner = self.owner
         new = [key for key in dict.fromkeys(keys) if key not in owner]
         if new:
@@ -128,11 +129,11 @@ class Recency:
 
     @property
     def newest(self) -> int:
-        """The number of the touch that was made last; those made later have higher ones."""
+        """Number of the newest touch. Later touches have higher numbers."""
         return self._next
 
     def used(self, id_: int) -> tuple[int, float, list[int]] | None:
-        """(stamp, when it was last used, keys that it owns, root to leaf) of one of `touches`; None if it is gone."""
+        """Return (stamp, time of last use, owned keys from root to leaf) of a touch; None if it is gone."""
         touch = self.touches.get(id_)
         if touch is None:
             return None
@@ -141,21 +142,21 @@ class Recency:
         return touch.stamp, touch.at_s, touch.keys
 
     def depth(self, keys: Sequence[int]) -> int:
-        """How many leading keys are held."""
+        """Count the leading keys that are held."""
         found = self._runs(keys)
         owner, depth = self.owner, found[1]
         self._asked = (keys, found)
-        while depth < len(keys) and keys[depth] in owner:  # only behind blocks lost out of the middle of a touch
+        while depth < len(keys) and keys[depth] in owner:  # only after blocks were lost in the middle of a touch
             depth += 1
         return depth
 
     def oldest(self) -> Touch | None:
-        """The touch that is evicted from next."""
+        """Return the touch from which the next key is evicted."""
         return self.touches[next(iter(self.order.values()))] if self.order else None
 
     def oldest_few(self, pinned: Container[int], touches_max: int) -> list[tuple[int, float]]:
-        """(keys, when they were last used) of the oldest touches but those with these stamps, oldest first. Keys that
-        nobody is expected to use again are told apart: NEVER for when."""
+        """Return (keys, time of last use) of the oldest touches without these stamps, oldest first. Keys that are not
+        expected to be used again have their own entry, with NEVER as time."""
         touches, order, found = self.touches, self.order, list[tuple[int, float]]()
         for stamp in islice(filterfalse(pinned.__contains__, order), touches_max):
             touch = touches[order[stamp]]
@@ -169,9 +170,12 @@ class Recency:
         return found
 
     def release(self, first: int, last: int, used_s: float) -> int:
-        """Nobody is expected to use these keys again, from `first` to `last` of one prompt, where a touch of this time
-        ends with `last`: otherwise somebody used them since, or went on behind them. Keys before `first` are of use to
-        others. Returns how many keys that are."""
+        """Mark keys as not expected to be used again, from `first` to `last` of one prompt. Returns the number of
+        marked keys.
+
+        That needs a touch of this time that ends with `last`. Otherwise another prompt used or extended them since.
+        Keys before `first` are useful to others.
+        """
         id_ = self.owner.get(last)
         if id_ is None:
             return 0
@@ -187,7 +191,7 @@ class Recency:
         return touch.ended
 
     def drop(self, key: int) -> bool:
-        """The key is no longer held; returns whether it was."""
+        """Drop the key. Returns True if it was held."""
         id_ = self.owner.pop(key, None)
         if id_ is None:
             return False
@@ -199,7 +203,7 @@ class Recency:
         return True
 
     def evict(self, keys_max: int) -> list[int]:
-        """Forget at most `keys_max` last keys of the oldest touch, and return them. There must be a touch."""
+        """Evict at most `keys_max` last keys of the oldest touch, and return them. There must be a touch."""
         id_ = next(iter(self.order.values()))
         touch, owner, self._asked = self.touches[id_], self.owner, None
         if touch.live < len(touch.keys):
@@ -218,8 +222,11 @@ class Recency:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _runs(self, keys: Sequence[int]) -> tuple[list[tuple[int, int, int]], int]:
-        """Leading keys by owner, as (touch, start, end), and how many they are in all. A run begins where its touch
-        begins; it ends early at the first key that is new, and where blocks were lost out of the middle of a touch."""
+        """Return the leading keys by owner, as (touch, start, end), and their total number.
+
+        A run begins at the beginning of its touch. It ends at the first new key, and at a gap left by blocks lost in
+        the middle of a touch.
+        """
         owner, end, all_ = self.owner, 0, len(keys)
         runs: list[tuple[int, int, int]] = []
         while end < all_:
@@ -238,7 +245,7 @@ class Recency:
         return runs, end
 
     def _claim(self, keys: Sequence[int], runs: list[tuple[int, int, int]]) -> int:
-        """All runs belong to one touch, an old one's name or a new one; what is left of the others keeps its place."""
+        """Assign all runs to one touch, an existing or a new one. The rest of the other touches keeps its position."""
         if not runs:
             return self._name()
         id_ = self._keeper(runs)
@@ -249,7 +256,8 @@ class Recency:
         return id_
 
     def _keeper(self, runs: list[tuple[int, int, int]]) -> int:
-        """The touch of the run that leaves least to write, what is left of the touch included; or a new one."""
+        """Return the touch of the run that needs the fewest writes, including those for the rest of the touch; or a new
+        one."""
         best, saved = 0, 0
         for id_, start, end in runs:
             saves = 2 * (end - start) - self.touches[id_].live
@@ -258,8 +266,8 @@ class Recency:
         return best or self._name()
 
     def _cut(self, id_: int, count: int, *, kept: bool) -> None:
-        """The first `count` keys of a touch are used anew, under its name (`kept`) or another; the rest stays in its
-        place."""
+        """Take the first `count` keys of a touch for a new use, under its name (`kept`) or another. The rest keeps its
+        position."""
         touch = self.touches[id_]
         rest = touch.keys[count:]
         if not rest:
@@ -272,7 +280,7 @@ class Recency:
             self._put(other, touch)
 
     def _touch_scattered(self, keys: list[int], stamp: int, now_s: float) -> list[int]:
-        """Any keys, whoever owns them."""
+        """Touch any keys, with any owners."""
         owner, id_ = self.owner, self._name()
         new = [key for key in keys if key not in owner]
         previous = Counter(owner[key] for key in keys if key in owner)
@@ -284,7 +292,7 @@ class Recency:
 
     def _give(self, keys: Sequence[int], id_: int) -> None:
         owner = self.owner
-        for key in keys:  # takes two thirds of what `owner.update(dict.fromkeys(keys, id_))` does
+        for key in keys:  # two thirds of the time of `owner.update(dict.fromkeys(keys, id_))`
             owner[key] = id_
 
     def _name(self) -> int:
@@ -296,7 +304,8 @@ class Recency:
         self.order[touch.stamp] = id_
 
     def _disown(self, id_: int, count: int) -> None:
-        """`count` keys of a touch have a new owner or are gone; mostly dead lists are compacted (amortised O(1))."""
+        """Subtract `count` keys that have a new owner or are gone. Lists with few live keys are compacted (amortised
+        O(1))."""
         touch = self.touches[id_]
         touch.live -= count
         if not touch.live:

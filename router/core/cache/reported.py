@@ -1,6 +1,6 @@
-"""What one replica reported by its event stream, and the grade that its word has.
+"""Cache state that one replica reported by its event stream, and the confidence grade of that state.
 
-The grades are explained in knowledge.py, which keeps one Reported for each replica and tells it what is seen.
+The grades are explained in knowledge.py, which keeps one Reported for each replica and updates it.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from router.core.facts.placements import Grade
 from router.core.facts.replicas import Load
 
 BLOCK_TOKENS_MIN = 8  # shorter pages (SGLang's default is 1) would cost a hash and a map entry for nearly every token
-# A stream whose predictions drift is replayed at once; then after 10 s, 30 s, 70 s ..., 640 s at most.
+# A stream with predictions that drift is replayed at once, then after 10 s, 30 s, 70 s ..., 640 s at most.
 DISTRUST_S, DISTRUST_S_MAX = 10.0, 640.0
 NO_STREAM = "no event stream"
 HYBRID = "its sliding-window or state layers are not followed"
 NO_SALTS = "a salted prompt was sent there, and no event has named a salt yet"
 
 
-@dataclass(slots=True)  # not frozen: one is made for every replica that holds some of a request's prompt
+@dataclass(slots=True)  # not frozen: one is made for every replica that holds part of a request's prompt
 class StoredPrefix:
-    """What events say of one replica and one prompt."""
+    """Stored part of one prompt on one replica, according to the replica's events."""
 
-    tokens: int  # longest stored prefix, on the GPU and in tiers behind that, whole blocks, not yet capped
+    tokens: int  # longest stored prefix, on the GPU and in tiers below it, in whole blocks, not yet capped
     block_tokens: int
     grade: Grade
-    epoch: int  # Reported.epoch when this was said
-    suspended: bool = False  # nothing that events said may be credited
-    doubted: bool = False  # our own estimate may not be credited either
-    free_tokens: int | None = None  # room in its KV pool, where its capacity and all that its GPU stores are known
-    behind: bool = False  # the prompt goes on behind an answer whose events are still to come
-    tiers: dict[str, int] | None = None  # tokens of `tokens` that are to be loaded, by tier; None where none is
-    kept_share: float = 0.0  # part of what its GPU stores that tiers have as well
-    whole: bool = False  # the stored prefix is the whole prompt, and the engine counts its last block as cached too
+    epoch: int  # Reported.epoch at the time of this prediction
+    suspended: bool = False  # True if reported blocks may not be credited
+    doubted: bool = False  # True if our own estimate may not be credited either
+    free_tokens: int | None = None  # free part of its KV pool, if the capacity and all blocks on its GPU are known
+    behind: bool = False  # True if the prompt continues an answer whose events are not received yet
+    tiers: dict[str, int] | None = None  # tokens of `tokens` that must be loaded, by tier; None without any
+    kept_share: float = 0.0  # share of the blocks on its GPU that tiers have too
+    whole: bool = False  # True if the whole prompt is stored and the engine counts its last block as cached too
     dropped: int = 0  # last matched tokens, which the engine computes again: a block under EAGLE and MTP
 
     @property
     def gpu_tokens(self) -> int:
-        """Tokens of the stored prefix that its GPU has."""
+        """Tokens of the stored prefix that are on the GPU."""
         return self.tokens - sum(self.tiers.values()) if self.tiers else self.tokens
 
     def but(self, tokens: int) -> StoredPrefix:
-        """The same for a prompt of which so many tokens are stored."""
+        """Return the same facts for a prompt with this number of stored tokens."""
         said = StoredPrefix(
             tokens, self.block_tokens, self.grade, self.epoch, self.suspended, self.doubted, self.free_tokens
         )
@@ -53,38 +53,39 @@ class StoredPrefix:
 
 @dataclass(slots=True)
 class Reported:
-    """What one replica's stream said, and what was seen of its word."""
+    """State reported by one replica's stream, and the results of checks against its answers."""
 
     name: str
-    engine: EngineBlocks  # blocks that the engine says it stores
+    engine: EngineBlocks  # blocks that the engine reported as stored
     bytes_counted: int = 0  # bytes of `engine`, as last counted
     stream_grade: Grade = Grade.ESTIMATED
     stream_why: str = NO_STREAM
-    untokened: str = ""  # why its prompts cannot be turned into tokens; "": they can
-    suspended: str = ""  # why nothing that was said is credited; "": it is
-    doubted: bool = False  # our own estimate is not credited either, while suspended
-    distrusted: str = ""  # how its predictions drifted; "": they did not
-    distrusts: int = 0  # how often they drifted since they last came true
-    retry_at_s: float = 0.0  # time to ask for a clean replay after a drift
-    earned: bool = False  # predictions equalled its answers: exact, whatever the stream says
-    hybrid: bool = False  # blocks of a group were seen that do not answer for a whole prefix
-    epoch: int = 0  # counts new beginnings: a prediction from an older one says nothing
-    whole: bool = False  # an answer showed that the replica loads the block of a prompt's last token too
-    names_salts: bool | None = None  # whether events name salts; False: a salted prompt was sent, and none has yet
+    untokened: str = ""  # reason why its prompts cannot be turned into tokens; "" if they can
+    suspended: str = ""  # reason why no reported block is credited; "" if they are credited
+    doubted: bool = False  # True if our own estimate is not credited either, while suspended
+    distrusted: str = ""  # how its predictions drifted; "" if they did not
+    distrusts: int = 0  # number of drifts since its predictions were last correct
+    retry_at_s: float = 0.0  # time of the next request for a clean replay after a drift
+    earned: bool = False  # True if predictions matched its answers: the grade is exact, regardless of the stream
+    hybrid: bool = False  # True if events named a layer group that does not cover a whole prefix
+    epoch: int = 0  # incremented at every new start; predictions of an older epoch are not compared
+    whole: bool = False  # True if an answer showed that the replica also loads the block of a prompt's last token
+    # True if events name salts; False if a salted prompt was sent and no event has named a salt
+    names_salts: bool | None = None
     salted: set[int] = field(default_factory=set)  # open leases of such prompts, until one is computed
-    block_hint: int | None = None  # tokens of its block by its metrics, until an event says
+    block_hint: int | None = None  # tokens of its block by its metrics, until an event states the size
     kv_tokens_max: int | None = None
-    shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)  # the grade that counts, and why
+    shown: tuple[Grade, str] = (Grade.ESTIMATED, NO_STREAM)  # the effective grade, and the reason
     answers: AnswerCheck = field(default_factory=AnswerCheck)
     counters: CounterCheck = field(default_factory=CounterCheck)
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of its block; 0 while that is unknown."""
+        """Tokens of its block; 0 while unknown."""
         return self.engine.block_tokens or self.block_hint or 0
 
     def judged(self) -> tuple[Grade, str]:
-        """The grade, and why."""
+        """Return the grade, and the reason for it."""
         if self.stream_grade is Grade.ESTIMATED:
             return Grade.ESTIMATED, self.stream_why
         if self.distrusted:
@@ -107,7 +108,7 @@ class Reported:
         return self.stream_grade, self.stream_why
 
     def empty(self) -> StoredPrefix:
-        """What is said of a prompt of which the replica stores nothing."""
+        """Return the prediction for a prompt of which the replica stores no block."""
         engine, size, suspended, free = self.engine, self.block_tokens, bool(self.suspended), None
         if self.kv_tokens_max and size and engine.complete:
             free = self.kv_tokens_max - engine.gpu_blocks * size
@@ -116,11 +117,15 @@ class Reported:
         return said
 
     def expect_salt(self, lease: int, tokens: int, stored_tokens: int) -> bool:
-        """A salted prompt was sent, of which so much is stored. Whether that changes the grade: it does from the first
-        such prompt whose first block is new, until an event names a salt or no such prompt is computed.
+        """Record that a salted prompt was sent, of which this many tokens are stored. Returns True if that changes the
+        grade.
 
-        Events of vLLM 0.15 and SGLang 0.5.8 name none. By these, a plain prompt would count as cached wherever a salted
-        one with the same tokens is: a wrong prediction, and a word to its sender about another tenant.
+        The grade changes with the first salted prompt whose first block is new. It stays changed until an event names a
+        salt, or until it is known that no such prompt was computed.
+
+        Events of vLLM 0.15 and SGLang 0.5.8 name no salt. A plain prompt would then count as cached on every replica
+        that has a salted prompt with the same tokens. The prediction would be wrong, and it would disclose another
+        tenant's prompt to the client.
         """
         is_open = self.names_salts is None or bool(self.salted)
         if not is_open or stored_tokens or tokens < (self.block_tokens or BLOCK_TOKENS_MIN):
@@ -130,12 +135,13 @@ class Reported:
         return len(self.salted) == 1
 
     def forget_salts(self) -> None:
-        """Another process may publish there now."""
+        """Forget salts: another process may publish at this address now."""
         self.names_salts = None
         self.salted.clear()
 
     def settle_salt(self, lease: int, *, computed: bool) -> bool:
-        """A lease ended. Whether that changes the grade: if no salted prompt was computed, no event was to come."""
+        """End a lease. Returns True if that changes the grade: if no salted prompt was computed, no event with a salt
+        was due."""
         if lease not in self.salted:
             return False
         self.salted.discard(lease)
@@ -147,22 +153,22 @@ class Reported:
         return False
 
     def begin(self) -> None:
-        """What was predicted before says nothing of what will be predicted."""
+        """Start a new epoch: earlier predictions are no longer evidence about later ones."""
         self.epoch += 1
         self.earned = False
         self.answers.clear()
         self.counters.clear()
 
     def distrust(self, why: str, now_s: float) -> None:
-        """Predictions drifted: begin anew. A clean replay is asked for, later each time."""
+        """Start a new epoch because predictions drifted. A clean replay is requested, later each time."""
         self.begin()
         self.distrusted = f"predictions drifted: {why}"
         self.retry_at_s = now_s + min(DISTRUST_S * (2**self.distrusts - 1), DISTRUST_S_MAX)
         self.distrusts += 1
 
     def drift(self, load: Load) -> str:
-        """Take a probe's view. How predictions drift from its answers or its counters, while they count as exact; ""
-        where they do not drift."""
+        """Process a probe's result. Returns how predictions drift from answers or counters, while the grade is exact;
+        "" if they do not drift."""
         pair = self.counters.observe(load)
         if self.shown[0] is not Grade.EXACT:
             return ""

@@ -1,8 +1,8 @@
-"""Which replicas keep blocks in tiers behind their GPUs, and which reach a store together.
+"""Replicas that keep blocks in tiers below their GPUs, and the stores that replicas share.
 
-Replicas of the same models that speak of a remote store reach the same one: what one of them wrote, each can load, and
-a replica that leaves takes nothing of it along. A replica whose engine hashes with another seed shows itself by the
-first block that both name; it is credited with nothing of the store from then on.
+Replicas of the same models that report a remote store share it. Each can load the blocks that another one wrote, and a
+replica that leaves removes none of them. A replica with an engine that uses another hash seed is detected by the first
+block that both replicas name. It gets no credit for the store after that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.core.prompts.token_keys import TokenPrompt
 
 
 class PullSource(Struct, gc=False):
-    """A replica whose CPU memory has the first `tokens` of a prompt, in blocks of `block_tokens`."""
+    """Replica with the first `tokens` of a prompt in its CPU memory, in blocks of `block_tokens`."""
 
     replica: str
     tokens: int
@@ -33,38 +33,41 @@ _ESTIMATED = Grade.ESTIMATED
 
 
 class Tiered:
-    """The replicas that have tiers. Of a fleet that has none, `replicas` is empty and nothing here is called."""
+    """Replicas that have tiers. In a fleet without tiers, `replicas` is empty and no method here is called."""
 
     def __init__(self, masks: Masks) -> None:
         self._masks = masks
         self.replicas: dict[str, Reported] = {}
-        self._groups: dict[str, str] = {}  # replica -> what it serves
-        self._stores: dict[tuple[str, int], BlockStore] = {}  # (what is served, tokens of a block) -> store
+        self._groups: dict[str, str] = {}  # replica -> name of the models that it serves
+        self._stores: dict[tuple[str, int], BlockStore] = {}  # (group, tokens of a block) -> store
 
     def serves(self, replica: str, group: str) -> None:
-        """Replicas of one `group` serve the same models."""
+        """Set the group of a replica. Replicas of one `group` serve the same models."""
         if self._groups.get(replica) != group:
             self._groups[replica] = group
             if known := self.replicas.get(replica):
-                known.engine.shared = None  # speaking of the store makes it known again
+                known.engine.shared = None  # the next event of the store sets it again
 
     def heard(self, known: Reported, event: Stored) -> None:
-        """The replica is about to take note of a block in a tier."""
+        """Prepare for a tier event of this replica, before it is applied."""
         self.replicas[known.name] = known
         engine = known.engine
         if engine.shared is None and not engine.apart and known.block_tokens and tier_of(event.medium) == SHARED:
             engine.shared = self._store_of(self._groups.get(known.name, ""), known.block_tokens)
 
     def forget(self, replica: str) -> None:
-        """The replica left the fleet."""
+        """Remove a replica that left the fleet."""
         self.replicas.pop(replica, None)
         self._groups.pop(replica, None)
 
     def add(
         self, size: int, keys: Sequence[int], depths: dict[str, int], found: dict[str, StoredPrefix], *, whole: bool
     ) -> None:
-        """Add to what replicas are `found` to store of a prompt what they can load behind it. `keys` are those of its
-        blocks of `size` tokens, of which replicas have `depths` on the GPU; `whole`: no tokens are left behind these.
+        """Add the blocks that replicas can load from tiers to the prefixes `found` on their GPUs.
+
+        - `keys`: the prompt's blocks of `size` tokens.
+        - `depths`: number of these that each replica has on the GPU.
+        - `whole`: no tokens follow these blocks.
         """
         walk = TierWalk(self._masks, keys)
         for name, known in self.replicas.items():
@@ -73,19 +76,22 @@ class Tiered:
             bits = known.engine.tier_bits()
             depth, last = depths.get(name, 0), whole and known.whole
             if last and depth == len(keys):
-                depth -= 1  # from the GPU no prompt's last token is taken, and from a tier it is
+                depth -= 1  # the GPU's match never includes a prompt's last token; a tier's can
             counts = walk.loaded(depth, [bit for _, bit in bits], known.engine.chunk)
             tiers = {tier: count * size for (tier, _), count in zip(bits, counts, strict=True) if count}
             if tiers:
                 said = found.get(name) or known.empty()
                 said.tokens, said.tiers = depth * size + sum(tiers.values()), tiers
-                said.dropped = 0  # the blocks dropped of the GPU's match may be loaded
+                said.dropped = 0  # the blocks dropped from the GPU's match can be loaded
                 said.whole = last and said.tokens == len(keys) * size
                 found[name] = said
 
     def leading(self, prompt: TokenPrompt, names: Iterable[str]) -> list[PullSource]:
-        """What replicas with these `names` have of a prompt in CPU memory, from its beginning on and whatever their
-        GPUs hold, the most first. Whose events say nothing for sure has nothing."""
+        """Return the part of a prompt that replicas with these `names` have in CPU memory, longest first.
+
+        It counts from the beginning of the prompt, regardless of the blocks on GPUs. Replicas without events that count
+        are omitted.
+        """
         found, walks = list[PullSource](), dict[int, TierWalk]()
         for name in names:
             known = self.replicas.get(name)
@@ -104,8 +110,11 @@ class Tiered:
         return found
 
     def compared(self, replica: str, block_tokens: int, prompt_tokens: int, predicted: int, actual: int) -> None:
-        """The replica counted so many tokens of a prompt as cached. vLLM (0.32, offloading/scheduler.py,
-        _lookup_complete_chunks) loads and counts all blocks of a prompt that ends with one, others never the last."""
+        """Compare the cached tokens of a prompt with the prediction.
+
+        vLLM (0.32, offloading/scheduler.py, _lookup_complete_chunks) loads and counts all blocks of a prompt that ends
+        with a block; other engines never count the last one.
+        """
         known = self.replicas.get(replica)
         if known is not None and block_tokens and prompt_tokens % block_tokens == 0:
             if actual == prompt_tokens:
@@ -114,8 +123,8 @@ class Tiered:
                 known.whole = False
 
     def missed(self, replica: str, stored: StoredPrefix, prompt: TokenPrompt, actual_tokens: int) -> None:
-        """The replica found fewer tokens of a prompt than it was believed to have: what files were believed to have
-        behind these is not there. What other tiers lose, they say."""
+        """Remove blocks from file stores after a replica found fewer tokens of a prompt than predicted. Other tiers
+        report their own removals."""
         known, size = self.replicas.get(replica), stored.block_tokens
         if known is None or not stored.tiers or not size or actual_tokens < stored.gpu_tokens:
             return

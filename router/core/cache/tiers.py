@@ -1,9 +1,9 @@
-"""What is held behind the GPU: by an engine's own memory and disks, and by a store that several engines reach.
+"""Blocks below the GPU: in an engine's own memory and disks, and in a store that several engines share.
 
-A replica's bit in `Masks` says what its GPU holds. Each tier behind it has another bit in the same map, which the walk
-over holders passes over: a block that both have is one entry, as is a block that no tier has. An engine loads, behind
-what its GPU has of a prompt, as many blocks in a row as some tier has, so a prompt is cut into three (vLLM 0.32,
-offloading/scheduler.py, _maximal_prefix_lookup; SGLang's host hit behind the device's):
+A replica's bit in `Masks` is for its GPU. Each tier below it has another bit in the same map, which the walk over
+holders ignores. A block that both have is one entry, the same as a block that no tier has. After the GPU's part of a
+prompt, an engine loads as many consecutive blocks as any tier has. A prompt is therefore divided into three parts (vLLM
+0.32, offloading/scheduler.py, _maximal_prefix_lookup; SGLang's host hit after the device's):
 
     keys of the prompt    k1   k2   k3   k4   k5   k6
     GPU                   x    x    .    .    x    .
@@ -11,10 +11,10 @@ offloading/scheduler.py, _maximal_prefix_lookup; SGLang's host hit behind the de
     storage               .    .    .    x    .    .
                           gpu  gpu  cpu  sto  cpu  cpu      2 blocks on the GPU, 3 in the CPU's memory, 1 in storage
 
-What a tier says of its copies is counted like the GPU's (engine_blocks.py), in a TierBlocks for each tier. Files and
-buckets say what is stored and not what is deleted, so what they hold is a set, a BlockStore, that forgets the oldest
-and what an engine did not find there. One BlockStore serves all replicas of a model that speak of a remote store: who
-has said anything of it reaches it.
+A tier's reported copies are counted like the GPU's (engine_blocks.py), in a TierBlocks for each tier. Files and buckets
+report stored blocks but not deleted ones. Their blocks are therefore a set, a BlockStore, which drops the oldest blocks
+and those that an engine did not find. One BlockStore serves all replicas of a model that report a remote store: a
+replica that reported any block of it can reach it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from operator import and_, or_
 
 from router.core.cache.masks import STRIDE_KEYS, Masks
 
-STORE_BLOCKS_MAX = 1 << 19  # blocks remembered of one store, of some 200 bytes each
-STORE_TRIM = 1024  # blocks forgotten at a time: finding the oldest of a dict costs a scan
-STORE_BLOCK_BYTES = 224  # bytes of one block of a store: a table slot each for hash and mask, and both numbers
+STORE_BLOCKS_MAX = 1 << 19  # blocks remembered of one store, of about 200 bytes each
+STORE_TRIM = 1024  # blocks forgotten at a time: finding the oldest entry of a dict costs a scan
+STORE_BLOCK_BYTES = 224  # memory of one block of a store: a table slot each for hash and mask, and both numbers
 _NONE = repeat(0)
 
 
 class TierBlocks:
-    """Blocks of one engine in one tier: its bit, and how many blocks beyond the first a key has."""
+    """Blocks of one engine in one tier: its bit, and for each key the number of blocks beyond the first."""
 
     def __init__(self, masks: Masks, name: str) -> None:
         self._masks, self.name = masks, name
         self.bit = masks.add(name, seen=False)
-        self.blocks = 0  # blocks held that have a key
+        self.blocks = 0  # held blocks that have a key
         self._more: dict[int, int] = {}
 
     def add(self, key: int) -> None:
-        """One block more has this key."""
+        """Add one block with this key."""
         self.blocks += 1
         if self._masks.of.get(key, 0) & self.bit:
             self._more[key] = self._more.get(key, 0) + 1
@@ -50,7 +50,7 @@ class TierBlocks:
             self._masks.set(self.bit, key)
 
     def take(self, key: int) -> None:
-        """One block less has it."""
+        """Remove one block with this key."""
         self.blocks -= 1
         more = self._more.get(key)
         if more is None:
@@ -62,24 +62,27 @@ class TierBlocks:
 
 
 class BlockStore:
-    """Blocks of files or buckets, by the word of those that write them: at most `blocks_max`, the oldest go first."""
+    """Blocks of files or buckets, as reported by their writers: at most `blocks_max`, the oldest are dropped first."""
 
     def __init__(self, masks: Masks, name: str, blocks_max: int = STORE_BLOCKS_MAX) -> None:
         self._masks, self._name, self._blocks_max = masks, name, blocks_max
         self.bit = masks.add(name, seen=False)
-        self._hashes: dict[int, int] = {}  # key -> the engine's name for it, oldest first
+        self._hashes: dict[int, int] = {}  # key -> the engine's hash of it, oldest first
 
     def __len__(self) -> int:
         return len(self._hashes)
 
     @property
     def bytes_used(self) -> int:
-        """Bytes that the blocks take, at most."""
+        """Upper bound of the memory of the blocks in bytes."""
         return len(self._hashes) * STORE_BLOCK_BYTES
 
     def add(self, keys: Iterable[int | None], hashes: Iterable[int]) -> bool:
-        """Note that these blocks are there; those without a key are passed over. False, and no more is taken, where one
-        is known under another hash: whoever says so looks for it under a name that the store does not have."""
+        """Add blocks to the store; blocks without a key are skipped.
+
+        Returns False, and adds no further block, if one is known under another hash. The reporting replica then looks
+        it up under a name that the store does not have.
+        """
         known = self._hashes
         for key, given in zip(keys, hashes, strict=True):
             if key is None:
@@ -95,7 +98,7 @@ class BlockStore:
         return True
 
     def drop(self, keys: Iterable[int | None]) -> int:
-        """Note that these blocks are not there. Returns how many were believed to be."""
+        """Remove blocks from the store. Returns the number that it had."""
         gone = 0
         for key in keys:
             if key is not None and self._hashes.pop(key, None) is not None:
@@ -104,23 +107,23 @@ class BlockStore:
         return gone
 
     def close(self) -> None:
-        """Forget the store; its bit goes back to the masks."""
+        """Remove the store. Its bit returns to the masks."""
         self._masks.remove(self._name, self._hashes)
         self._hashes = {}
 
 
 class TierWalk:
-    """Finds how much of one prompt tiers hold, for as many replicas as ask: each stride of its keys is looked up
+    """Counts the blocks of one prompt in tiers, for any number of replicas. Each stride of keys is looked up only
     once."""
 
     def __init__(self, masks: Masks, keys: Sequence[int]) -> None:
         self._of, self._keys = masks.of, keys
-        # Number -> (what has all of it, what has any of it, masks of its keys).
+        # Number -> (mask of holders of all its keys, mask of holders of any of them, masks of its keys).
         self._strides: dict[int, tuple[int, int, list[int]]] = {}
 
     def behind(self, depth: int, bits: Sequence[int]) -> list[int]:
-        """Blocks behind the first `depth` that each of these bits gives, the first that has a block giving it: as many
-        as there are in a row."""
+        """Count the consecutive blocks after the first `depth` that each of these bits provides. The first bit that has
+        a block provides it."""
         counts, end, at = [0] * len(bits), len(self._keys), depth
         while at < end:
             before, quicker = at, 0
@@ -135,9 +138,11 @@ class TierWalk:
         return counts
 
     def loaded(self, depth: int, bits: Sequence[int], chunk: int) -> list[int]:
-        """The same where tiers keep `chunk` blocks together: whole chunks, the first being the one in which the GPU's
-        blocks end, and none where fewer blocks than a chunk has are new (vLLM 0.32, offloading/scheduler.py,
-        _lookup_complete_chunks)."""
+        """Do the same as `behind` for tiers that keep `chunk` blocks together.
+
+        Only whole chunks count, starting with the chunk in which the GPU's blocks end. No block counts if fewer new
+        ones than a chunk are available (vLLM 0.32, offloading/scheduler.py, _lookup_complete_chunks).
+        """
         if chunk <= 1:
             return self.behind(depth, bits)
         known = depth % chunk
@@ -151,11 +156,11 @@ class TierWalk:
         return counts
 
     def leading(self, bit: int) -> int:
-        """Blocks from the prompt's first on that this bit has, whatever else has them."""
+        """Count the blocks from the beginning of the prompt that this bit has, regardless of other bits."""
         return self._run(bit, 0, 0)
 
     def _run(self, bit: int, quicker: int, at: int) -> int:
-        """Where a run of keys from this one on ends that have the bit, and none of the `quicker` ones."""
+        """Return the end of a run of keys, from this one on, that have the bit and none of the `quicker` ones."""
         end = len(self._keys)
         while at < end:
             whole, any_, held = self._stride(at // STRIDE_KEYS)

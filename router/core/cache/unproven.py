@@ -1,8 +1,8 @@
-"""Which blocks of one holder only open leases vouch for: they are counted as held before anybody has computed them.
+"""Blocks of one holder that only open leases vouch for: they count as held before they are computed.
 
-Mostly a lease is the only one that vouches for its blocks, which are all of its prompt behind what was known, and it
-ends well. Then they are one run, which is begun and ended without a look at its keys. Where another prompt goes through
-the same blocks the run is parted, and each key has the number of leases that vouch for it.
+Usually one lease vouches for its blocks alone, they are all of its prompt after the known part, and it ends well. They
+are then one run, which begins and ends without a check of its keys. If another prompt shares the same blocks, the run
+is split, and each key gets the number of leases that vouch for it.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from collections.abc import Collection, Sequence
 
 from router.core.cache.recency import Recency
 
-RUNS_MAX = 64  # runs of one holder; each is looked at when a prompt is placed there
-FEW = 4  # times as many keys are looked at in the time that asking for one's owner takes
+RUNS_MAX = 64  # runs of one holder; each is checked when a prompt is placed there
+FEW = 4  # keys that an intersection checks in the time of one owner lookup
 
 
 class Unproven:
-    """Blocks under way of one holder, and the open leases that vouch for them."""
+    """Blocks of one holder in progress, and the open leases that vouch for them."""
 
     __slots__ = ("_leases_of", "_runs")
 
     def __init__(self) -> None:
-        self._leases_of: dict[int, int] = {}  # key -> open leases that vouch for it; keys of runs apart
-        self._runs: dict[int, tuple[int, list[int]]] = {}  # lease -> (where in its prompt its run begins, the prompt)
+        self._leases_of: dict[int, int] = {}  # key -> open leases that vouch for it; without keys of runs
+        self._runs: dict[int, tuple[int, list[int]]] = {}  # lease -> (start of its run in the prompt, the prompt)
 
     def __bool__(self) -> bool:
         return bool(self._leases_of or self._runs)
 
     def counts(self) -> dict[int, int]:
-        """How many open leases vouch for each key."""
+        """Return the number of open leases that vouch for each key."""
         ones = {key: 1 for start, prompt in self._runs.values() for key in prompt[start:]}
         return ones | self._leases_of
 
     def without(self, keys: list[int]) -> list[int]:
-        """These keys, which one use of a prefix owns, but for those that are under way."""
+        """Return these keys, which one use of a prefix owns, without those in progress."""
         if self._leases_of and not self._leases_of.keys().isdisjoint(keys):
             keys = [key for key in keys if key not in self._leases_of]
         if self._runs and keys:
@@ -45,8 +45,8 @@ class Unproven:
         return keys
 
     def vouch(self, recency: Recency, lease: int, keys: list[int], new: Sequence[int], stamp: int) -> None:
-        """A lease vouches for what is `new` of its prompt's keys, which were just touched with this stamp, and for what
-        of them is under way already."""
+        """Vouch for the `new` keys of a lease's prompt, which were just touched with this stamp, and for its keys that
+        are already in progress."""
         if self._runs:
             self._part_met(keys, ())
         leases_of, start = self._leases_of, len(keys) - len(new)
@@ -63,8 +63,10 @@ class Unproven:
             self._runs[lease] = start, keys
 
     def extend(self, lease: int, keys: list[int], more: Sequence[int], new: Sequence[int]) -> None:
-        """A lease that vouches for a prompt vouches for `more` of it, with which its keys end by now. What of them was
-        `new` as they were touched may be any: what was lost of a prompt is under way once more."""
+        """Vouch for `more` keys at the end of a lease's prompt.
+
+        `new` are those that the touch added. They can be any of `more`: lost blocks of a prompt are in progress again.
+        """
         run = self._runs.pop(lease, None)
         if self._runs:
             self._part_met(keys, ())
@@ -82,7 +84,7 @@ class Unproven:
             leases_of.setdefault(key, 1)
 
     def prove(self, recency: Recency, keys: Sequence[int], grown: Sequence[int], stamp: int) -> None:
-        """A prompt with these keys, and those `grown` behind them, was computed, and just touched with this stamp."""
+        """Record that a prompt with these keys, followed by `grown`, was computed and just touched with this stamp."""
         leases_of = self._leases_of
         if self._runs:
             self._part_met(keys, grown)
@@ -96,12 +98,12 @@ class Unproven:
             del leases_of[key]
 
     def computed(self, lease: int) -> None:
-        """The lease is over, and its prompt was computed: to be called before `prove`."""
+        """End the run of a lease with a computed prompt. Call this before `prove`."""
         self._runs.pop(lease, None)
 
     def retract(self, lease: int, keys: Sequence[int]) -> Sequence[int]:
-        """The lease is over, and its prompt, which has these keys, was not computed. Returns the keys for which nobody
-        vouches any more."""
+        """End a lease whose prompt, with these keys, was not computed. Returns the keys for which no other lease
+        vouches."""
         start, prompt = self._runs.pop(lease, (len(keys), []))
         if self._runs:
             self._part_met(keys, ())
@@ -119,8 +121,11 @@ class Unproven:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _part_met(self, keys: Sequence[int], grown: Sequence[int]) -> None:
-        """Part the runs that have keys of this prompt. A key names all before it: so a prompt has keys of a run if it
-        has the run's first, where the run's own prompt has it."""
+        """Split the runs that share keys with this prompt.
+
+        A key identifies the whole prefix before it. A prompt therefore shares keys with a run if it has the run's first
+        key at the same depth.
+        """
         length, all_ = len(keys), len(keys) + len(grown)
         met = list[int]()
         for lease, (start, prompt) in self._runs.items():
@@ -132,12 +137,12 @@ class Unproven:
                 self._leases_of[key] = 1
 
     def _touched(self, recency: Recency, stamp: int) -> Collection[int]:
-        """Those that count one by one, of the keys that were just touched with this stamp."""
+        """Return the keys counted one by one that were just touched with this stamp."""
         id_ = recency.order.get(stamp)
         if id_ is None:
             return ()
         touch, owner, leases_of = recency.touches[id_], recency.owner, self._leases_of
         if len(leases_of) * FEW < touch.live:
             return {key for key in leases_of if owner.get(key) == id_}
-        found = leases_of.keys() & touch.keys  # looks at each of the touch's, however many are unproven
+        found = leases_of.keys() & touch.keys  # visits each key of the touch, regardless of the number of unproven ones
         return found if touch.live == len(touch.keys) else {key for key in found if owner[key] == id_}
