@@ -63,7 +63,7 @@ BLOCK_BYTES = 320  # one held block: two table slots, hash, key, mask
 NAME_BYTES = 192  # one name of a block that is no longer held
 ASIDE_BYTES = 640  # one block set aside, or ASIDE_BLOCK_BYTES of tokens
 COPY_BYTES = 160  # one block with unusual copies: a table slot, and its hash again
-TIER_PART = 0.75  # share of all blocks that blocks held only by a tier can use: the GPU's have priority
+TIER_PART = 0.75  # fill level up to which blocks held only by a tier are taken: the GPU's have priority
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1

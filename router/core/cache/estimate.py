@@ -22,7 +22,7 @@ from router.core.cache.unproven import Unproven
 # Upper bounds, for an index after many changes; tests/core measures them with tracemalloc (CPython 3.11, 64-bit).
 KEY_BYTES = 150  # one distinct key: map slot, key, mask
 HELD_BYTES = 150  # one holder of a key: owner slot, value, position in a touch
-RUN_KEYS = 16  # a walk over this many keys takes as long as the runs of one holder
+RUN_KEYS = 16  # keys that a walk visits in the time that one holder's runs take
 EVICT_KEYS = 64  # keys evicted at a time if the index is over its budget
 RENEWS_MAX = 8  # pins moved out of the way of one eviction; the next eviction continues from there
 

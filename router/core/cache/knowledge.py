@@ -9,7 +9,7 @@ or not). Checks then change it:
 
     exact         the stream is complete, or its predictions matched the engine's count on 99 % of 200 answers
     catching-up   the stream is incomplete, or reports more blocks than the limit, or the model has other layers
-                  (sliding window, state) with blocks of their own: reported blocks and our own estimate are both credited
+                  (sliding window, state) with own blocks: reported blocks and our own estimate are both credited
     estimated     no stream; or predictions drifted; or no tokenizer for its models; or pages too short; or its events
                   do not distinguish salted prompts from others
 

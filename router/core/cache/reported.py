@@ -31,7 +31,7 @@ class StoredPrefix:
     suspended: bool = False  # True if reported blocks may not be credited
     doubted: bool = False  # True if our own estimate may not be credited either
     free_tokens: int | None = None  # free part of its KV pool, if the capacity and all blocks on its GPU are known
-    behind: bool = False  # True if the prompt continues an answer whose events are not received yet
+    behind: bool = False  # True if the prompt continues an answer with outstanding events
     tiers: dict[str, int] | None = None  # tokens of `tokens` that must be loaded, by tier; None without any
     kept_share: float = 0.0  # share of the blocks on its GPU that tiers have too
     whole: bool = False  # True if the whole prompt is stored and the engine counts its last block as cached too
@@ -120,7 +120,7 @@ class Reported:
         """Record that a salted prompt was sent, of which this many tokens are stored. Returns True if that changes the
         grade.
 
-        The grade changes with the first salted prompt whose first block is new. It stays changed until an event names a
+        The grade changes with the first salted prompt with a new first block. It stays changed until an event names a
         salt, or until it is known that no such prompt was computed.
 
         Events of vLLM 0.15 and SGLang 0.5.8 name no salt. A plain prompt would then count as cached on every replica

@@ -111,7 +111,7 @@ class CounterCheck:
     _since: Load | None = None
 
     def finished(self, predicted_tokens: int | None, prompt_tokens: int, *, silent: bool) -> None:
-        """Process one completed request. `predicted_tokens` is None if its placement used no events."""
+        """Process one completed request. `predicted_tokens` is None if the placement did not use events."""
         self._silent = self._silent and silent and predicted_tokens is not None
         self._predicted_tokens += predicted_tokens or 0
         self._prompt_tokens += prompt_tokens
