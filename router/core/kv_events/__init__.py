@@ -1,1 +1,1 @@
-"""One engine's stream of KV events: decode, order, prove."""
+"""Stream of KV events of one engine: decoding, ordering, proof of continuity."""

@@ -1,4 +1,4 @@
-"""What a KvStream (stream.py) remembers of batches: those that wait, and those that were applied."""
+"""Batches known to a KvStream (stream.py): live ones that wait, and applied ones."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import xxhash
 
 
 def digest_of(payload: bytes) -> int:
-    """Tells batches apart; nobody gains by forging one who could not publish it."""
+    """Return a hash that identifies a batch. A forged hash is no risk: only the publisher could send one."""
     return xxhash.xxh3_128_intdigest(payload)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A live batch. `no` counts arrivals from 1; 0 is a batch of which only number and digest are known."""
+    """A live batch. `no` counts arrivals from 1; 0 is a batch with only a number and a digest."""
 
     no: int
     seq: int
@@ -25,12 +25,13 @@ class Arrival:
 
 @dataclass(slots=True)
 class Arrivals:
-    """Live batches that wait, in order. The replay asked for at the mark must have every batch that came before it."""
+    """Live batches that wait, in order. A replay requested at the mark must contain every batch that arrived before
+    it."""
 
     batches_max: int
     bytes_max: int
-    contradicted: bool = False  # a batch came, or was dropped, that the replay should have had
-    overflowed: bool = False  # a batch was dropped for want of room since the queue was last empty
+    contradicted: bool = False  # a batch arrived, or was dropped, that the replay should contain
+    overflowed: bool = False  # a batch was dropped at the limit since the queue was last empty
     missing: Arrival | None = None  # the highest-numbered live batch that the replay lacks
     _queue: deque[Arrival] = field(default_factory=deque)
     _bytes: int = 0
@@ -42,11 +43,11 @@ class Arrivals:
 
     @property
     def older(self) -> bool:
-        """Whether the next one is older than the mark."""
+        """True if the next batch is older than the mark."""
         return bool(self._queue) and self._queue[0].no <= self._mark
 
     def add(self, seq: int, payload: bytes) -> bool:
-        """Queue a batch; False if there is no room, so that the next replay has to bring it."""
+        """Queue a batch. Returns False if the queue is full; the next replay must then contain the batch."""
         if len(self._queue) >= self.batches_max or self._bytes + len(payload) > self.bytes_max:
             self.contradicted = self.overflowed = True
             return False
@@ -56,38 +57,38 @@ class Arrivals:
         return True
 
     def expect(self, seq: int, digest: int) -> None:
-        """The next replay must have this batch as well."""
+        """Require this batch in the next replay too."""
         if seq >= 0:
             self._queue.appendleft(Arrival(0, seq, b"", digest))
 
     def pop(self) -> Arrival:
-        """The next one; there must be one."""
+        """Return and remove the next batch; there must be one."""
         arrival = self._queue.popleft()
         self._bytes -= len(arrival.payload)
         return arrival
 
     def put_back(self, arrival: Arrival) -> None:
-        """Put a popped batch back at the head of the queue."""
+        """Return a popped batch to the head of the queue."""
         self._queue.appendleft(arrival)
         self._bytes += len(arrival.payload)
 
     def miss(self, arrival: Arrival) -> None:
-        """Note a batch that the replay should have had."""
+        """Record a batch that the replay should contain and does not."""
         self.contradicted = True
         if self.missing is None or arrival.seq > self.missing.seq:
             self.missing = arrival
 
     def meets(self, seq: int) -> bool:
-        """Whether the first batch that came after the mark follows directly on batch `seq`, or is not above it."""
+        """True if the first batch after the mark directly follows batch `seq`, or has a number not above it."""
         behind = next((arrival for arrival in self._queue if arrival.no > self._mark), None)
         return behind is not None and behind.seq <= seq + 1
 
     def mark(self) -> None:
-        """Note that a replay is asked for, which will have every batch that came before."""
+        """Record that a replay is requested, which must contain every earlier batch."""
         self._mark, self.contradicted = self._count, False
 
     def unmark(self) -> None:
-        """Note that there is no replay: waiting batches are applied without one to check them against."""
+        """Record that no replay is running: waiting batches are applied without a check against one."""
         self._mark = 0
         if self._queue and not self._queue[0].no:
             self._queue.popleft()
@@ -100,22 +101,22 @@ class Arrivals:
 
 @dataclass(slots=True)
 class History:
-    """Applied batches: the last, and the digests of the last `batches_max`."""
+    """Applied batches: the last one, and the digests of the last `batches_max`."""
 
     batches_max: int
-    seq: int = -1  # number of the last applied batch; -1: none
+    seq: int = -1  # number of the last applied batch; -1: no batch yet
     digest: int = 0
     _digests: dict[int, int] = field(default_factory=dict)
 
     def add(self, seq: int, digest: int) -> None:
-        """Note that a batch was applied."""
+        """Record an applied batch."""
         self.seq, self.digest = seq, digest
         self._digests[seq] = digest
         if len(self._digests) > self.batches_max:
             del self._digests[next(iter(self._digests))]
 
     def same(self, seq: int, digest: int) -> bool | None:
-        """Whether the batch with this number was this one; None: not remembered."""
+        """Return True if the batch with this number had this digest; None if its digest is unknown."""
         known = self._digests.get(seq)
         return None if known is None else known == digest
 

@@ -1,12 +1,12 @@
-"""What an engine says about its KV cache: one message of its event stream, decoded.
+"""Decoder for one message of an engine's KV event stream.
 
-vLLM and SGLang publish batches `[time, events, rank]` in msgpack. Both have changed the shape of an event: positional
-arrays (vLLM up to 0.23, older SGLang), since then maps named by field (`vllm/distributed/kv_events.py` of 0.32,
-`sglang/srt/disaggregation/kv_events.py` of 0.5.23). Both are read here, whichever comes, and become the same three
-events. What cannot be read is left out and counted, so that one odd event costs itself and nothing else.
+vLLM and SGLang publish batches `[time, events, rank]` in msgpack. Both changed the format of an event, from positional
+arrays (vLLM up to 0.23, older SGLang) to maps named by field (`vllm/distributed/kv_events.py` of 0.32,
+`sglang/srt/disaggregation/kv_events.py` of 0.5.23). Both formats are accepted at any time and result in the same three
+events. Unreadable events are skipped and counted, so one odd event does not affect others.
 
-A batch is decoded to plain lists and maps at once: half of the time goes into making integers, whatever the schema,
-and a schema would lose a whole batch to one bad field.
+A batch is decoded to plain lists and maps in one step. Half of the time is spent on integers, with any schema, and a
+schema would reject a whole batch for one bad field.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import msgspec
 
 from router.core.facts.tiers import REMOTE
 
-BATCH_BYTES_MAX = 32 << 20  # a prompt of a million tokens, announced once for each of four groups, is 22 MB
-EVENTS_MAX = 1 << 18  # vLLM removes one block per event, at most a pool's worth in a batch
-BLOCKS_MAX = 1 << 20  # blocks of one event
+BATCH_BYTES_MAX = 32 << 20  # a prompt of a million tokens, published once for each of four groups, is 22 MB
+EVENTS_MAX = 1 << 18  # vLLM removes one block per event, at most a whole pool in a batch
+BLOCKS_MAX = 1 << 20  # maximum number of blocks of one event
 BLOCK_TOKENS_MAX = 1 << 16  # hybrid models have blocks of 2,000 tokens
 NAME_CHARS_MAX = 4_096  # longest name of a medium, an adapter or a salt
 
 _MASK = (1 << 64) - 1
-_MIN_BYTES = 8  # shortest hash given as bytes: sha256 has 32, xxh3-128 has 16
+_MIN_BYTES = 8  # shortest hash in bytes: sha256 has 32, xxh3-128 has 16
 _STORED = (
     "block_hashes",
     "parent_block_hash",
@@ -45,33 +45,33 @@ _STORED = (
     "locality",
 )
 _REMOVED = ("block_hashes", "medium", "group_idx", "locality")
-# Kinds of layer groups (vLLM 0.32 v1/kv_cache_interface.py, KVCacheSpecKind) whose blocks, from the first on, are all
-# that a prefix needs.
+# Kinds of layer groups (vLLM 0.32 v1/kv_cache_interface.py, KVCacheSpecKind) with blocks that, from the first on, are
+# all that a prefix needs.
 _WHOLE_PREFIX = ("full_attention", "mla", "sink_full")
 
 
 class MalformedBatch(ValueError):
-    """The payload is no batch of KV events."""
+    """The payload is not a batch of KV events."""
 
 
 class Stored(msgspec.Struct, frozen=True):  # a frozen dataclass takes 1.2 µs to make, this 0.2
-    """The engine has these blocks now, each the child of the one before it."""
+    """Event: the engine now has these blocks, each the child of the one before it."""
 
-    hashes: list[int]  # the engine's names, opaque, unsigned 64 bit
+    hashes: list[int]  # the engine's hashes: opaque, unsigned 64 bit
     parent: int | None  # None: the first block is a root
-    tokens: bytes  # uint32 little-endian ids of all blocks; b"" where only hashes are named (tiers)
+    tokens: bytes  # uint32 little-endian ids of all blocks; b"" if the event has only hashes (tiers)
     block_tokens: int
     adapter: str  # "" is the base model
     salt: bytes  # salt of a root block; b"" for all other blocks
-    extras: tuple[bytes | None, ...] | None  # per block, whatever else is in its hash; None: nothing at all
-    medium: str  # in capitals; of a store that several replicas reach it ends in REMOTE (facts/tiers.py)
+    extras: tuple[bytes | None, ...] | None  # per block, other inputs of its hash; None if no block has any
+    medium: str  # in capitals; a store that several replicas share ends in REMOTE (facts/tiers.py)
     group: int
-    prefix: bool  # whether this group of layers answers for a whole prefix
-    again: bool | None = False  # whether the engine only repeats what it stored before; None: it does not say
+    prefix: bool  # True if this layer group covers a whole prefix
+    again: bool | None = False  # True if the event repeats blocks that were stored before; None if that is unknown
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """One copy of each of these blocks is gone."""
+    """Event: the engine removed one copy of each of these blocks."""
 
     hashes: list[int]
     medium: str
@@ -79,7 +79,7 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """Nothing is cached any more."""
+    """Event: the engine dropped all blocks."""
 
 
 Event = Stored | Removed | Cleared
@@ -87,7 +87,8 @@ Event = Stored | Removed | Cleared
 
 @dataclass(slots=True)
 class EventBatch:
-    """One message: `at_s` is the engine's clock, `rank` its data-parallel rank, `skipped` events were unreadable."""
+    """One decoded message. `at_s` is the engine's clock, `rank` its data-parallel rank, `skipped` the unreadable
+    events."""
 
     at_s: float | None
     rank: int | None
@@ -96,12 +97,13 @@ class EventBatch:
 
 
 def decode(payload: bytes) -> EventBatch:
-    """The batch in these bytes; MalformedBatch where there is none, and no other error whatever the bytes."""
+    """Decode a batch. Raises MalformedBatch for any payload that is not one, and no other error."""
     if len(payload) > BATCH_BYTES_MAX:
         raise MalformedBatch(f"a batch of {len(payload)} bytes is over the limit of {BATCH_BYTES_MAX}")
     try:
         whole = msgspec.msgpack.decode(payload)
-    except Exception as error:  # msgspec's own, and RecursionError, UnicodeError, MemoryError: all mean the same here
+    # msgspec's own, RecursionError, UnicodeError, MemoryError: all have the same meaning here
+    except Exception as error:
         raise MalformedBatch(f"not msgpack: {error}") from error
     if isinstance(whole, dict):
         rank = whole.get("data_parallel_rank", whole.get("attn_dp_rank"))
@@ -121,7 +123,8 @@ def decode(payload: bytes) -> EventBatch:
 
 
 def slices(event: Event, blocks_max: int) -> Iterator[Event]:
-    """The same in events of at most `blocks_max` blocks (positive), so that none holds the loop for long."""
+    """Split an event into events of at most `blocks_max` blocks (positive), so that none blocks the event loop for
+    long."""
     if isinstance(event, Cleared) or len(event.hashes) <= blocks_max:
         yield event
         return
@@ -161,7 +164,7 @@ def _events(listed: list[Any]) -> tuple[list[Event], int]:
 
 
 def _event(said: dict[str, Any] | list[Any]) -> Event:
-    """Any of the errors above where it cannot be read."""
+    """Decode one event. Raises any of the errors caught above if it is unreadable."""
     if isinstance(said, dict):
         tag, fields = said["type"], said
     else:
@@ -184,17 +187,17 @@ def _event(said: dict[str, Any] | list[Any]) -> Event:
         return Removed(hashes, medium, group)
     kind = fields.get("kv_cache_spec_kind")
     if kind is not None and not kind.startswith(_WHOLE_PREFIX):
-        # Masked blocks of such a group have tokens but no hash (vLLM block_pool.cache_full_blocks), and none is used.
+        # Masked blocks of such a group have tokens but no hash (vLLM block_pool.cache_full_blocks); they are not used.
         return Stored(hashes, None, b"", 0, "", b"", None, medium, group, prefix=False)
     return _stored(fields, hashes, medium, group)
 
 
 def _named(listed: list[Any]) -> dict[str, Any]:
-    """The fields of a positional BlockStored, by vLLM's names.
+    """Return the fields of a positional BlockStored under vLLM's names.
 
-    Behind the medium, vLLM has an adapter's name and one list of extra keys for each block. SGLang has a map of
-    metadata and, by an open pull request (32514), a list of the cached components (strings), in either place. A list
-    of components is left out.
+    After the medium, vLLM has an adapter's name and one list of extra keys for each block. SGLang has a map of metadata
+    and, in an open pull request (32514), a list of the cached components (strings), at either position. A list of
+    components is dropped.
     """
     fields = dict(zip(_STORED, listed, strict=False))
     if type(fields.get("lora_name")) not in (str, dict):
@@ -215,11 +218,11 @@ def _stored(fields: dict[str, Any], hashes: list[int], medium: str, group: int) 
     if tokens and (not block_tokens or len(tokens) != 4 * block_tokens * len(hashes)):
         raise ValueError("tokens do not fill the blocks")
     at_seven = fields.get("lora_name")
-    # SGLang's arrays have a map of metadata where vLLM's have the adapter's name.
+    # SGLang's arrays have a map of metadata at the position of vLLM's adapter name.
     named = at_seven if isinstance(at_seven, dict) else fields
     adapter, salt = named.get("lora_name"), named.get("cache_salt")
     if not adapter:
-        number = fields.get("lora_id")  # vLLM up to 0.13 sends nothing else
+        number = fields.get("lora_id")  # vLLM up to 0.13 sends only the number
         adapter = f"#{number:d}" if number else ""
     else:
         _name(adapter)
@@ -237,12 +240,13 @@ def _stored(fields: dict[str, Any], hashes: list[int], medium: str, group: int) 
 
 
 def _again(fields: dict[str, Any], medium: str, *, root: bool) -> bool | None:
-    """Whether this store repeats an older one, as a vLLM does for a request with `kv_cache_report_mode: full`.
+    """Return True if the event repeats an older one, as vLLM sends it for a request with `kv_cache_report_mode: full`.
+    None if that is unknown.
 
-    Such a report is one event for all blocks that the prompt hit, so it begins with the first block, and looks like
-    the store of a prompt that hit none (vLLM 0.32 v1/core/block_pool.py, emit_cached_block_events). A store behind a
-    parent is always a new copy. vLLM's pull request 51699 adds the field `origin`, which tells them apart. SGLang
-    repeats nothing, and names no groups.
+    Such a report is one event with all blocks that the prompt hit. It begins with the first block, so it looks like the
+    event of a prompt without a hit (vLLM 0.32 v1/core/block_pool.py, emit_cached_block_events). An event with a parent
+    is always a new copy. vLLM's pull request 51699 adds the field `origin`, which distinguishes the two. SGLang repeats
+    no events, and names no groups.
     """
     origin = fields.get("origin")
     if origin is not None:
@@ -251,7 +255,8 @@ def _again(fields: dict[str, Any], medium: str, *, root: bool) -> bool | None:
 
 
 def _hashes(given: list[Any]) -> list[int]:
-    """Hashes as unsigned 64-bit integers: vLLM's integers are the last 8 bytes of its digests, SGLang's are signed."""
+    """Return hashes as unsigned 64-bit integers: vLLM's integers are the last 8 bytes of its digests, SGLang's are
+    signed."""
     if type(given) is not list or len(given) > BLOCKS_MAX:
         raise ValueError("hashes come in a list of bounded length")
     if set(map(type, given)) <= {int}:
@@ -267,7 +272,7 @@ def _tokens(given: list[Any]) -> bytes:
     if given and type(given[0]) is list:
         # Under EAGLE SGLang caches bigrams, [t0, t1], [t1, t2] ...: the first of each is the prompt's own token.
         given = [first for first, _ in given]
-    ids = array("I", given)  # refuses what is no integer, and what is outside uint32
+    ids = array("I", given)  # rejects values that are not integers in the range of uint32
     if sys.byteorder == "big":
         ids.byteswap()
     return ids.tobytes()
@@ -276,12 +281,12 @@ def _tokens(given: list[Any]) -> bytes:
 def _extras(
     listed: list[Any], adapter: str, salt: bytes, *, root: bool
 ) -> tuple[str, bytes, tuple[bytes | None, ...] | None]:
-    """Adapter, salt, and what is left of vLLM's extra keys, per block.
+    """Return the adapter, the salt, and the remaining extra keys of vLLM for each block.
 
-    A block's list holds, in order, the adapter's name, pairs that stand for images, the salt (root block only) and
-    digests of prompt embeddings (vLLM 0.32 v1/core/kv_cache_utils.py, to_event_extra_keys); in the hash each is
-    tagged with its source, ("lora", name, path), so both are taken. A lone string in the root block is the salt; a
-    release that names images by bare strings is then salted by them, and no plain prompt matches either way.
+    A block's list has, in order: the adapter's name, pairs for images, the salt (root block only) and digests of prompt
+    embeddings (vLLM 0.32 v1/core/kv_cache_utils.py, to_event_extra_keys). In the hash each is tagged with its source,
+    such as ("lora", name, path), so both formats are accepted. A single string in the root block is the salt. A release
+    that names images by bare strings is then salted by them; no plain prompt matches in either case.
     """
     extras: list[bytes | None] = [None] * len(listed)
     for index, given in enumerate(listed):

@@ -1,4 +1,4 @@
-"""When a KvStream (stream.py) asks for a replay: again if there is silence, not too often, and now and then."""
+"""Schedule of replay requests of a KvStream (stream.py): retries after silence, a rate limit, and periodic checks."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ from dataclasses import dataclass
 
 from router.core.kv_events.steps import AskReplay, StreamLimits
 
-STUCK_MAX = 2  # replays with the same hole, or without a batch that came, before batches are lost for good
-PROOFS_BURST, PROOF_EVERY_S = 10, 1.0  # a publisher that always contradicts itself is not asked more often
-LOOK_FIRST_S = 1.0  # time to the first check: batches missed before the subscription took effect are found soon
+STUCK_MAX = 2  # replays with the same gap, or without a batch that arrived, before batches count as lost
+PROOFS_BURST, PROOF_EVERY_S = 10, 1.0  # limits requests to a publisher that always contradicts itself
+LOOK_FIRST_S = 1.0  # time to the first check, which finds batches missed before the subscription took effect
 
 
 @dataclass(slots=True)
 class Asking:
-    """The replay under way, and the next one."""
+    """State of the current replay request and time of the next one."""
 
     limits: StreamLimits
     token: int = 0  # number of the last request; answers to older requests are ignored
-    again_at_s: float = 0.0  # time to ask again, if the replay stays silent until then
-    asks: int = 0  # requests in a row without an answer
-    stuck: int = 0  # replays in a row that ended at the same hole
+    again_at_s: float = 0.0  # time of the next request, if the replay stays silent until then
+    asks: int = 0  # consecutive requests without an answer
+    stuck: int = 0  # consecutive replays that ended at the same gap
     batches: int = 0  # batches of this replay that were applied
-    proved: bool = False  # the replay began with the batch that it has to begin with
-    look_at_s: float = float("inf")  # time of the next check, while all is well
+    proved: bool = False  # the replay began with the required batch
+    look_at_s: float = float("inf")  # time of the next check, while the stream is in order
     _proofs_at_s: float = float("-inf")
 
     def reset(self) -> None:
-        """Ignore all answers to requests so far."""
+        """Ignore all answers to earlier requests."""
         self.token += 1
         self.again_at_s, self.asks, self.stuck = 0.0, 0, 0
         self.batches, self.proved = 0, False
 
     def request(self, first: int) -> AskReplay:
-        """A request for a replay from batch `first`, beside whatever goes on."""
+        """Return a replay request from batch `first`, without a change of the retry state."""
         self.token += 1
         return AskReplay(first, self.token)
 
     def ask(self, first: int, now_s: float) -> AskReplay:
-        """Ask, and wait for the answer: longer each time."""
+        """Return a replay request and schedule its retry, later each time."""
         self.batches, self.proved = 0, False
         self.again_at_s = now_s + self.limits.silence_s * 2**self.asks
         self.asks += 1
         return self.request(first)
 
     def allowed(self, now_s: float) -> bool:
-        """Whether another proof may be asked for now; if not, `again_at_s` says when."""
+        """True if another proof may be requested now. If not, `again_at_s` is the time of the next attempt."""
         next_s = max(self._proofs_at_s, now_s) + PROOF_EVERY_S
         if next_s - now_s > PROOFS_BURST * PROOF_EVERY_S:
             self.again_at_s = now_s + PROOF_EVERY_S
@@ -53,11 +53,11 @@ class Asking:
         return True
 
     def heard(self, now_s: float) -> None:
-        """An answer came."""
+        """Postpone the retry after an answer."""
         self.again_at_s = now_s + self.limits.silence_s
 
     def hole(self) -> bool:
-        """The replay has a hole: whether it is worth asking again."""
+        """Record a gap in the replay. Returns True if another request is worthwhile."""
         self.asks = 0
         self.stuck = 0 if self.batches else self.stuck + 1
         if self.stuck <= STUCK_MAX:
@@ -66,5 +66,5 @@ class Asking:
         return False
 
     def all_is_well(self, now_s: float) -> None:
-        """Plan the first check, which is soon: nothing is waited for any more."""
+        """Schedule the first check, which is soon because no answer is outstanding."""
         self.look_at_s = now_s + min(LOOK_FIRST_S, self.limits.look_s)

@@ -1,4 +1,4 @@
-"""Where what a stream says of a replica's cache goes."""
+"""Interfaces of the index that receives one replica's events and cache state."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from router.core.kv_events.steps import Clear, Regrade, Resume, Suspend
 
 
 class EventSink(Protocol):
-    """What events mean to the router."""
+    """Receiver of events and of changes in their reliability."""
 
     def apply(self, replica: str, event: Event, now_s: float) -> None:
-        """One event happened."""
+        """Apply one event."""
 
     def told(self, replica: str, until_s: float) -> None:
-        """All events before this time were applied, by the times in the replica's batches."""
+        """Record that all events before this time were applied, by the times in the replica's batches."""
 
     def clear(self, replica: str, why: str, now_s: float) -> None:
-        """Forget all blocks: the cache is gone, or nothing about it is certain. Ends a suspension."""
+        """Forget all blocks: the cache is gone, or no block is certain. Ends a suspension."""
 
     def suspend(self, replica: str, why: str, now_s: float, *, doubt: bool) -> None:
         """Credit no block until `clear` or `resume`; `doubt` is explained in steps.py."""
 
     def resume(self, replica: str, now_s: float) -> None:
-        """The stream proved that nothing is missing: blocks count as before."""
+        """Credit blocks again: the stream proved that no batch is missing."""
 
     def grade(self, replica: str, grade: Grade, why: str, now_s: float) -> None:
-        """Set how far the stream can be trusted: EXACT, CATCHING_UP, or ESTIMATED where there is none."""
+        """Set the confidence in the stream: EXACT, CATCHING_UP, or ESTIMATED without a stream."""
 
 
 class StateSink(Protocol):
-    """Where one process leaves off and another goes on: what is known of a replica by its events, as a whole."""
+    """Transfer of a replica's complete state between processes."""
 
     def shape(self, replica: str) -> EngineShape | None:
-        """What is known besides blocks; None where nothing is."""
+        """Return the known facts except blocks; None if no fact is known."""
 
     def pages(self, replica: str) -> Iterator[Page]:
-        """All blocks. Raises RuntimeError where they change between two pages."""
+        """Yield all blocks. Raises RuntimeError if they change between two pages."""
 
     def begin(self, replica: str, shape: EngineShape) -> None:
-        """Forget all blocks; others come in pages. Raises UnreadableState."""
+        """Forget all blocks; new ones follow in pages. Raises UnreadableState."""
 
     def take_in(self, replica: str, page: Page) -> None:
-        """Some of the blocks. Raises UnreadableState."""
+        """Add one page of blocks. Raises UnreadableState."""
 
 
 def pass_on(step: Clear | Suspend | Resume | Regrade, sink: EventSink, replica: str, now_s: float) -> None:
-    """Tell the sink of a step that changes what the replica's blocks are worth."""
+    """Forward a step that changes the value of the replica's blocks to the sink."""
     match step:
         case Clear():
             sink.clear(replica, step.why, now_s)

@@ -1,8 +1,8 @@
-"""What one engine holds by its own account, as bytes that another process can go on from.
+"""Serialized state of one engine's reported blocks, from which another process can continue.
 
-A block is 16 bytes: the engine's hash and our key. What is rare goes with it: copies that are not the usual ones, names
-of blocks that are gone. Blocks that wait for the key of their parent are left out: they are of no use until it comes,
-and too little credit is the safe side.
+A block is 16 bytes: the engine's hash and our key. Rare facts are added: unusual copies, and names of removed blocks.
+Blocks that wait for the key of their parent are omitted. They are not usable before it is known, and too little credit
+is the safe error.
 """
 
 from __future__ import annotations
@@ -16,48 +16,49 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PAGE_BLOCKS = 256  # blocks of a page, which are made, and taken in, without a break
+PAGE_BLOCKS = 256  # blocks of a page, which is written and read in one step
 WHY_CHARS_MAX = 4_096
-COUNT_BYTES = 64  # counts of one block's copies, in all places
+COUNT_BYTES = 64  # size of the counts of one block's copies, in all places
 
 
 class UnreadableState(ValueError):
-    """What somebody has left cannot be read; the text says why in one line."""
+    """The state left by another process is unreadable; the text gives the reason in one line."""
 
 
 class EngineShape(msgspec.Struct, array_like=True):
-    """What is known of an engine besides its blocks."""
+    """Known facts of an engine except its blocks."""
 
     block_tokens: Annotated[int, Meta(ge=1, le=1 << 16)]
     complete: bool
-    hybrid: bool  # whether blocks of a group were seen that do not answer for a whole prefix (Reported.hybrid)
-    places: Annotated[list[tuple[str, int]], Meta(min_length=1, max_length=32)]  # (medium, group), in their order
-    others: Annotated[list[int], Meta(max_length=64)]  # groups that do not answer for a whole prefix
-    chunk: Annotated[int, Meta(ge=1, le=1 << 16)] = 1  # blocks that tiers keep together (EngineBlocks.chunk)
+    hybrid: bool  # True if events named a layer group that does not cover a whole prefix (Reported.hybrid)
+    # (medium, group), in order of first use
+    places: Annotated[list[tuple[str, int]], Meta(min_length=1, max_length=32)]
+    others: Annotated[list[int], Meta(max_length=64)]  # groups that do not cover a whole prefix
+    chunk: Annotated[int, Meta(ge=1, le=1 << 16)] = 1  # blocks that tiers store together (EngineBlocks.chunk)
 
 
 class BlockPage(msgspec.Struct, array_like=True, tag="blocks"):
-    """Some blocks, in the order in which they were stored: hashes and keys, eight bytes each, little-endian."""
+    """A page of blocks, in the order in which they were stored: hashes and keys, eight bytes each, little-endian."""
 
     hashes: bytes
     keys: bytes
-    held: bool = True  # False: only the names of blocks that are held no more
+    held: bool = True  # False: only the names of blocks that are no longer held
 
     def unpacked(self) -> tuple[list[int], list[int]]:
-        """Hashes and keys. Raises UnreadableState."""
+        """Return hashes and keys. Raises UnreadableState."""
         if len(self.hashes) != len(self.keys) or len(self.hashes) > PAGE_BLOCKS * 8:
             raise UnreadableState(f"{len(self.hashes)} bytes of hashes and {len(self.keys)} of keys are no page")
         return unpacked(self.hashes), unpacked(self.keys)
 
 
 class CopyPage(msgspec.Struct, array_like=True, tag="copies"):
-    """Copies of blocks that have not the usual ones: of each hash the counts of all places, COUNT_BYTES each."""
+    """A page of blocks with unusual copies: for each hash the counts of all places, COUNT_BYTES each."""
 
     hashes: bytes
     counts: bytes
 
     def unpacked(self) -> list[tuple[int, int]]:
-        """(hash, counts) of each. Raises UnreadableState."""
+        """Return (hash, counts) of each block. Raises UnreadableState."""
         hashes, size = unpacked(self.hashes), COUNT_BYTES
         if len(self.counts) != len(hashes) * size or len(hashes) > PAGE_BLOCKS:
             raise UnreadableState(f"{len(self.counts)} bytes of counts are not of {len(hashes)} blocks")
@@ -69,32 +70,32 @@ Page = BlockPage | CopyPage
 
 
 class StreamState(msgspec.Struct, array_like=True, tag="stream"):
-    """How far an engine's events were applied, and what that is worth."""
+    """Position up to which an engine's events were applied, and the grade of that state."""
 
     seq: Annotated[int, Meta(ge=0)]  # number of the last batch
     digest: Annotated[
         bytes, Meta(min_length=16, max_length=16)
     ]  # digest of that batch (kv_events/batches.py), big-endian
-    exact: bool  # whether the stream was whole since the cache began
+    exact: bool  # True if the stream was complete since the cache began
     why: Annotated[str, Meta(max_length=WHY_CHARS_MAX)]  # reason of the grade
     shape: EngineShape
 
 
 @dataclass(slots=True)
 class EngineState:
-    """What one engine's events said up to a batch."""
+    """One engine's state according to its events up to a batch."""
 
     stream: StreamState
     pages: list[Page]
 
     @property
     def blocks(self) -> int:
-        """Blocks that it holds."""
+        """Number of held blocks."""
         return sum(len(page.keys) // 8 for page in self.pages if isinstance(page, BlockPage) and page.held)
 
 
 def packed(numbers: Sequence[int]) -> bytes:
-    """Numbers of 64 bits as bytes, eight each, little-endian."""
+    """Return 64-bit numbers as bytes, eight each, little-endian."""
     made = array("Q", numbers)
     if byteorder == "big":
         made.byteswap()
@@ -102,7 +103,7 @@ def packed(numbers: Sequence[int]) -> bytes:
 
 
 def unpacked(numbers: bytes) -> list[int]:
-    """The reverse of `packed`. Raises UnreadableState."""
+    """Reverse `packed`. Raises UnreadableState."""
     if len(numbers) % 8:
         raise UnreadableState(f"{len(numbers)} bytes are not eight for each number")
     made = array("Q", numbers)

@@ -1,4 +1,4 @@
-"""What a KvStream (stream.py) tells its owner to do, its bounds and its counts."""
+"""Steps that a KvStream (stream.py) returns to its owner, with its limits and counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from router.core.kv_events.decoding import EventBatch
 
 
 class Phase(StrEnum):
-    """Where a stream stands."""
+    """State of the stream's connection and replay."""
 
     DOWN = "down"  # no connection
     ASKING = "replaying"
@@ -20,20 +20,20 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds of one stream."""
+    """Limits of one stream."""
 
-    silence_s: float = 1.0  # silence of a replay after which it is asked for again; doubles with each request
-    asks_max: int = 3  # requests without any progress before we go on without a replay
-    suspended_max_s: float = 10.0  # suspension without any progress; then all is forgotten
-    look_s: float = 10.0  # time between two checks: replays from the last batch, which show one lost behind it
+    silence_s: float = 1.0  # silence of a replay before it is requested again; doubles with each request
+    asks_max: int = 3  # requests without progress before the stream continues without a replay
+    suspended_max_s: float = 10.0  # suspension without progress before all blocks are forgotten
+    look_s: float = 10.0  # time between two checks: replays from the last batch, which show a batch lost after it
     queue_batches_max: int = 20_000
     queue_bytes_max: int = 64 << 20
-    window_batches: int = 4_096  # applied batches whose digests are remembered
+    window_batches: int = 4_096  # applied batches with a known digest
 
 
 @dataclass(frozen=True, slots=True)
 class AskReplay:
-    """Ask for a replay from batch `first`, on a connection of its own; an older one is of no interest any more."""
+    """Request a replay from batch `first`, on a separate connection. Cancels an older request."""
 
     first: int
     token: int
@@ -49,15 +49,17 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Forget everything; ends a suspension."""
+    """Forget all blocks. Ends a suspension."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend:
-    """Credit nothing that was said until Clear or Resume; with `doubt` the process may be another one, so nothing that
-    is believed of its cache counts, our own estimate included."""
+    """Credit no reported block until Clear or Resume.
+
+    With `doubt` the process may be another one, so no information about its cache counts, including our own estimate.
+    """
 
     why: str
     doubt: bool
@@ -65,12 +67,12 @@ class Suspend:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What is known counts again."""
+    """Credit the known blocks again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regrade:
-    """The stream's grade, or the reason for it, is another one."""
+    """Set the stream's new grade, or a new reason for it."""
 
     grade: Grade
     why: str
@@ -81,32 +83,33 @@ Step = AskReplay | Apply | Clear | Suspend | Resume | Regrade
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What happened so far."""
+    """Counters since the stream was created."""
 
     batches: int = 0  # applied
     duplicates: int = 0
     gaps: int = 0
-    replays: int = 0  # asked for
+    replays: int = 0  # requested
     restarts: int = 0
-    malformed: int = 0  # batches, and messages that are none
-    skipped: int = 0  # events that could not be read in batches that could
-    dropped: int = 0  # live batches that found the queue full
-    lost: int = 0  # times that batches were lost for good
+    malformed: int = 0  # unreadable batches, and other messages
+    skipped: int = 0  # unreadable events in readable batches
+    dropped: int = 0  # live batches dropped because the queue was full
+    lost: int = 0  # number of times that batches were finally lost
 
 
 @dataclass(slots=True)
 class Steps:
-    """Steps that the owner has not taken yet, and where they lead: the grade last said, whether nothing is credited."""
+    """Steps that the owner has not taken yet, and the state after them: the last grade, and the suspension."""
 
     grade: Grade = Grade.ESTIMATED
     why: str = "not connected yet"
     suspended: bool = False
-    doubt: bool = False  # the process may be another one (Suspend)
+    doubt: bool = False  # True if the process may be another one (Suspend)
     since_s: float = 0.0  # time at which the suspension began, or last made progress
     due: deque[Step] = field(default_factory=deque)
 
     def suspend(self, why: str, now_s: float, *, doubt: bool) -> None:
-        """Credit nothing from now on; until that is over the grade is CATCHING_UP. A doubt ends with it, not before."""
+        """Credit no block from now on. The grade is CATCHING_UP until the suspension ends. A doubt ends with it, not
+        before."""
         if not self.suspended:
             self.suspended, self.doubt, self.since_s = True, doubt, now_s
         elif doubt and not self.doubt:
@@ -117,13 +120,14 @@ class Steps:
         self.regrade(Grade.CATCHING_UP, why)
 
     def resume(self) -> None:
-        """What is known counts, if it did not."""
+        """End a suspension, if there is one."""
         if self.suspended:
             self.suspended = False
             self.due.append(Resume())
 
     def clear(self, why: str) -> None:
-        """Forget; a suspension goes on. The grade goes first: others may look between two steps."""
+        """Forget all blocks; a suspension continues. The grade is first, because the owner can be read between two
+        steps."""
         if self.grade is Grade.EXACT:
             self.regrade(Grade.CATCHING_UP, why)
         self.due.append(Clear(why))
@@ -131,7 +135,7 @@ class Steps:
             self.due.append(Suspend(why, self.doubt))
 
     def regrade(self, grade: Grade, why: str) -> None:
-        """Say so, if it is news."""
+        """Add a Regrade step if the grade or its reason changed."""
         if (grade, why) != (self.grade, self.why):
             self.grade, self.why = grade, why
             self.due.append(Regrade(grade, why))

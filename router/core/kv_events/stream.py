@@ -1,26 +1,29 @@
-"""Continuity of one publisher's batches of KV events: in what order to apply them, and what that proves.
+"""Continuity of one publisher's batches of KV events: their order of application, and the grade that follows from it.
 
-Theory. Batches are numbered from 0 by the engine's process; a restarted one begins at 0 again with an empty cache and
-says nothing of it, and may have passed our number before we hear of it. So numbers prove nothing, only bytes do: a
-replay that starts with the batch applied last, byte for byte (each carries its time), comes from the same process.
+Theory. Batches are numbered from 0 by the engine's process. A restarted process begins at 0 again with an empty cache
+and does not report the restart. It may also have passed our last number before we receive a batch of it. Numbers
+therefore prove no continuity; only bytes do. If a replay starts with the last applied batch, byte for byte (each batch
+carries its time), it comes from the same process.
 
     DOWN -- connected --> ASKING -- the replay ends --> FOLLOWING -- gap, regress, reconnect --> ASKING (suspended)
-     ^                      |  no answer for long: go on without      |
+     ^                      |  no answer in time: continue without    |
      +---- disconnected ----+-----------------------------------------+     suspended for too long: all is forgotten
 
-A replay from 0 joins; a replay from the last batch applied proves. Live batches wait in a bounded queue meanwhile.
-Those that arrived before the replay was asked for must be in it (vLLM and SGLang publish and replay in one thread);
-one that is not contradicts it, and we ask again. Nothing is credited (Suspend) from the first evidence of a break
-until it is resolved, nor what is said while a history is replayed, whose older batches may name blocks that younger
-ones remove. The latter alone, a join, is no doubt of the cache: long as it may take, our own estimate goes on.
+A replay from 0 joins the stream; a replay from the last applied batch proves continuity. Live batches wait in a bounded
+queue in the meantime. Those that arrived before the replay request must be in the replay, because vLLM and SGLang
+publish and replay in one thread. A batch that is missing there contradicts the replay, and another one is requested.
 
-A batch that cannot be read may have named removals: all is forgotten, the grade is CATCHING_UP until a clear or a
-join from 0. An unreadable event in a readable batch lowers the grade alone: else an engine that knows one kind of
-event more than we do would leave us with nothing.
+No block is credited (Suspend) from the first evidence of a break until it is resolved. The same applies during the
+replay of a history, because its older batches can name blocks that younger ones remove. A join alone, with a long
+replay of a history, does not put the cache in doubt: our own estimate continues to count.
 
-The owner feeds what it hears (`connected`, `disconnected`, `live`, `replayed`, `replay_ended`, `tick`) and then takes
-steps with `next` until there is none. Its duty: after `connected`, nothing of an older connection is fed; answers
-carry the token of the Ask they answer.
+An unreadable batch may have named removals. All blocks are then forgotten, and the grade is CATCHING_UP until a clear
+or a join from 0. An unreadable event in a readable batch only lowers the grade. Otherwise an engine with one more kind
+of event than we know would leave the index empty.
+
+The owner passes its input to the stream by the methods from `connected` to `tick`. It then takes steps with `next`
+until `next` returns None. After `connected`, the owner must not pass input of an older connection. Answers carry the
+token of the AskReplay that they answer.
 """
 
 from __future__ import annotations
@@ -60,15 +63,20 @@ __all__ = [
     "Suspend",
 ]
 
-RESTARTED = "restarted"  # how the reason of a Clear begins when another process was proved
-# A ROUTER drops what its queue (1,000 by default) cannot take: the end of more is asked for, or a live batch shows it.
+RESTARTED = "restarted"  # beginning of the reason of a Clear after proof of another process
+# A ROUTER socket drops messages above its queue (1,000 by default). The end of a longer replay is therefore requested
+# again, unless a live batch proves it.
 CONFIRM_BATCHES = 500
-CHECKED_BATCHES = 128  # waiting batches checked against the replay in one call of `next`: some 0.1 ms
+CHECKED_BATCHES = 128  # waiting batches checked against the replay in one call of `next`: about 0.1 ms
 _JOINED = (Grade.EXACT, "joined at batch 0")
 
 
 class KvStream:
-    """`replays`: there is a replay endpoint; `read` makes a batch of a payload. Starts DOWN and ESTIMATED."""
+    """Ordering and proof for one stream of batches. It starts DOWN and ESTIMATED.
+
+    - `replays`: True if there is a replay endpoint.
+    - `read`: decodes a payload to a batch.
+    """
 
     def __init__(
         self, replays: bool, limits: StreamLimits | None = None, *, read: Callable[[bytes], EventBatch] = decode
@@ -80,71 +88,74 @@ class KvStream:
         self.counts = StreamCounts()
         self._last = History(limits.window_batches)
         self._waiting = Arrivals(limits.queue_batches_max, limits.queue_bytes_max)
-        self._basis = (Grade.CATCHING_UP, "nothing heard yet")  # the grade as long as nothing is in doubt
-        self._fresh = False  # batch 0, if it comes next, is the first of a process
-        self._empty = False  # a replay said that nothing was published yet
-        self._settled = False  # all that was said is applied
-        self._misses = 0  # replays in a row that did not have a batch that came
+        self._basis = (Grade.CATCHING_UP, "nothing heard yet")  # the grade while the stream is not in doubt
+        self._fresh = False  # batch 0, if it is next, is the first of a process
+        self._empty = False  # a replay ended without any batch: the process has published none yet
+        self._settled = False  # all received batches are applied
+        self._misses = 0  # consecutive replays without a batch that arrived live
         self._asking = Asking(limits)
-        self._gave_up = False  # a replay from batch 0 was given up, and is asked for again later
-        self._rejoins = False  # the replay asked for while following is that later one
-        self._unreadable = ""  # why messages of this connection are no batches, while none of it was one
-        self._readable = False  # a live batch came over this connection
-        self._look_for = -1  # number of the batch that a check's replay must begin with; -1: none
+        self._gave_up = False  # a replay from batch 0 was given up, and is requested again later
+        self._rejoins = False  # the replay requested while following is that later one
+        self._unreadable = ""  # reason why all messages of this connection so far are unreadable
+        self._readable = False  # a live batch was received over this connection
+        self._look_for = -1  # number of the batch with which a check's replay must begin; -1: no check
         self._steps = Steps()
-        self.busy = False  # `next` has looked at enough waiting batches for one call
+        self.busy = False  # `next` has checked the maximum number of waiting batches for one call
 
     @property
     def grade(self) -> Grade:
-        """The grade that the last Regrade said."""
+        """Grade of the last Regrade."""
         return self._steps.grade
 
     @property
     def why(self) -> str:
-        """The reason that the last Regrade gave."""
+        """Reason of the last Regrade."""
         return self._steps.why
 
     @property
     def suspended(self) -> bool:
-        """Whether nothing is credited."""
+        """True if no block is credited."""
         return self._steps.suspended
 
     @property
     def last_seq(self) -> int:
-        """The number of the last batch applied; -1: none since the last join."""
+        """Number of the last applied batch; -1 if no batch was applied since the last join."""
         return self._last.seq
 
     @property
     def position(self) -> tuple[int, int] | None:
-        """(number, digest) of the last batch, where all that was heard is applied and nothing is in doubt."""
+        """(number, digest) of the last batch; None unless all received batches are applied and the stream is not in
+        doubt."""
         if self.phase is not Phase.FOLLOWING or self.suspended or not self._settled or self._steps.due:
             return None
         return (self._last.seq, self._last.digest) if self.last_seq >= 0 else None
 
     def applied(self, seq: int, digest: int) -> bool | None:
-        """Whether the batch with this number was this one; None where it was not applied here, or too long ago."""
+        """Return True if the batch with this number had this digest; None if it was not applied here, or too long
+        ago."""
         return self._last.same(seq, digest)
 
-    # --- what the owner hears ---
+    # --- input from the owner ---
 
     def step_back(self, why: str, now_s: float) -> None:
-        """Credit nothing that was said, until `restored`."""
+        """Credit no reported block until `restored`."""
         if self.phase is not Phase.DOWN:
             self._steps.suspend(why, now_s, doubt=False)
 
     def restored(self, seq: int, digest: int, grade: Grade, why: str, now_s: float) -> None:
-        """All that another process applied up to this batch is held, with the grade that it gave: a replay from there
-        is to prove that the publisher is still the same, and brings what came since. There must be a replay
-        endpoint."""
+        """Adopt the state that another process had after this batch, with its grade. Requires a replay endpoint.
+
+        A replay from that batch must prove that the publisher is still the same, and returns the batches since then.
+        """
         self._last.forget()
         self._last.add(seq, digest)
         self._basis, self._gave_up = (grade, why), False
         if self.phase is not Phase.DOWN:
-            self._waiting.clear()  # the replay has them
+            self._waiting.clear()  # the replay contains them
             self._prove(why, now_s, doubt=False)
 
     def connected(self, now_s: float) -> None:
-        """A new connection: perhaps to a new process. Batches from the old one are of no use any more."""
+        """Start over on a new connection, possibly to a new process. Batches from the old connection are dropped."""
         self._waiting.clear()
         self._unreadable, self._readable = "", False
         self._fresh = True
@@ -157,7 +168,7 @@ class KvStream:
         self._go_on("no replay endpoint")
 
     def disconnected(self, why: str, now_s: float) -> None:
-        """The connection is gone."""
+        """Suspend the stream after its connection closed."""
         if self.phase is Phase.DOWN:
             return
         self._asking.reset()
@@ -165,7 +176,7 @@ class KvStream:
         self._steps.suspend(why, now_s, doubt=True)
 
     def suspect(self, why: str, now_s: float) -> None:
-        """The process may be another one now, without a connection of its own that would show it."""
+        """Require new proof: the process may be another one, although no closed connection shows it."""
         if self.phase is Phase.DOWN:
             return
         self._unreadable, self._readable = "", False
@@ -177,7 +188,7 @@ class KvStream:
             self._go_on(why)
 
     def resync(self, why: str, now_s: float) -> None:
-        """Forget all and join again."""
+        """Forget all blocks and join again."""
         seq, digest = self._last.seq, self._last.digest
         self._forget(why)
         if self.phase is Phase.DOWN:
@@ -189,7 +200,7 @@ class KvStream:
             self._go_on(why)
 
     def live(self, seq: int, payload: bytes, now_s: float) -> None:
-        """A batch from the SUB socket."""
+        """Receive a batch from the SUB socket."""
         if not self._readable and self.phase is not Phase.DOWN:
             self._readable = True
             if self._unreadable:
@@ -198,15 +209,18 @@ class KvStream:
         self._await_turn(seq, payload)
 
     def unreadable(self, why: str) -> None:
-        """A message from the SUB socket that is no batch. Beside batches it says nothing, since their numbers show a
-        gap; where no batch comes, the stream is not heard, and `why` is its reason."""
+        """Record a message from the SUB socket that is not a batch.
+
+        If batches arrive too, it has no effect, because their numbers would show a gap. If no batch arrives, `why`
+        becomes the reason of the grade.
+        """
         self.counts.malformed += 1
         if not self._readable and self.phase is not Phase.DOWN and why != self._unreadable:
             self._unreadable = why
             self._regrade()
 
     def _regrade(self) -> None:
-        """Say the grade, where nothing is in doubt."""
+        """Set the grade, if the stream is not in doubt."""
         if self._settled and self.phase is Phase.FOLLOWING:
             self._steps.regrade(*self._judged())
 
@@ -218,7 +232,7 @@ class KvStream:
             self.counts.dropped += 1
 
     def replayed(self, token: int, seq: int, payload: bytes, now_s: float) -> None:
-        """A batch of the replay asked for with this token."""
+        """Receive a batch of the replay with this token."""
         if token != self._asking.token:
             return
         if self.phase is Phase.FOLLOWING and not self._rejoins:
@@ -227,7 +241,7 @@ class KvStream:
         if self.phase is Phase.FOLLOWING and not self._rejoin(seq, now_s):
             return
         self._asking.heard(now_s)
-        self._steps.since_s = now_s  # a long replay that comes is not a stream that is lost
+        self._steps.since_s = now_s  # a long replay in progress is not a lost stream
         digest = digest_of(payload)
         if not self._asking.proved:
             self._first_replayed(seq, payload, digest, now_s)
@@ -239,7 +253,7 @@ class KvStream:
             self._ask(now_s)
 
     def replay_ended(self, token: int, now_s: float) -> None:
-        """The end marker of the replay asked for with this token."""
+        """Receive the end marker of the replay with this token."""
         if token != self._asking.token:
             return
         asking = self._asking
@@ -262,7 +276,7 @@ class KvStream:
             self._follow()
 
     def tick(self, now_s: float) -> None:
-        """Time passed; due at `wake_s`."""
+        """Run the work that is due by now; see `wake_s`."""
         asking = self._asking
         if self.phase is Phase.ASKING and now_s >= asking.again_at_s:
             if asking.asks >= self.limits.asks_max:
@@ -274,14 +288,14 @@ class KvStream:
             self._lose(now_s)
         if now_s >= asking.look_at_s:
             asking.look_at_s = now_s + self.limits.look_s
-            if self.phase is Phase.FOLLOWING:  # nothing is forgotten before an answer comes
+            if self.phase is Phase.FOLLOWING:  # keep all blocks until there is an answer
                 self._look_for = self.last_seq
                 self._rejoins = self._gave_up and self._basis[0] is not Grade.EXACT
                 self._say(asking.request(0 if self._rejoins else max(0, self._look_for)))
 
     @property
     def wake_s(self) -> float:
-        """When `tick` has something to do; infinite when it has not."""
+        """Time at which `tick` has work; infinite if it has none."""
         at_s = self._asking.look_at_s
         if self.phase is Phase.ASKING:
             at_s = min(at_s, self._asking.again_at_s)
@@ -289,10 +303,10 @@ class KvStream:
             at_s = min(at_s, self._steps.since_s + self.limits.suspended_max_s)
         return at_s
 
-    # --- what the owner does ---
+    # --- output to the owner ---
 
     def next(self, now_s: float) -> Step | None:
-        """The next step to take, in order; None: nothing to do until something is heard, or `busy`. At most one
+        """Return the next step, in order; None if there is no step before the next input, or if `busy`. At most one
         batch is decoded in a call."""
         room = CHECKED_BATCHES
         while not self._steps.due:
@@ -317,9 +331,11 @@ class KvStream:
         return self._steps.due.popleft()
 
     def _looked(self, seq: int, payload: bytes, now_s: float) -> None:
-        """Judge a batch of a check, a replay asked for while following: is it the same process still, and did a batch
-        get lost at the end? (A subscription takes effect a moment after the connection; a PUB whose queue is full drops
-        silently.)"""
+        """Process a batch of a check, which is a replay requested while following.
+
+        It shows if the process is still the same, and if the last batch was lost. A subscription takes effect a moment
+        after the connection, and a PUB socket with a full queue drops messages silently.
+        """
         same = self._last.same(seq, digest_of(payload))
         if same:
             self._look_for = -1
@@ -333,7 +349,7 @@ class KvStream:
     # --- live batches ---
 
     def _checked(self, arrival: Arrival) -> None:
-        """Check that the replay has a batch that came before it was asked for."""
+        """Check that the replay contains a batch that arrived before the request."""
         if self._last.same(arrival.seq, arrival.digest):
             return
         self._waiting.contradicted = True
@@ -341,7 +357,7 @@ class KvStream:
             self._waiting.miss(arrival)
 
     def _arrived(self, arrival: Arrival, now_s: float) -> None:
-        """Take a live batch, or find out what is wrong with it."""
+        """Apply a live batch, or handle its deviation from the expected one."""
         if self.last_seq < 0:
             self._first_arrived(arrival, now_s)
         elif arrival.seq == self.last_seq + 1:
@@ -362,7 +378,7 @@ class KvStream:
         self._take(seq, arrival.payload, arrival.digest, now_s)
 
     def _broken(self, arrival: Arrival, now_s: float) -> None:
-        """A gap, or the sequence went back."""
+        """Handle a gap, or a number that went back."""
         seq, last = arrival.seq, self.last_seq
         if seq > last:
             self.counts.gaps += 1
@@ -375,13 +391,14 @@ class KvStream:
             return
         if seq <= last:
             self.counts.restarts += 1
-        # Batch 0 here is a restart that no connection showed, or one that overtook others: not sure to be all.
+        # Batch 0 is then either a restart without a new connection, or a batch that overtook others. It may not be
+        # complete.
         self._forget(why)
         self._basis = (Grade.CATCHING_UP, why)
         self._take(seq, arrival.payload, arrival.digest, now_s)
 
     def _reconcile(self, now_s: float) -> None:
-        """Batches came, or were dropped, that the replay did not have."""
+        """Handle batches that arrived, or were dropped, and that the replay did not contain."""
         missing, self._waiting.missing = self._waiting.missing, None
         self._misses += missing is not None
         if not self.replays or self._misses > STUCK_MAX:
@@ -396,7 +413,7 @@ class KvStream:
     # --- replays ---
 
     def _prove(self, why: str, now_s: float, *, doubt: bool = True) -> None:
-        """Suspend, and ask for a replay from the last batch applied, or from 0."""
+        """Suspend, and request a replay from the last applied batch, or from 0."""
         self._steps.suspend(why, now_s, doubt=doubt)
         self._asking.reset()
         if self._asking.allowed(now_s):
@@ -416,7 +433,7 @@ class KvStream:
     def _first_replayed(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
         last = self.last_seq
         if seq < last:
-            return  # not asked for
+            return  # not requested
         if seq == last and digest != self._last.digest:
             self._restarted(f"{RESTARTED}: batch {last} has other bytes", now_s)
             return
@@ -432,7 +449,8 @@ class KvStream:
         self._take(seq, payload, digest, now_s)
 
     def _hole(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
-        """A ROUTER whose queue is full drops silently: ask again from where it was whole."""
+        """Handle a gap in a replay: a ROUTER socket with a full queue drops messages silently. Request it again from
+        the gap."""
         if self._asking.hole():
             self._ask(now_s)
             return
@@ -441,7 +459,7 @@ class KvStream:
         self._take(seq, payload, digest, now_s)
 
     def _restarted(self, why: str, now_s: float) -> None:
-        """Another process answered: join it."""
+        """Join the other process that answered."""
         self.counts.restarts += 1
         self._steps.since_s = now_s
         self._forget(why)
@@ -449,13 +467,13 @@ class KvStream:
         self._ask(now_s)
 
     def _lost(self, why: str) -> None:
-        """What was applied is not sure any more; what follows is."""
+        """Forget all blocks, because applied batches are no longer certain. Later batches are."""
         self.counts.lost += 1
         self._forget(why)
         self._basis = (Grade.CATCHING_UP, why)
 
     def _rejoin(self, seq: int, now_s: float) -> bool:
-        """A replay was given up and now answers, while we follow: join again if it begins at 0."""
+        """Join again if a replay that was given up is answered while following and begins at 0."""
         if seq:
             self._gave_up = False
             self._asking.reset()
@@ -473,7 +491,7 @@ class KvStream:
     # --- consequences ---
 
     def _take(self, seq: int, payload: bytes, digest: int, now_s: float) -> None:
-        """Apply the batch that comes next."""
+        """Apply the next batch."""
         if self.phase is Phase.ASKING:
             self._steps.suspend("a replay is under way", now_s, doubt=False)
         self._last.add(seq, digest)
@@ -513,7 +531,7 @@ class KvStream:
         self._basis = (Grade.CATCHING_UP, why)
 
     def _settle(self, now_s: float) -> None:
-        """End the suspension: all batches that were heard are applied."""
+        """End the suspension: all received batches are applied."""
         self._settled, self._misses = True, 0
         if self.replays:
             self._asking.all_is_well(now_s)
@@ -521,7 +539,7 @@ class KvStream:
         self._steps.regrade(*self._judged())
 
     def _lose(self, now_s: float) -> None:
-        """Suspended for too long."""
+        """Give up after a suspension that lasted too long."""
         self._steps.suspended = False
         why = f"event stream lost: {self.why}"
         self._forget(why)
@@ -530,6 +548,6 @@ class KvStream:
             self._ask(now_s)
 
     def _forget(self, why: str) -> None:
-        """Nothing is known any more, not even where we were."""
+        """Forget all blocks, and the position in the stream."""
         self._last.forget()
         self._steps.clear(why)
