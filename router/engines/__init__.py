@@ -1,12 +1,16 @@
-"""Which engines there are and what they say of themselves. The only room that talks to engines besides a request's own
-call (http/) and prewarming; what it hears goes to the Router.
+"""Discovery and observation of engines: their health, models, load and KV events.
 
-discovery/  which replicas there are
-probe       their health, models and load
-ranks       how many data-parallel ranks a server has
-kv_events/  what their caches hold, by their KV events
-announce    have a replica say again what it holds
-peers       whether engines take orders of their peers, so that they can be pulled from
-hands       how engines hand over what they have prefilled; pairs warms two of them before requests come
-fetch       how a page of an engine is asked for
+Except for the calls of requests (http/) and prewarming, this is the only package that connects to engines. It passes
+its observations to the Router.
+
+discovery/    the set of replicas
+probe         health, models and load of replicas
+metrics_page  reader of `/metrics`, shared by probe and ranks
+ranks         number of data-parallel ranks of a server
+kv_events/    blocks in replicas' caches, from their KV events
+announce      requests that make a replica report its cached blocks again
+peers         checks that an engine accepts requests of its peers, for P2P KV transfer
+hands         checks of KV connectors, for disaggregated prefill
+pairs         warm-up of pairs of a prefilling and a decoding replica
+fetch         session and reader for an engine's own pages
 """

@@ -1,11 +1,13 @@
-"""Have a replica that the router joined late say what it holds of prompts that clients send. Opt-in.
+"""Requests that make a replica, joined late by the router, report its cached blocks of clients' prompts again. Opt-in.
 
-An engine does not repeat what it stored before the router listened. vLLM (0.30 and later) does so for one request
-whose `vllm_xargs` have `kv_cache_report_mode: full`: it reports again as stored every block that the prompt hit. So
-when an answer shows more cached tokens than the events knew, a request with just those tokens is sent, for one token
-of answer, at most one every INTERVAL_S. Every router of the engine hears these events, so where any of them asks, all
-must know that a store may be a repetition and no second copy: `events.announce` must be on in all of them, or in
-none (core/cache/engine_blocks.py).
+An engine does not repeat the blocks that it stored before the router subscribed. vLLM (0.30 and later) repeats them for
+one request with `kv_cache_report_mode: full` in its `vllm_xargs`: it reports every block that the prompt hit as stored
+again. If an answer shows more cached tokens than the events did, a request with just those tokens is sent. It asks for
+one token of answer, and at most one such request is sent every INTERVAL_S.
+
+Every router of the engine receives these events. If one router sends such requests, all of them must know that a Stored
+event can be a repetition and not a second copy (core/cache/engine_blocks.py). `events.announce` must therefore be on in
+all of them, or in none.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ TIMEOUT_S = 30.0
 
 
 class Announcer:
-    """Sends such requests, one at a time."""
+    """Sends requests for repeated reports, one at a time."""
 
     def __init__(self, router: Router, *, api_key: str, tls: ssl.SSLContext | None = None) -> None:
         self._router = router
@@ -41,14 +43,14 @@ class Announcer:
         await self._session.close()
 
     async def watch(self) -> None:
-        """Send what the Router wants to be announced, until cancelled."""
+        """Send the requests that the Router wants, until cancelled."""
         while True:
             if self._router.unannounced:
                 await self.announce(self._router.unannounced.pop())
             await asyncio.sleep(INTERVAL_S)
 
     async def announce(self, wanted: Unannounced) -> None:
-        """Send one request; a failure is logged, and only the knowledge is missing."""
+        """Send one request. A failure is logged; its only effect is that the blocks stay unknown."""
         try:
             await self._request(wanted)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -59,7 +61,7 @@ class Announcer:
             )
 
     async def _request(self, wanted: Unannounced) -> None:
-        # One token more than is cached: the engine never takes the last one from its cache.
+        # One token more than is cached: the engine never takes the last token from its cache.
         ids = array("I", wanted.prompt.ids[: (wanted.cached_tokens + 1) * ID_BYTES]).tolist()
         body = {"model": wanted.model, "prompt": ids, "max_tokens": 1, "temperature": 0}
         body["vllm_xargs"] = {"kv_cache_report_mode": "full"}

@@ -1,6 +1,6 @@
-"""Asking engines for pages of their own: health, models, load, sources of events, tokens.
+"""HTTP requests for engines' own pages, such as health, models, load and event sources.
 
-One way to set up a session, and one to read a page, never more of it than its reader can use.
+There is one way to open a session, and one to read a page. A reader never gets more of a page than it can use.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import aiohttp
 from aiohttp.tracing import Trace
 
 KEEPALIVE_S = 3.0  # less than uvicorn's 5, so that the router closes first
-HOSTS_MAX = 4_096  # hosts whose addresses are remembered
+HOSTS_MAX = 4_096  # maximum number of hosts with a remembered address
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Notes the address of each connection under the host that was asked for."""
+    """Connector that records the address of each connection under the requested host."""
 
     def __init__(self, addresses: dict[str, str], tls: ssl.SSLContext | None) -> None:
         super().__init__(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=tls or True)
@@ -46,9 +46,13 @@ class _Connector(aiohttp.TCPConnector):
 def session(
     api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None, addresses: dict[str, str] | None = None
 ) -> aiohttp.ClientSession:
-    """A session for engines' own pages. `timeout_s` is for a whole answer, 0 for no limit; `api_key` is sent unless it
-    is "". Without `tls`, certificates are checked against the machine's. Compression is neither asked for nor
-    undone. `addresses` is given the address that each host was last reached at."""
+    """Open a session for engines' own pages. It neither requests nor decodes compression.
+
+    - `api_key`: sent unless it is "".
+    - `timeout_s`: limit of a whole answer; 0 for no limit.
+    - `tls`: without it, certificates are checked against the machine's.
+    - `addresses`: receives the address of the last connection to each host.
+    """
     headers = {"Accept-Encoding": "identity"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -62,7 +66,7 @@ def session(
 
 
 def words(error: BaseException) -> str:
-    """Why an engine's page, or any other, could not be had: in words, without addresses."""
+    """Describe in words, without addresses, why a page of an engine or another server could not be read."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "name does not resolve"
     if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
@@ -86,7 +90,7 @@ def words(error: BaseException) -> str:
 
 
 async def pieces(response: aiohttp.ClientResponse, piece_bytes_max: int) -> AsyncIterator[bytes]:
-    """A page in pieces, each in a turn of the loop of its own."""
+    """Yield a page in pieces, each in a separate turn of the event loop."""
     while not response.content.at_eof():
         yield await response.content.read(piece_bytes_max)
         await asyncio.sleep(0)

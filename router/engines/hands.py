@@ -1,18 +1,18 @@
-"""How engines hand over what they have prefilled: which legs each replica takes, and a look, every so often, whether it
-is asked where it is said to be.
+"""KV connector of each replica for disaggregated prefill, with periodic checks of the address that decoding engines
+use.
 
-A decoding engine that is sent to a wrong address waits for minutes, so no replica prefills for others before whoever is
-to be asked there has answered from here:
+A decoding engine waits for minutes if it gets a wrong address. No replica therefore prefills for others before the
+server that the decoding engine will contact has answered a check from the router:
 
-- NIXL: nobody is. The prefill leg's answer says where the blocks are. In place of where it is asked a replica is proved
-  with the addresses of its pod, where that has several, which that answer may name.
-- Mooncake: the bootstrap server of the prefilling engine, whose `/query` tells each rank's engine id (vLLM 0.32,
-  mooncake/mooncake_utils.py). The id is another one for each process, and decode legs have to name it.
-- Offloading: the p2p tier of the prefilling engine, which greets as ZeroMQ does (peers.py).
+- NIXL: there is no such server. The answer of the prefill stage names the address of the blocks. Instead of a checked
+  address, a replica gets the addresses of its pod if that has several, because the answer can name any of them.
+- Mooncake: the bootstrap server of the prefilling engine. Its `/query` returns each rank's engine id (vLLM 0.32,
+  mooncake/mooncake_utils.py). The id is different for each process, and decode stages must name it.
+- Offloading: the P2P tier of the prefilling engine, which sends a ZeroMQ greeting (peers.py).
 - SGLang: the bootstrap server of the prefilling engine, by its `/health` (0.5.23, disaggregation/common/conn.py). Its
-  engines prefill or decode, as they were started, so that one whose role nobody tells takes no legs.
+  engines are started either to prefill or to decode, so an engine without a known role takes no stage.
 
-Whoever only decodes is not asked for anything, and is proved by its role alone.
+An engine that only decodes is contacted by no other engine. Its role alone is sufficient.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ from router.settings.schema import SplitSettings
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 2.0  # longest time that a bootstrap server's page may take
+TIMEOUT_S = 2.0  # maximum time for a page of a bootstrap server
 PAGE_BYTES_MAX = 1 << 20
-MISSES = 3  # looks in a row that find nobody before a replica that was there counts as gone
+MISSES = 3  # consecutive failed checks before a replica that answered counts as gone
 PORTS = {Handshake.MOONCAKE: 8998, Handshake.SGLANG: 8998, Handshake.OFFLOADING: 5710}
-"""Where engines are asked unless told otherwise: `VLLM_MOONCAKE_BOOTSTRAP_PORT`, `--disaggregation-bootstrap-port`,
-`VLLM_P2P_SIDE_CHANNEL_PORT`."""
+"""Default ports: `VLLM_MOONCAKE_BOOTSTRAP_PORT`, `--disaggregation-bootstrap-port`, `VLLM_P2P_SIDE_CHANNEL_PORT`."""
 
 Prove = Callable[[str, Handshake | None, str], None]
 
@@ -56,11 +55,11 @@ _decode_ranks = msgspec.json.Decoder(dict[str, _Rank]).decode
 
 
 class HandProber:
-    """Tells `prove(replica, handshake, address)` how each replica shakes hands; None where it does not, or not any
-    more."""
+    """Calls `prove(replica, handshake, address)` with each replica's KV connector; None if it has none, or no
+    longer."""
 
     def __init__(self, prove: Prove, settings: SplitSettings, tls: ssl.SSLContext | None = None) -> None:
-        """`settings.handshake` is one."""
+        """`settings.handshake` must name a connector."""
         self._prove = prove
         self.handshake = Handshake(settings.handshake)
         self._port = settings.port or PORTS.get(self.handshake, 0)
@@ -69,19 +68,19 @@ class HandProber:
         named = ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode))
         self._roles = {same_base(url): role for role, urls in named for url in urls}
         self._session = fetch.session("", TIMEOUT_S, tls)
-        self.addresses: dict[str, str] = {}  # addresses of proved replicas; "" for replicas that nobody asks
+        self.addresses: dict[str, str] = {}  # addresses of proved replicas; "" for replicas that no engine contacts
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
 
     def named(self, replica: Replica) -> Replica:
-        """The replica with the role that the settings give it, which goes before discovery's word."""
+        """Return the replica with its role from the settings, which have priority over discovery."""
         role = self._roles.get(same_base(replica.id)) or self._roles.get(same_base(replica.url))
         return replica if role is None else replace(replica, role=role)
 
     def address(self, replica: Replica) -> str:
-        """`host:port` at which the replica is to be asked, by the settings or discovery; "" where nobody asks it."""
+        """Return `host:port` of the replica's server, from the settings or discovery; "" if no engine contacts it."""
         if self.handshake is Handshake.NIXL or replica.role is Role.DECODE:
             return ""
         if own := self._endpoints.get(same_base(replica.id)):
@@ -95,7 +94,7 @@ class HandProber:
         return f"{host}:{int(port) + beyond}"
 
     async def watch(self, replica: Replica) -> None:
-        """Look until cancelled; once where there is nothing to look for."""
+        """Check the replica until cancelled; return at once if no check is necessary."""
         if self.handshake is Handshake.SGLANG and replica.role is Role.BOTH:
             log.warning(
                 "replica takes no legs of requests: it is not known whether it prefills or decodes",
@@ -125,7 +124,7 @@ class HandProber:
             await asyncio.sleep(self._interval_s * random.uniform(0.9, 1.1))  # noqa: S311 - spread, not secrets
 
     def forget(self, replica: str) -> None:
-        """The replica left, or is asked elsewhere: it shakes no hands until it is looked at again."""
+        """Remove a replica that left or changed its address. It has no connector until the next check."""
         self._say(replica, None, "")
 
     def _say(self, replica: str, handshake: Handshake | None, address: str) -> None:
@@ -136,7 +135,7 @@ class HandProber:
         self._prove(replica, handshake, address)
 
     async def _look(self, replica: Replica, address: str) -> str:
-        """Where decode legs have to ask the replica; "" where nobody answers."""
+        """Return the address for decode stages; "" if no server answers."""
         if self.handshake is Handshake.OFFLOADING:
             return address if await listens(address) else ""
         if self.handshake is Handshake.SGLANG:
@@ -150,7 +149,7 @@ class HandProber:
         return f"{address}{ENGINE_MARK}{rank.engine_id}" if rank is not None and rank.engine_id else ""
 
     async def _page(self, url: str) -> bytes | None:
-        """A page, or None where there is none."""
+        """Return a page, or None if it cannot be read."""
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 page = await fetch.read(response, PAGE_BYTES_MAX)

@@ -1,11 +1,11 @@
-"""The one reader of engines' `/metrics`, for probes and for ranks.
+"""Shared reader of engines' `/metrics`, for probes and for ranks.
 
-Rendering the page costs an engine some milliseconds of the thread that schedules, more with many adapters. So a server
-has at most one request for it at a time, whoever waits for the page. After one that was late there is a pause, twice as
-long each time, and `probe.metrics_interval_s` makes all of them rarer.
+Rendering the page takes the engine's scheduling thread a few milliseconds, more with many adapters. A server therefore
+gets at most one request for it at a time, for any number of waiting readers. After a late page there is a pause, twice
+as long each time. `probe.metrics_interval_s` reduces the rate of all requests.
 
-A page is read in slices, of which only the lines that matter are kept. A long one is read the less often the longer it
-is, and one that is too long as seldom as one that is late: what an engine sends must not cost what its requests need.
+A page is read in slices, and only relevant lines are kept. A long page is read less often the longer it is, and a page
+over the limit as rarely as a late one. An engine's output must not use the time that its requests need.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from router.settings.schema import ProbeSettings
 
 log = logging.getLogger(__name__)
 
-PAUSE_S_MAX = 60.0  # longest pause after pages that were late or too long
-LONG_BYTES = BYTES_PER_S = 1 << 20  # a longer page is long; of a server's long ones so many bytes a second are read
+PAUSE_S_MAX = 60.0  # maximum pause after pages that were late or too long
+# A longer page is long; of a server's long pages, this many bytes are read per second.
+LONG_BYTES = BYTES_PER_S = 1 << 20
 SPREAD = 0.9  # rounds of probes are up to 10 % shorter than their interval
 
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of one server's page."""
+    """State of one server's page."""
 
     reading: asyncio.Task[str | None] | None = None
-    due_s: float = 0.0  # not read before
+    due_s: float = 0.0  # earliest time of the next read
     read_s: float = float("-inf")  # time of the last page
-    late: int = 0  # pages in a row that did not come in time, or were too long
-    told_long: bool = False  # a warning says that its pages are long
-    counts: bool = False  # engines on the page are counted
-    engines: int | None = None  # as of the last page, if they are counted
-    kept: str | None = None  # a page that was read for ranks, for the first probe
+    late: int = 0  # consecutive pages that were late or too long
+    told_long: bool = False  # True if a warning about long pages was logged
+    counts: bool = False  # True if engines on the page are counted
+    engines: int | None = None  # number of engines on the last page, if they are counted
+    kept: str | None = None  # a page that was read for ranks, kept for the first probe
 
 
 class MetricsPages:
-    """Reads pages by base URL of a server."""
+    """Reads metrics pages by the base URL of a server."""
 
     def __init__(self, settings: ProbeSettings, tls: ssl.SSLContext | None = None) -> None:
         self._enabled = settings.metrics
@@ -64,13 +65,13 @@ class MetricsPages:
         await self._session.close()
 
     def left(self, url: str) -> None:
-        """Forget a server that left; the request under way, if any, is still its only one."""
+        """Forget a server that left. A running request stays its only one."""
         server = self._servers.get(url)
         if server is not None and server.reading is None:
             del self._servers[url]
 
     async def read(self, url: str) -> str | None:
-        """The page; "" if it is switched off here or there, None if it is late, broken, or not due yet."""
+        """Return the page; "" if it is disabled here or on the server, None if it is late, broken, or not due yet."""
         if not self._enabled:
             return ""
         now_s, server = asyncio.get_running_loop().time(), self._servers.setdefault(url, _Server())
@@ -84,7 +85,7 @@ class MetricsPages:
         return await asyncio.shield(server.reading)
 
     async def engines(self, url: str) -> int | None:
-        """Number of engines that the page names, at least 1; None if no page could be read so far."""
+        """Return the number of engines on the page, at least 1; None if no page was readable so far."""
         server = self._servers.setdefault(url, _Server())
         first, server.counts = not server.counts, True
         if asyncio.get_running_loop().time() - server.read_s > self._fresh_s or server.engines is None:
@@ -122,14 +123,14 @@ class MetricsPages:
         return page
 
     def _tell_long(self, url: str, server: _Server, size: int, what: str) -> None:
-        """Warn of a long page once. A `size` of 0: too long."""
+        """Log a warning about a long page once. A `size` of 0 means that it is too long."""
         if not server.told_long:
             server.told_long = True
             fields = {"replica": url, "bytes": size, "bytes_max": self._page_bytes_max}
             log.warning("metrics page %s", what, extra={"event": "metrics_page_long", "fields": fields})
 
     async def _page(self, url: str) -> tuple[str | None, int]:
-        """The lines of the page that matter, and the bytes of all of it. Raises PageTooLong."""
+        """Return the relevant lines of the page, and its size in bytes. Raises PageTooLong."""
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
                 return ("" if response.status == 404 else None), 0

@@ -1,8 +1,9 @@
-"""New pairs of a prefilling and a decoding replica hand a prompt over before requests do.
+"""Warm-up of new pairs of a prefilling and a decoding replica with a test prompt, before they get requests.
 
-The first transfer between two engines takes seconds, since they get to know each other (vLLM's NIXL connector: some
-5 s), and shows whether they can reach each other at all, which no look from here does. So a small request of our own
-goes through both of them, in both legs; the Router says which pair is next, and rests one that fails.
+The first transfer between two engines takes seconds, because they exchange connection data (vLLM's NIXL connector:
+about 5 s). It also shows if they can reach each other at all, which no check from the router shows. A small request of
+our own therefore passes through both replicas, in a prefill stage and a decode stage. The Router selects the next pair,
+and sets a cooldown for one that fails.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from router.engines import fetch
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-TIMEOUT_S = 45.0  # longest time of both legs together
+TIMEOUT_S = 45.0  # maximum time of both stages together
 WORDS = 512  # words of the prompt, enough for a block of any size
 ANSWER_BYTES_MAX = 1 << 20
 ROOM_BITS = 63
 
 
 class PairFailed(Exception):
-    """The pair did not hand the prompt over."""
+    """The pair did not transfer the prompt's blocks."""
 
 
 class PairWarmer:
-    """Warms the pairs that the Router names. `addresses` are where replicas that prefill are asked (hands.py)."""
+    """Warms up the pairs that the Router selects. `addresses` are those of prefilling replicas (hands.py)."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class PairWarmer:
         tls: ssl.SSLContext | None = None,
         hosts: Sequence[str] = (),
     ) -> None:
-        """`hosts` are those that prefilling engines may name besides their own (`split.hosts`)."""
+        """`hosts`: hosts that prefilling engines may name in addition to their own (`split.hosts`)."""
         self._router = router
         self._handshake = handshake
         self._addresses = addresses
@@ -63,7 +64,7 @@ class PairWarmer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Stop warming, and close all connections."""
+        """Stop all warm-ups, and close all connections."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -71,7 +72,7 @@ class PairWarmer:
         await self._session.close()
 
     async def watch(self) -> None:
-        """Warm new pairs, until cancelled."""
+        """Warm up new pairs, until cancelled."""
         while True:
             for prefill, decode in self._router.pairs_to_warm(self._clock()):
                 task = asyncio.create_task(self._warm(prefill, decode))
@@ -97,7 +98,7 @@ class PairWarmer:
             log.info("a pair of replicas takes requests in two legs", extra={"event": "pair_warmed", "fields": fields})
 
     async def _hand_over(self, prefill: str, decode: str) -> None:
-        """Have one replica prefill a prompt that nobody has, and the other one decode it. Raises PairFailed."""
+        """Prefill a new prompt on one replica, and decode it on the other. Raises PairFailed."""
         base = self._base(prefill, decode)
         sglang = self._handshake is Handshake.SGLANG
         id_ = str(secrets.randbits(ROOM_BITS)) if sglang else secrets.token_hex(16)
@@ -118,7 +119,7 @@ class PairWarmer:
         legs = [asyncio.ensure_future(self._post(*leg)) for leg in ((prefill, first), (decode, second))]
         try:
             await asyncio.gather(*legs)
-        finally:  # a leg whose other leg failed would wait for minutes
+        finally:  # if one stage fails, the other one would wait for minutes
             for leg in legs:
                 leg.cancel()
 
@@ -133,11 +134,11 @@ class PairWarmer:
         return json.dumps({"model": models[0], "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode()
 
     async def _post(self, replica: str, body: bytes) -> bytes:
-        """The answer of one leg. Raises PairFailed."""
+        """Return the answer of one stage. Raises PairFailed."""
         return (await self._answer(replica, body))[0]
 
     async def _answer(self, replica: str, body: bytes) -> tuple[bytes, str]:
-        """The answer of one leg, and the address that it came from. Raises PairFailed."""
+        """Return the answer of one stage, and the address of the server. Raises PairFailed."""
         there = Replica(replica)
         headers = {"Content-Type": "application/json"}
         if there.rank is not None:
@@ -146,7 +147,7 @@ class PairWarmer:
             headers["Authorization"] = f"Bearer {key}"
         url = there.url + COMPLETIONS
         async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
-            connection = response.connection  # goes back when all is read
+            connection = response.connection  # the connection returns to the pool after the whole answer is read
             there_is = connection.transport if connection is not None else None
             peer = there_is.get_extra_info("peername") if there_is is not None else None
             answer = await fetch.read(response, ANSWER_BYTES_MAX)

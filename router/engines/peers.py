@@ -1,10 +1,12 @@
-"""Where engines take orders of their peers: a look, every so often, whether one listens there.
+"""Periodic check that an engine accepts P2P KV transfer at its peer address.
 
-vLLM's p2p tier binds a ZeroMQ socket to an address that discovery or the settings name, and a consumer that is sent to
-a wrong one waits without end. So nothing is pulled from an engine, or by it, before its address was proved from here:
-somebody accepts there and greets as ZeroMQ does (ZMTP 3.1, "Connection Greeting": 0xFF, eight bytes, 0x7F), which a
-server does without being asked. That the engines can reach each other is not proved by that; a pull that stalls for
-want of it is sent again without (edge/attempts.py), and its source rests.
+vLLM's P2P tier binds a ZeroMQ socket to an address that discovery or the settings name. An engine that is sent to a
+wrong address waits forever. No KV transfer from or to an engine is therefore requested before its address was checked
+from here. A server must accept the connection and send a ZeroMQ greeting. It does so without a request (ZMTP 3.1,
+"Connection Greeting": 0xFF, eight bytes, 0x7F).
+
+The check does not prove that the engines can reach each other. If a transfer stalls for that reason, the request is
+sent again without one (edge/attempts.py), and the source gets a cooldown.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from router.settings.schema import PullSettings
 log = logging.getLogger(__name__)
 
 GREETING_BYTES = 10
-TIMEOUT_S = 2.0  # the longest that connecting and the greeting may take together
+TIMEOUT_S = 2.0  # maximum time of connection and greeting together
 
 
 class PeerProber:
-    """Tells `prove(replica, address)` where each engine takes orders; "" where it does not, or not any more."""
+    """Calls `prove(replica, address)` with each engine's peer address; "" if it has none, or no longer."""
 
     def __init__(self, prove: Callable[[str, str], None], settings: PullSettings) -> None:
         self._prove = prove
@@ -34,7 +36,7 @@ class PeerProber:
         self._endpoints = peer_endpoints(settings.endpoints)
 
     def address(self, replica: Replica) -> str:
-        """`host:port` at which the replica is to take orders, by discovery or the settings; "" where none says so."""
+        """Return `host:port` of the replica's P2P tier, from discovery or the settings; "" if neither names it."""
         if own := self._endpoints.get(replica.id):
             return own
         host, _, port = (self._endpoints.get(replica.url) or replica.peer).rpartition(":")
@@ -44,7 +46,7 @@ class PeerProber:
         return f"{host}:{int(port) + (replica.rank or 0)}" if host else ""  # each rank has the next port
 
     async def watch(self, replica: Replica) -> None:
-        """Look until cancelled; at once where there is nothing to look for."""
+        """Check the replica until cancelled; return at once if it has no address."""
         address, before = self.address(replica), ""
         while address:
             found = address if await listens(address) else ""
@@ -63,7 +65,7 @@ class PeerProber:
 
 
 async def listens(address: str) -> bool:
-    """Whether somebody accepts at `host:port` and greets as ZeroMQ does."""
+    """True if a server accepts at `host:port` and sends a ZeroMQ greeting."""
     host, _, port = address.rpartition(":")
     writer = None
     try:

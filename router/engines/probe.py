@@ -1,10 +1,11 @@
-"""Probes: one loop per replica asks its engine for health, models and load.
+"""Probes of engines for health, models and load, with one loop per replica.
 
-A round is `/health`, then `/metrics`; `/v1/models` in the first and every few rounds. A replica without known models is
-not ready, since nothing could be routed to it. All answers go to the Router, which knows what they mean.
+A round requests `/health`, then `/metrics`; `/v1/models` only in the first round and every few rounds after it. A
+replica without known models is not ready, because no request could be routed to it. All answers go to the Router, which
+evaluates them.
 
-Data-parallel ranks of one server are replicas of their own behind one set of pages: the loop of the first rank asks
-for all, and each rank gets its own share of the load.
+Data-parallel ranks of one server are separate replicas behind one set of pages. The loop of the first rank requests the
+pages for all ranks, and each rank gets its own share of the load.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ from router.settings.schema import ProbeSettings
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-ROW_BYTES_MAX = 4 << 10  # bytes of a model's row that are kept
-ROWS_BYTES_MAX, ALL_ROWS_BYTES_MAX = 1 << 20, 64 << 20  # bytes of rows that are kept of a replica, and of all replicas
-LOOK_S, LOOK_WAIT_S = 1.0, 2.0  # least time between two looks at all replicas' models; longest wait for one
-LOOKERS_MAX, LOOKS_AT_ONCE = 256, 16  # requests that may wait for a look; replicas that are asked at once
+ROW_BYTES_MAX = 4 << 10  # maximum bytes of a model's row that are kept
+# maximum bytes of rows that are kept of a replica, and of all replicas
+ROWS_BYTES_MAX, ALL_ROWS_BYTES_MAX = 1 << 20, 64 << 20
+LOOK_S, LOOK_WAIT_S = 1.0, 2.0  # minimum time between two lookups of all replicas' models; maximum wait for one
+LOOKERS_MAX, LOOKS_AT_ONCE = 256, 16  # requests that may wait for a lookup; replicas that are read in parallel
 SOON_ROUNDS = 8  # rounds at four times the pace, after a replica began to refuse connections
-PARSE_BYTES_MAX = 16 << 10  # more lines of metrics are parsed off the event loop
-PARSE_MODELS_BYTES_MAX = 64 << 10  # bytes of a page of models that are parsed on the event loop
+PARSE_BYTES_MAX = 16 << 10  # longer metrics are parsed outside of the event loop
+PARSE_MODELS_BYTES_MAX = 64 << 10  # maximum page of models that is parsed on the event loop
 
 
 class _Model(msgspec.Struct):
@@ -63,10 +65,10 @@ class _Models(msgspec.Struct):
 
 
 class _Page(NamedTuple):
-    """What one page of models says."""
+    """Models of one page."""
 
     models: list[ServedModel]
-    left_out: int  # models beyond those that are read
+    left_out: int  # models beyond the limit, which were not read
 
 
 class _Sleeping(msgspec.Struct):
@@ -77,8 +79,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class ProbeFailed(Exception):
-    """An engine did not answer as it should. `refused` means that nobody listens there; `unasked`, that the router had
-    no file descriptor left to ask it, which says nothing of the engine."""
+    """An engine did not answer as expected. `refused`: no process listens at the address. `unasked`: the router had no
+    free file descriptor for the probe, so the engine's state is unknown."""
 
     def __init__(self, message: str, *, status: int = 0, refused: bool = False, unasked: bool = False) -> None:
         super().__init__(message)
@@ -88,7 +90,7 @@ class ProbeFailed(Exception):
 
 
 class Prober:
-    """Probes replicas and tells the Router what they say."""
+    """Probes replicas and passes the results to the Router."""
 
     def __init__(
         self,
@@ -108,17 +110,17 @@ class Prober:
         self._models_rounds = max(1, round(settings.models_interval_s / settings.interval_s))
         self._page_bytes_max = settings.page_bytes_max
         self._models_max = settings.models_max
-        self._row_bytes: Counter[str] = Counter()  # bytes of rows that are kept, by server
+        self._row_bytes: Counter[str] = Counter()  # bytes of kept rows, by server
         self._kv_tokens_max = kv_tokens_max
         self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
         self._pages = pages
         self._without_sleep: set[str] = set()  # servers without a page /is_sleeping
-        self._soon: dict[str, int] = {}  # rounds left at four times the pace, by replica
+        self._soon: dict[str, int] = {}  # remaining rounds at four times the pace, by replica
         self._wakes: dict[str, asyncio.Event] = {}
-        self._stale: set[str] = set()  # replicas whose models are read in the next round, whatever is due
+        self._stale: set[str] = set()  # replicas with models to be read in the next round, even if they are not due
         self._reread_s: dict[str, float] = {}  # time at which a replica's models were last found to be wrong
-        self.left_out: dict[str, int] = {}  # models of a replica's page beyond `models_max`
-        self._looking: asyncio.Task[None] | None = None  # the look at all replicas' models, or the last one
+        self.left_out: dict[str, int] = {}  # models on a replica's page beyond `models_max`
+        self._looking: asyncio.Task[None] | None = None  # the current or last lookup of all replicas' models
         self._looked_s = float("-inf")
         self._lookers = 0
 
@@ -129,13 +131,13 @@ class Prober:
         await self._session.close()
 
     async def watch(self, replica: str) -> None:
-        """Probe one replica until cancelled. Rounds are spread, so that a fleet is not asked all at once."""
+        """Probe one replica until cancelled. Rounds are spread, so that not all replicas are probed at once."""
         rounds, wake = 0, self._wakes.setdefault(replica, asyncio.Event())
         while True:
             try:
                 due = rounds % self._models_rounds == 0 or replica in self._stale
                 await self.probe(replica, models=due or self._unknown(replica))
-            except Exception:  # a bug in reading a page must not end the loop
+            except Exception:  # a bug in a page's reader must not end the loop
                 log.exception(
                     "bug: probe failed inside the router", extra={"event": "bug", "fields": {"replica": replica}}
                 )
@@ -166,7 +168,7 @@ class Prober:
         self._without_sleep.discard(Replica(replica).url)
 
     def reread(self, replica: str) -> None:
-        """Read the replica's models soon, at most once a second: its list was wrong."""
+        """Read the replica's models soon, at most once a second, because its list was wrong."""
         first, now_s = self._first(replica), time.monotonic()
         if now_s - self._reread_s.get(first, float("-inf")) >= LOOK_S and first in self._wakes:
             self._reread_s[first] = now_s
@@ -174,8 +176,8 @@ class Prober:
             self._wakes[first].set()
 
     async def look(self) -> None:
-        """Read the models of all replicas that answer: one look at a time, LOOK_S after the last one at the earliest.
-        Returns after LOOK_WAIT_S at most, and at once where too many wait already."""
+        """Read the models of all ready replicas. One lookup runs at a time, LOOK_S after the last one at the earliest.
+        Returns after LOOK_WAIT_S at most, and at once if too many requests wait already."""
         if self._lookers >= LOOKERS_MAX:
             return
         if self._looking is None or self._looking.done():
@@ -202,12 +204,12 @@ class Prober:
                 await asyncio.gather(*map(look, firsts))
 
     def _first(self, replica: str) -> str:
-        """The replica whose loop asks for this one: the first rank of its server."""
+        """Return the replica with the loop that probes this one: the first rank of its server."""
         there = Replica(replica)
         return replica if there.rank is None else there.of_rank(0).id
 
     async def probe(self, replica: str, *, models: bool) -> None:
-        """One round: for all ranks of the server if this is its first rank, otherwise for none."""
+        """Run one round for all ranks of the server if this is its first rank, otherwise for none."""
         if Replica(replica).rank:
             return
         server = Replica(replica).url
@@ -218,7 +220,7 @@ class Prober:
             if failure.unasked:
                 return
             for rank in self._ranks(replica):
-                self._stale.add(replica)  # the address may come back as another engine
+                self._stale.add(replica)  # another engine may return at this address
                 silent = not failure.refused and not failure.status
                 self._heard(rank, ok=False, proof=failure.refused, why=str(failure), silent=silent)
             return
@@ -236,7 +238,7 @@ class Prober:
             self._judge(rank, load.sleep)
 
     def _judge(self, rank: str, sleep: Sleep | None) -> None:
-        """Tell the router how a member is that answers."""
+        """Report the health of a member that answers to the router."""
         member = self._router.member(rank)
         if sleep in (Sleep.ASLEEP, Sleep.PAUSED):
             self._heard(rank, ok=False, proof=False, why=sleep.value, sure=True)
@@ -248,7 +250,8 @@ class Prober:
             self._heard(rank, ok=True, proof=False, why=why)
 
     def _ranks(self, replica: str) -> list[str]:
-        """Ids of all members behind the replica's URL: the server itself, or its ranks, which come and go together."""
+        """Return the ids of all members behind the replica's URL: the server itself, or its ranks, which join and leave
+        together."""
         member, server = self._router.member, Replica(replica)
         if server.rank is None:
             return [replica] if member(replica) is not None else []
@@ -262,8 +265,8 @@ class Prober:
     def _heard(
         self, replica: str, *, ok: bool, proof: bool, why: str, silent: bool = False, sure: bool = False
     ) -> None:
-        """Take one observation. `proof`: the engine's process is gone. `sure`: one failure is enough, though it is
-        there."""
+        """Report one observation to the Router. `proof`: the engine's process is gone. `sure`: one failure is
+        sufficient, although the process exists."""
         member = self._router.member(replica)
         news = member is not None and member.health.why != why  # each change is logged once, with its reason
         flipped = self._router.observe_health(replica, ok, why, proof=proof or sure, silent=silent)
@@ -282,7 +285,7 @@ class Prober:
             self._on_lost(replica)
 
     def _serves(self, replica: str, page: _Page) -> None:
-        """Take what a server serves, for each of its ranks."""
+        """Set the models that a server serves, for each of its ranks."""
         for rank in self._ranks(replica):
             self._router.observe_models(rank, page.models)
             if page.left_out != self.left_out.get(rank, 0):
@@ -329,7 +332,8 @@ class Prober:
         return load
 
     async def _sleep(self, server: str) -> Sleep | None:
-        """vLLM's `/is_sleeping`, for releases whose metrics do not state it (before 0.11); None without that page."""
+        """Read vLLM's `/is_sleeping`, for releases without that state in their metrics (before 0.11); None without that
+        page."""
         if server in self._without_sleep:
             return None
         try:
@@ -364,19 +368,19 @@ class Prober:
 
 
 def _page_of(page: bytes, models_max: int, rows_bytes_max: int) -> _Page:
-    """The models of a page, and their rows unless those are too long. Raises one of _UNREADABLE."""
+    """Return the models of a page, with their rows unless those are too long. Raises one of _UNREADABLE."""
     rows = msgspec.json.decode(page, type=_Models).data
     models, kept_bytes = list[ServedModel](), 0
     for row in rows[:models_max]:
         kept_bytes += len(row)
         keeps = len(row) <= ROW_BYTES_MAX and kept_bytes <= rows_bytes_max
-        keeps = keeps and _read(dict, row) is not None  # fields of a row that are not needed have not been read yet
+        keeps = keeps and _read(dict, row) is not None  # fields of a row that are not needed have not been parsed yet
         models.append(_served(msgspec.json.decode(row, type=_Model), bytes(row) if keeps else b""))
     return _Page(models, max(0, len(rows) - models_max))
 
 
 def _served(model: _Model, row: bytes = b"") -> ServedModel:
-    """A model as the Router knows it. Only its id must be readable."""
+    """Convert a model for the Router. Only its id must be readable."""
     return ServedModel(
         row=row,
         name=model.id,

@@ -1,16 +1,16 @@
-"""How many data-parallel ranks a server has: each is a replica of its own, since each has its own cache. The engine's
-version is learned along with them.
+"""Number of data-parallel ranks of each server, and the version of its engine.
 
-vLLM 0.32 names the KV event source of every rank on `/kv_event_sources`; with events off, its metrics still name every
-engine. SGLang 0.5.23 says `dp_size` on `/server_info`. A server that has none of these pages has one rank. A server
-that does not answer at all keeps its last known number, and is asked again soon, as is another engine that came to a
-known address. SGLang tells its version on the same page, vLLM on `/version`.
+Each rank is a separate replica, because each has its own cache. vLLM 0.32 names the KV event source of every rank on
+`/kv_event_sources`; with events off, its metrics still name every engine. SGLang 0.5.23 reports `dp_size` on
+`/server_info`. A server without any of these pages has one rank. A server that does not answer keeps its last known
+number and is queried again soon, and so is another engine at a known address. SGLang reports its version on the same
+page, vLLM on `/version`.
 
-A server that joins is waited for, SETTLE_S at most, so that it joins with all its ranks. A server that leaves does so
-at once, whatever else is being asked.
+The router waits for a server that joins, SETTLE_S at most, so that it joins with all its ranks. A server that leaves is
+removed at once, even if other queries are running.
 
-In vLLM's hybrid and external modes a server answers for only a part of the ranks, which it counts from 0
-(v1/engine/input_processor.py); so does the router.
+In vLLM's hybrid and external modes, a server answers for only a part of the ranks and counts them from 0
+(v1/engine/input_processor.py). The router does the same.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from router.settings.schema import ProbeSettings
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-RANKS_MAX = 1_024  # a server that claims more is not believed
-SETTLE_S = 1.0  # longest wait for the answer of a server that joins
+RANKS_MAX = 1_024  # a server that reports more is ignored
+SETTLE_S = 1.0  # maximum wait for the answer of a server that joins
 ASKED_AT_ONCE_MAX = 32
-VERSION_CHARS_MAX = 64  # a longer version is not believed, since it becomes a label of a metric
+VERSION_CHARS_MAX = 64  # a longer version is rejected, because it becomes a label of a metric
 
 
 class _ServerInfo(msgspec.Struct):
@@ -60,19 +60,19 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 def _decode_sources(page: bytes) -> dict[int, _SourceSaid] | None:
-    """The sources of events by rank; None for a page whose values are none, such as that of a server which answers
-    every path. Raises msgspec.DecodeError for one that cannot be read, or whose names are no numbers of ranks."""
+    """Return the event sources by rank; None if the values are not sources, for example on a server that answers every
+    path. Raises msgspec.DecodeError if the page is unreadable, or if its names are not rank numbers."""
     said = _decode_said(page)
     sources = all(each.publisher is not msgspec.UNSET or each.endpoint is not msgspec.UNSET for each in said.values())
     return said if sources and all(rank >= 0 for rank in said) else None
 
 
 class _Silent(Exception):
-    """The server did not answer, so nothing is learned."""
+    """The server did not answer, so no number is known from this query."""
 
 
 def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[Replica]:
-    """The replicas with every server of several ranks replaced by its ranks. `counts` is by base URL."""
+    """Replace every server of several ranks by its ranks. `counts` is by base URL."""
     return frozenset(
         rank
         for replica in replicas
@@ -85,7 +85,7 @@ def expand(replicas: Iterable[Replica], counts: Mapping[str, int]) -> frozenset[
 
 
 class Ranks:
-    """Asks servers for their ranks, and again: soon where there was no answer, otherwise every `models_interval_s`."""
+    """Queries servers for their ranks, and again: soon after a missing answer, otherwise every `models_interval_s`."""
 
     def __init__(self, settings: ProbeSettings, pages: MetricsPages, tls: ssl.SSLContext | None = None) -> None:
         self._pages = pages
@@ -93,16 +93,16 @@ class Ranks:
         self._again_s = settings.models_interval_s
         self._page_bytes_max = settings.page_bytes_max
         self._counts: dict[str, int] = {}
-        self._versions: dict[str, str] = {}  # versions that engines have told, by base URL
+        self._versions: dict[str, str] = {}  # versions that engines reported, by base URL
         self._asked_s: dict[str, float] = {}  # time of the last answer, by base URL
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._instances: dict[str, str] = {}  # engines' instances, if discovery knows them, by base URL
-        self._settled_s: dict[str, float] = {}  # end of the wait for a server that joins; 0: it was asked
+        self._settled_s: dict[str, float] = {}  # end of the wait for a server that joins; 0: it was queried
         self._slots = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
         self._session = fetch.session(settings.api_key, settings.timeout_s, tls)
 
     async def close(self) -> None:
-        """Stop asking, and close all connections."""
+        """Stop all queries, and close all connections."""
         asking = list(self._asking.values())
         for task in asking:
             task.cancel()
@@ -110,11 +110,11 @@ class Ranks:
         await self._session.close()
 
     def version(self, base_url: str) -> str:
-        """Version of the engine behind a base URL, in the engine's own words; "" while it has told none."""
+        """Return the version of the engine behind a base URL, as the engine reports it; "" while unknown."""
         return self._versions.get(base_url, "")
 
     async def count(self, base_url: str) -> int:
-        """Number of ranks of one server, at least 1; the last known number if it does not answer."""
+        """Return the number of ranks of one server, at least 1; the last known number if it does not answer."""
         try:
             count, version = await self._ask(base_url)
         except _Silent:
@@ -127,12 +127,12 @@ class Ranks:
             )
         self._counts[base_url] = count
         self._asked_s[base_url] = asyncio.get_running_loop().time()
-        with suppress(_Silent):  # what was known of its version still is
+        with suppress(_Silent):  # keep a known version
             self._versions[base_url] = version or await self._ask_version(base_url)
         return count
 
     def doubt(self, replica: str) -> None:
-        """Ask the server behind this id again soon: it was lost, and may come back with another number of ranks."""
+        """Query the server behind this id again soon: it was lost, and may return with another number of ranks."""
         self._asked_s.pop(Replica(replica).url, None)
 
     async def follow(self, sets: AsyncIterator[frozenset[Replica]]) -> AsyncIterator[frozenset[Replica]]:
@@ -165,7 +165,7 @@ class Ranks:
                 await sets.aclose()
 
     async def _wait(self, following: asyncio.Future[Any] | None, *, first: bool) -> None:
-        """Wait until there is another set, servers that join have answered or had their time, or the next round is
+        """Wait until there is another set, or joining servers have answered or had their time, or the next round is
         due."""
         now_s, joining = asyncio.get_running_loop().time(), self._joining()
         until_s = min((self._settled_s[server] for server in joining), default=now_s + self._interval_s)
@@ -183,12 +183,12 @@ class Ranks:
                 answered.cancel()
 
     def _joining(self) -> set[str]:
-        """New servers that were asked and may still answer in time."""
+        """Return new servers that were queried and can still answer in time."""
         now_s = asyncio.get_running_loop().time()
         return {server for server in self._asking if self._settled_s.get(server, now_s) > now_s}
 
     def _refresh(self, replicas: frozenset[Replica]) -> None:
-        """Ask the servers that are due."""
+        """Query the servers that are due."""
         now_s = asyncio.get_running_loop().time()
         instances = {replica.url: replica.instance for replica in replicas}
         for server in [server for server in self._settled_s if server not in instances]:
@@ -210,8 +210,8 @@ class Ranks:
             known.pop(server, None)
 
     def _forget_answer(self, server: str) -> None:
-        """Drop the question under way: another engine is at the address now. Its known number is the best guess until
-        it answers."""
+        """Cancel the running query, because another engine is at the address now. Its known number is the best estimate
+        until it answers."""
         for known in (self._asked_s, self._settled_s, self._versions):
             known.pop(server, None)
         asking = self._asking.pop(server, None)
@@ -229,7 +229,8 @@ class Ranks:
                 self._settled_s[server] = 0.0
 
     async def _ask(self, base_url: str) -> tuple[int, str]:
-        """Number of ranks of one server, and its version where the same page has it, otherwise "". Raises _Silent."""
+        """Return the number of ranks of one server, and its version if the same page has it, otherwise "". Raises
+        _Silent."""
         if sources := await self._page(f"{base_url}/kv_event_sources", _decode_sources):
             return len(sources), ""
         info = await self._page(f"{base_url}/server_info", _decode_info)
@@ -242,12 +243,12 @@ class Ranks:
         return named, version
 
     async def _ask_version(self, base_url: str) -> str:
-        """The version that vLLM tells; "" where there is no such page. Raises _Silent."""
+        """Return the version that vLLM reports; "" without such a page. Raises _Silent."""
         told = await self._page(f"{base_url}/version", _decode_version)
         return _version(told.version) if told is not None else ""
 
     async def _page(self, url: str, decode: Callable[[bytes], _T | None]) -> _T | None:
-        """One page; None if there is no readable one. Raises _Silent if the server does not answer."""
+        """Return one page; None if it is missing or unreadable. Raises _Silent if the server does not answer."""
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status >= 500:
@@ -264,7 +265,7 @@ class Ranks:
 
 
 def _version(raw: msgspec.Raw) -> str:
-    """A version as an engine tells it; "" for anything that is no short printable text."""
+    """Return a version as an engine reports it; "" if it is not a short printable text."""
     try:
         told = msgspec.json.decode(raw, type=str)
     except _UNREADABLE:

@@ -1,14 +1,20 @@
-"""Where replicas come from. A discovery yields *complete sets*; only Fleet.replace compares them with what was there.
+"""Sources of replicas. A discovery yields *complete sets*; only Fleet.replace compares them with the previous set.
 
-static      those in the settings, or added at run time
+static      replicas of the settings, and those added at run time
 dns         addresses of a name
-kubernetes  pods: pod_watch follows them, pods says which of them are replicas, stacks which are known by their labels;
-            pool_watch and pools do so for InferencePools; objects is what a view keeps, api_client asks the API server
-together    all discoveries as one
+kubernetes  pods of namespaces, or members of InferencePools
+pod_watch   lists and watches of pods or pools
+pods        selection of the pods that are replicas
+stacks      serving stacks that are recognized by their pods' labels
+pool_watch  one InferencePool and its pods
+pools       decoded InferencePools
+objects     decoded state of one list and watch
+api_client  requests to the API server
+together    union of all discoveries
 sources     the discovery that the settings name
 
-To add one: a file here with a class that has `source`, `watch` and `status`, its name in
-SOURCES, and a line in sources.py (docs/extend/discovery.md).
+To add a discovery: a file here with a class that has `source`, `watch` and `status`, its name in SOURCES, and a line in
+sources.py (docs/extend/discovery.md).
 """
 
 from __future__ import annotations
@@ -22,17 +28,17 @@ from router.core.facts.replicas import Replica
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How good a discovery's view of replicas is."""
+    """State of a discovery's view of replicas."""
 
-    fresh: bool  # false: the view is the last good one, which stays in use
-    why: str = ""  # why it is not fresh, for people, without secrets
+    fresh: bool  # False: the view is the last good one, which stays in use
+    why: str = ""  # reason why it is not fresh, as text without secrets
     stale_s: float = 0.0  # seconds since it was fresh
-    errors: int = 0  # failures of its source since the start
+    errors: int = 0  # failures of the source since the start
     replicas: int = 0  # ready replicas in the view
 
 
 SOURCES = ("static", "kubernetes", "dns")
-POOLS_MAX = 64  # InferencePools in the settings; each is two watches
+POOLS_MAX = 64  # InferencePools in the settings; each needs two watches
 
 
 class Discovery(Protocol):
@@ -41,8 +47,8 @@ class Discovery(Protocol):
     source: str
 
     def watch(self) -> AsyncIterator[frozenset[Replica]]:
-        """Yield the complete set now, and again at every change. A source that fails is asked again, for ever;
-        meanwhile nothing is yielded, so that the last good set stays in use."""
+        """Yield the complete set now, and again at every change. A source that fails is retried forever. Until it
+        succeeds, no set is yielded, so that the last good set stays in use."""
 
     def status(self) -> Status:
-        """The view's state now."""
+        """Return the current state of the view."""

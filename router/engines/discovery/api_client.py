@@ -1,8 +1,8 @@
-"""Asks an API server with the official client (`kubernetes.aio`): lists and watches pods and InferencePools.
+"""Client of an API server, based on the official client (`kubernetes.aio`): lists and watches pods and InferencePools.
 
-Of the client only its configuration (service account, kubeconfig) and its HTTP are used, not its models, which make
-objects of everything in a pod, at milliseconds each. Importing the client costs some 20 MB and 0.2 s, so it is imported
-only where it is needed.
+Only the official client's configuration (service account, kubeconfig) and HTTP layer are used. Its models are not used,
+because they convert every field of a pod to objects and take milliseconds for each pod. An import of the client costs
+about 20 MB and 0.2 s, so it is imported only when needed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from router.engines import fetch
 from router.engines.discovery.pod_watch import Api, Gone, WatchFailed
 
 CONNECT_S = 2.0  # a lost SYN is sent again after one second
-EVENT_BYTES_MAX = 4 << 20  # largest event, which has a pod; etcd takes 1.5 MB
-PAGE_BYTES_MAX = 64 << 20  # largest page, which has 50 pods
-STATUS_BYTES_MAX = 16 << 10  # read of an answer that is an error
+EVENT_BYTES_MAX = 4 << 20  # maximum size of an event with one pod; etcd accepts 1.5 MB
+PAGE_BYTES_MAX = 64 << 20  # maximum size of a page with 50 pods
+STATUS_BYTES_MAX = 16 << 10  # maximum read from an error response
 POOL_API = "inference.networking.k8s.io/v1"  # group and version of InferencePools
 
 
@@ -36,7 +36,7 @@ class _Configuration(Protocol):
     host: str
 
     async def auth_settings(self) -> dict[str, dict[str, str]]:
-        """Credentials for a request, refreshed first if that is due."""
+        """Return credentials for a request, refreshed first if that is due."""
 
 
 class _Answer(Protocol):
@@ -44,7 +44,7 @@ class _Answer(Protocol):
 
 
 class _Rest(Protocol):
-    """The part of the client's RESTClientObject that is used."""
+    """Part of the client's RESTClientObject that is used."""
 
     configuration: _Configuration
 
@@ -58,14 +58,16 @@ class _Rest(Protocol):
 
 
 class ApiClient:
-    """The official client, for `list` and `watch`. When the API server refuses the token, or its certificate does not
-    verify, the configuration is read anew: tokens of service accounts change while the router runs, and so may a
-    kubeconfig's, and the cluster's authority."""
+    """The official client, for `list` and `watch`.
+
+    The configuration is read again when the API server refuses the token or its certificate does not verify. Tokens of
+    service accounts change while the router runs; a kubeconfig's token and the cluster's authority can change too.
+    """
 
     def __init__(self, kubeconfig: str) -> None:
         """Raises ValueError if the extra is missing."""
         try:
-            import kubernetes.aio.client  # noqa: F401 - that it is there is found out at the start
+            import kubernetes.aio.client  # noqa: F401 - checks at the start that the package is installed
         except ImportError as error:
             raise ValueError("discovery.source: kubernetes needs an extra: pip install '.[kubernetes]'") from error
         self._kubeconfig = kubeconfig
@@ -73,7 +75,7 @@ class ApiClient:
         self._connecting = asyncio.Lock()
 
     def pods(self, selector: str) -> Api:
-        """Pods with these labels; all of a namespace without a selector."""
+        """Return the API for pods with these labels, or for all pods of a namespace without a selector."""
         return _Asked(
             self,
             path="/api/v1/namespaces/{}/pods",
@@ -85,7 +87,8 @@ class ApiClient:
         )
 
     def pool(self, name: str) -> Api:
-        """The one InferencePool of this name. A Role may name it (`resourceNames`): the question does too."""
+        """Return the API for the one InferencePool of this name. The request names it too, because a Role can be
+        limited to names (`resourceNames`)."""
         return _Asked(
             self,
             path=f"/apis/{POOL_API}/namespaces/{{}}/inferencepools",
@@ -107,7 +110,7 @@ class ApiClient:
     async def asked(
         self, of: _Asked, verb: str, namespace: str, query: dict[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer with status 200. Raises Gone and WatchFailed for anything else."""
+        """Yield a response with status 200. Raises Gone or WatchFailed for any other outcome."""
         try:
             response = await self._get(of, namespace, query)
             try:
@@ -128,7 +131,7 @@ class ApiClient:
             auth = (await rest.configuration.auth_settings()).get("BearerToken", {})
         except Exception as error:  # any kind of error, as in _connected
             raise WatchFailed(f"cannot tell who we are: {type(error).__name__}: {error}") from error
-        # Compression is not asked for: unpacking a list would hold up the event loop.
+        # No compression is requested: decompressing a list would block the event loop.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
         if auth.get("value"):
             headers["Authorization"] = auth["value"].strip()
@@ -164,15 +167,16 @@ class ApiClient:
             )
         else:
             await asyncio.to_thread(config.load_incluster_config, configuration)
-            # Authorities of clusters that are older or made by hand give out certificates without an Authority Key
-            # Identifier, which Python refuses from 3.13 on; the one authority in the pod's file is still checked.
+            # Authorities of clusters that are older or created by hand issue certificates without an Authority Key
+            # Identifier. Python rejects these from 3.13 on. The certificate is still verified against the one authority
+            # in the pod's file.
             configuration.disable_strict_ssl_verification = True
         # the constructor reads certificates from files
         rest: _Rest = await asyncio.to_thread(RESTClientObject, configuration)
         return rest
 
     async def _refused(self, of: _Asked, verb: str, namespace: str, response: aiohttp.ClientResponse) -> None:
-        """Raise the error that a status means."""
+        """Raise the error that corresponds to a status."""
         if response.status == 410:
             raise Gone
         if response.status == 401:
@@ -201,18 +205,18 @@ class ApiClient:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Objects of one kind, as `Api` wants them, and the words for what may be wrong."""
+    """Objects of one kind for `Api`, with the texts for possible errors."""
 
     client: ApiClient
-    path: str  # below the API server's address; {} stands for the namespace
-    query: dict[str, str]  # query of the URL: selectors that say which objects are listed
-    what: str  # the kind's name in the API
-    needed: str  # what a Role must allow
-    refused: str  # what status 400 is about
-    unknown: str  # what status 404 is about
+    path: str  # path on the API server; {} is replaced by the namespace
+    query: dict[str, str]  # query of the URL: selectors of the listed objects
+    what: str  # name of the kind in the API
+    needed: str  # permission that a Role must grant
+    refused: str  # subject of status 400
+    unknown: str  # subject of status 404
 
     async def list(self, namespace: str, limit: int, token: str) -> bytes:
-        """One page of a list."""
+        """Return one page of a list."""
         query = {"limit": str(limit)} | ({"continue": token} if token else {})
         async with self.client.asked(self, "list", namespace, query) as response:
             page = await fetch.read(response, PAGE_BYTES_MAX)
@@ -222,7 +226,7 @@ class _Asked:
 
     @asynccontextmanager
     async def watch(self, namespace: str, version: str, seconds: int) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Events behind a version."""
+        """Yield the events after a version."""
         query = {
             "watch": "true",
             "resourceVersion": version,

@@ -1,18 +1,18 @@
-"""Replicas from DNS: all addresses of a headless Service's name, where there is no access to the API server.
+"""Replicas from DNS: all addresses of a headless Service's name, for a router without access to the API server.
 
-The machine's resolver is asked (getaddrinfo), as every other program in a pod asks it: hosts file, search domains and
-`ndots` apply, and no library has to know them. The call blocks, for up to half a minute where no name server answers;
-so each has a thread of its own, never two at once, and a daemon thread, which delays neither other threads' work nor
-the exit of the process.
+The machine's resolver is used (getaddrinfo), the same as in every other program in a pod. Hosts file, search domains
+and `ndots` therefore apply, and no library must implement them. The call blocks, for up to half a minute if no name
+server answers. Each call therefore has its own thread, and there are never two at once. It is a daemon thread, which
+delays neither the work of other threads nor the exit of the process.
 
-DNS knows little. It does not say which pod restarted or is about to go, nor when an answer changes; a Service's
-records have only the ready pods, as old as the answer's time to live. Therefore:
+DNS has little information. It does not report pods that restart or terminate, nor the time at which an answer changes.
+A Service's records contain only the ready pods, as old as the answer's time to live. Therefore:
 
-- No answer, or a failure, changes nothing: the last good set is kept, and flagged as stale.
-- A name without addresses changes nothing either. A Service scaled to zero looks like a name server that has just lost
-  its zone, and probes take out dead replicas anyway.
-- If a name has addresses of both families, only IPv4 counts: pods of a dual-stack Service have one of each, and would
-  be replicas twice, each with half of the knowledge of one cache.
+- A missing answer, or a failure, changes no replica: the last good set is kept, and flagged as stale.
+- A name without addresses changes no replica either. A Service scaled to zero looks the same as a name server that has
+  just lost its zone, and probes detect dead replicas anyway.
+- If a name has addresses of both families, only IPv4 counts. Pods of a dual-stack Service have one of each. They would
+  be two replicas each, with half of the information about one cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from router.settings.networks import usual
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 5.0  # after that the view is flagged as stale, while the answer is still waited for
+ANSWER_S = 5.0  # time after which the view is flagged as stale, while the call continues
 NOT_THERE = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", -5), getattr(socket, "EAI_ADDRFAMILY", -9))
 FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
@@ -70,7 +70,7 @@ class DnsDiscovery:
         self._errors = 0
 
     def status(self) -> Status:
-        """The view's state; it is stale since the last good answer."""
+        """Return the view's state. It is stale since the last good answer."""
         stale_s = self._clock() - self._good_s if self._why else 0.0
         return Status(not self._why, self._why, stale_s, self._errors, len(self._found))
 
@@ -90,7 +90,7 @@ class DnsDiscovery:
             await asyncio.sleep(self._interval_s)
 
     async def _ask(self) -> list[str]:
-        """Resolve the name, however long it takes. Raises OSError."""
+        """Resolve the name, without a time limit. Raises OSError."""
         answer = _in_thread(lambda: _addresses(self._resolve, self._name, loopback=self._loopback))
         await asyncio.wait({answer}, timeout=ANSWER_S)
         if not answer.done():
@@ -110,7 +110,7 @@ class DnsDiscovery:
         self._found = frozenset(Replica(f"{self._scheme}://{host}:{self._port}") for host in hosts)
 
     def _failed(self, why: str) -> None:
-        """Flag the view; logged once per outage."""
+        """Flag the view as stale. Logged once per outage."""
         self._errors += 1
         if self._errors == 1 or not self._why:
             fields = {"source": self.source, "name": self._name, "why": why, "kept": len(self._found)}
@@ -121,8 +121,8 @@ class DnsDiscovery:
 
 
 def _addresses(resolve: Resolve, name: str, *, loopback: bool) -> list[str]:
-    """The addresses of the first family that has any which a replica may have. Raises OSError, and NoAddresses if there
-    are certainly none."""
+    """Return the usable addresses of the first family that has any. Raises OSError; NoAddresses if it is certain that
+    there are no usable ones."""
     others: list[str] = []
     for family in FAMILIES:
         try:
@@ -144,12 +144,12 @@ def _getaddrinfo(name: str, family: socket.AddressFamily) -> Iterable[str]:
 
 
 def _in_thread(ask: Callable[[], list[str]]) -> asyncio.Future[list[str] | OSError]:
-    """Run in a daemon thread. A failure is set as a result, since there may be no task left to catch it."""
+    """Run in a daemon thread. A failure is set as a result, because there may be no task left to catch it."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str] | OSError] = loop.create_future()
 
     def settle(said: list[str] | OSError) -> None:
-        if not answer.done():  # otherwise nobody waits any more
+        if not answer.done():  # otherwise the waiting task has ended
             answer.set_result(said)
 
     def run() -> None:
@@ -158,9 +158,9 @@ def _in_thread(ask: Callable[[], list[str]]) -> asyncio.Future[list[str] | OSErr
             said = ask()
         except OSError as error:
             said = error
-        except Exception as error:  # for instance UnicodeError: not a name by the rules of IDNA
+        except Exception as error:  # for instance UnicodeError: not a valid name under the rules of IDNA
             said = OSError(str(error))
-        with suppress(RuntimeError):  # the event loop has ended meanwhile
+        with suppress(RuntimeError):  # the event loop has ended in the meantime
             loop.call_soon_threadsafe(settle, said)
 
     threading.Thread(target=run, name="dns", daemon=True).start()

@@ -1,8 +1,8 @@
-"""Replicas are pods, found through the API server: by label selector, by the labels of known serving stacks where there
-is none, or as members of InferencePools.
+"""Replicas from pods of a Kubernetes cluster, found through the API server.
 
-This needs the extra `kubernetes`, and a Role that may list and watch pods in each namespace, and the pools that are
-named, nothing else.
+Pods are found by label selector, by the labels of known serving stacks without one, or as members of InferencePools.
+This needs the extra `kubernetes`, and a Role that may list and watch pods in each namespace and the named pools. No
+other permission is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class Sought(Protocol):
-    """The settings `discovery.*` that this needs."""
+    """The required settings `discovery.*`."""
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ class Sought(Protocol):
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """InferencePools whose members the pods are, `name` or `namespace/name`; empty: the selector says which."""
+        """InferencePools that select the pods, `name` or `namespace/name`; empty if the selector is used instead."""
 
     @property
     def port(self) -> str:
@@ -57,7 +57,7 @@ class Sought(Protocol):
 
     @property
     def loopback(self) -> bool:
-        """Whether a replica may be on this machine."""
+        """True if a replica may be on this machine."""
 
     @property
     def resync_s(self) -> float:
@@ -65,47 +65,47 @@ class Sought(Protocol):
 
     @property
     def replicas_max(self) -> int:
-        """Most replicas, over all namespaces."""
+        """Maximum number of replicas, over all namespaces."""
 
 
 class ClaimSource(Protocol):
-    """Where claims come from: the pods of a namespace, or a pool."""
+    """Source of claims: the pods of a namespace, or a pool."""
 
-    label: str  # for people
+    label: str  # name in messages
 
     @property
     def tried(self) -> bool:
-        """Whether it was asked once."""
+        """True if it was queried at least once."""
 
     @property
     def known(self) -> bool:
-        """Whether there is a view."""
+        """True if there is a view."""
 
     @property
     def why(self) -> str:
-        """Why the view is stale; "" if it is not."""
+        """Reason why the view is stale; "" if it is fresh."""
 
     @property
     def stale_since_s(self) -> float:
-        """Since when, by the loop's clock."""
+        """Start of the stale period, by the loop's clock."""
 
     @property
     def errors(self) -> int:
-        """Failures since the start."""
+        """Number of failures since the start."""
 
     @property
     def pods(self) -> int:
-        """Pods in the view."""
+        """Number of pods in the view."""
 
     def claims(self) -> list[Claim]:
-        """Claims of the pods in the view."""
+        """Return the claims of the pods in the view."""
 
     async def run(self) -> None:
-        """Follow until cancelled; raises nothing."""
+        """Follow the source until cancelled. Never raises."""
 
 
 class _Namespace:
-    """The pods of a namespace, all that the selector finds."""
+    """The pods of a namespace that the selector finds."""
 
     def __init__(
         self,
@@ -152,16 +152,19 @@ class _Namespace:
 
 
 class KubernetesDiscovery:
-    """Pods of all namespaces, or of all pools. A namespace or a pool that cannot be read does not hold up the others:
-    the first set is yielded once each was tried and one was read; later its last good view stays in use."""
+    """Discovery of the pods of all namespaces, or of all pools.
+
+    A namespace or a pool that cannot be read does not delay the others. The first set is yielded after each was tried
+    and one was read. After that, the last good view of a failed one stays in use.
+    """
 
     source = "kubernetes"
 
     def __init__(
         self, settings: Sought, apis: Apis | None = None, random: Random | None = None, *, split: bool = False
     ) -> None:
-        """`split`: pods have roles, which their labels name. Raises ValueError, with a message for people, if the extra
-        is missing or the settings say too little."""
+        """`split`: pods have roles, which their labels name. Raises ValueError, with a readable message, if the extra
+        is missing or the settings are incomplete."""
         self._settings = settings
         self._selector = settings.selector.strip()
         self._rule = Rule(settings.scheme, settings.port, not self._selector, settings.loopback, split=split)
@@ -176,7 +179,7 @@ class KubernetesDiscovery:
         self._left_out = 0
 
     def status(self) -> Status:
-        """The view's state now."""
+        """Return the current state of the view."""
         replicas = sum(replica.ready for replica in self._given or ())
         if not self._sources:
             return Status(fresh=False, why="discovery has not begun", replicas=replicas)
@@ -241,7 +244,7 @@ class KubernetesDiscovery:
         ]
 
     def _found_nothing(self) -> None:
-        """Log that no pod is a replica: that is no failure, and nothing else would say so."""
+        """Log that no pod is a replica. This is not a failure, so no other line would report it."""
         sought = {
             "selector": self._selector or "none, so pods of known stacks",
             "namespaces": ",".join(self._namespaces),
@@ -266,7 +269,8 @@ class KubernetesDiscovery:
 
 
 def own_namespace(kubeconfig: str) -> str:
-    """The pod's own namespace, or that of the kubeconfig's current context. Raises ValueError if neither is known."""
+    """Return the pod's own namespace, or that of the kubeconfig's current context. Raises ValueError if neither is
+    known."""
     if kubeconfig:
         try:
             config = yaml.safe_load(Path(kubeconfig).read_text(encoding="utf-8"))

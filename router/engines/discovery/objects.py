@@ -1,4 +1,4 @@
-"""Objects of one kind in one namespace, as an API server tells of them. Pure."""
+"""Objects of one kind in one namespace, as reported by an API server. Without I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-SEEN_MAX = 8_192  # versions of objects that a view remembers
+SEEN_MAX = 8_192  # maximum number of object versions that a view remembers
 
 
 class ObjectSeen(Protocol):
@@ -16,49 +16,49 @@ class ObjectSeen(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in its namespace."""
+        """Name in its namespace."""
 
     @property
     def version(self) -> str:
-        """Its resource version, "" if unknown. Versions are only compared for equality, which is all they promise."""
+        """Resource version, "" if unknown. Versions are compared only for equality, which is their only guarantee."""
 
     @property
     def why(self) -> str:
-        """What the log is to say is wrong with it, for people; "" for nothing."""
+        """Readable problem for the log; "" without a problem."""
 
 
 S = TypeVar("S", bound=ObjectSeen)
 
 
 class ObjectView(ABC, Generic[S]):
-    """The objects as far as was heard."""
+    """Current objects, according to the events received so far."""
 
     def __init__(self) -> None:
-        self.version = ""  # the version that a watch goes on from; "": objects must be listed first
+        self.version = ""  # version from which a watch continues; "": objects must be listed first
         self.objects: dict[str, S] = {}
-        self._seen: dict[str, None] = {}  # versions that were heard: one that comes again is no news
+        self._seen: dict[str, None] = {}  # processed versions: one that is received again is ignored
 
     @abstractmethod
     def sighting(self, raw: msgspec.Raw) -> S | None:
-        """Read an object; None if it does not even say which it is."""
+        """Decode an object; None if even its identity is unreadable."""
 
     def read(self, items: Iterable[msgspec.Raw]) -> list[S]:
-        """Read the items of one page of a list."""
+        """Decode the items of one page of a list."""
         return [sighting for item in items if (sighting := self.sighting(item)) is not None]
 
     def replace(self, sightings: Iterable[S], version: str) -> None:
-        """Replace all objects by these. Versions are forgotten: an etcd restored from a backup counts them anew."""
+        """Replace all objects. Known versions are dropped, because an etcd restored from a backup repeats them."""
         self.objects = {sighting.name: sighting for sighting in sightings}
         self.version = version
         self._seen = dict.fromkeys(sighting.version for sighting in self.objects.values())
 
     def hear(self, raw: msgspec.Raw, *, deleted: bool) -> S | None:
-        """Take an event of a watch; None if it says nothing new."""
+        """Apply an event of a watch; None if it is not new."""
         sighting = self.sighting(raw)
         if sighting is None:
             return None
         if sighting.version:
-            told = f"-{sighting.version}" if deleted else sighting.version  # DELETED may come with the last version
+            told = f"-{sighting.version}" if deleted else sighting.version  # DELETED may carry the last version
             if told in self._seen:
                 return None
             self._seen[told] = None

@@ -1,20 +1,19 @@
-"""Follows pods of one namespace, or a pool, which is a list of one: lists them, watches from there, and lists again
-when the watch cannot be trusted.
+"""List and watch of the pods of one namespace, or of a pool, which is a list of one object.
 
-This is what Kubernetes documents for its API ("Efficient detection of changes"), with these additions:
+This follows the Kubernetes documentation ("Efficient detection of changes"), with these additions:
 
-- After WATCH_S to WATCH_S + SPREAD_S seconds the next watch is begun, and only then is the last one left. So a dead one
-  (a half-open connection) is found, and one that lives is kept for as long as the next is refused: an API server that
-  turns reads away (429) goes on telling those whom it already tells.
-- A watch may lose an event without a sign. So before the next one pods are listed where that is cheap, one page in
-  CHEAP_S; elsewhere every `resync_s`, and the next watch goes on where the last one was left.
-- While pods are listed and the next watch begins, the last one is not read: what it would tell is told by the next one
-  too, and a list that is older than an event must not undo it.
-- After a watch that breaks, pods are listed again. Only when that fails too does the view count as stale.
+- After WATCH_S to WATCH_S + SPREAD_S seconds the next watch begins, and only then is the last one closed. A dead watch
+  (a half-open connection) is thereby detected. A live one is kept while the next is refused: an API server that rejects
+  reads (429) continues to serve existing watches.
+- A watch can lose an event without a sign. Pods are therefore listed before the next watch if that is cheap (one page
+  within CHEAP_S). Otherwise they are listed every `resync_s`, and the next watch continues at the end of the last one.
+- During a list and the start of the next watch, the last one is not read. The next one repeats its events, and a list
+  that is older than an event must not undo it.
+- After a watch breaks, pods are listed again. Only if that fails too does the view count as stale.
 - A view is replaced only by a complete list. Until there is one, the last view stays in use.
 
-No pause is longer than PAUSE_MAX_S, or REFUSED_PAUSE_S after a refusal, unless the API server asks for it, so that
-changes during its absence are known within two seconds of its return.
+Pauses are at most PAUSE_MAX_S, or REFUSED_PAUSE_S after a refusal, unless the API server requests a longer one. Changes
+during its absence are therefore known within two seconds of its return.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from router.engines.discovery.objects import ObjectView, S
 
 log = logging.getLogger(__name__)
 
-PAGE_PODS = 50  # pods per page: some 500 KB, cut into pods in half a millisecond
-SLICE_PODS = 16  # pods read without a break: about half a millisecond
-PODS_MAX = 50_000  # pods of a namespace; a selector that finds more is a mistake
-PAGES_MAX = 2 * PODS_MAX // PAGE_PODS  # an API server may return shorter pages than it was asked for
-PAGE_S = 10.0  # longest wait for a page of a list
-OPEN_S = 5.0  # longest wait until a watch has begun
-WATCH_S = 15  # until the next watch is begun
+PAGE_PODS = 50  # pods per page: about 500 KB, split into pods in half a millisecond
+SLICE_PODS = 16  # pods decoded in one step: about half a millisecond
+PODS_MAX = 50_000  # maximum pods of a namespace; a selector that finds more is a mistake
+PAGES_MAX = 2 * PODS_MAX // PAGE_PODS  # an API server may return shorter pages than requested
+PAGE_S = 10.0  # maximum wait for a page of a list
+OPEN_S = 5.0  # maximum wait until a watch has begun
+WATCH_S = 15  # time until the next watch begins
 SPREAD_S = 5  # so that routers started together do not list together
-HELD_S = 300  # longest life of a watch: as long as it is kept where no other can be had
+HELD_S = 300  # maximum lifetime of a watch while no other can be opened
 CHEAP_S = 0.5
-SETTLED_S = 1.0  # a watch that lived so long ends a row of failures
+SETTLED_S = 1.0  # a watch of this duration ends a series of failures
 PAUSE_S = 0.05  # after the first failure; doubled each time
 PAUSE_MAX_S = 0.5
-# Where the API server understood us and says no, which only people change: each try is an event of its audit log.
+# For a refusal by the API server, which only people can change: each attempt is an event of its audit log.
 REFUSED_PAUSE_S = 1.9
 RETRY_AFTER_MAX_S = 10.0
 TOLD_AGAIN_S = 30.0  # between two log lines on one outage, if its cause has changed
-STILL_S = 600.0  # between two log lines on one outage of one cause
+STILL_S = 600.0  # between two log lines on one outage with one cause
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -58,10 +57,10 @@ class Gone(Exception):
 
 
 class WatchFailed(Exception):
-    """The API server could not be asked, or did not answer as it should. The message has no secrets."""
+    """The API server was not reachable, or did not answer as expected. The message has no secrets."""
 
     def __init__(self, why: str, retry_after_s: float = 0.0, *, refused: bool = False) -> None:
-        """`refused`: the API server understood what was asked and says no, so that asking again soon is of no use."""
+        """`refused`: the API server understood the request and refused it, so a quick retry is useless."""
         super().__init__(why)
         self.retry_after_s = retry_after_s
         self.refused = refused
@@ -71,21 +70,21 @@ class Api(Protocol):
     """The verbs `list` and `watch` of an API server, on objects of one kind. Both raise Gone and WatchFailed."""
 
     async def list(self, namespace: str, limit: int, token: str) -> bytes:
-        """One page of a list; `token` is the previous page's `continue`."""
+        """Return one page of a list. `token` is the previous page's `continue`."""
 
     def watch(self, namespace: str, version: str, seconds: int) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Events behind a version, one per line; entered once the API server has answered 200. The iterator ends only
-        where the answer ended as it should."""
+        """Yield the events after a version, one per line; entered once the API server has answered 200. The iterator
+        ends only after a regular end of the response."""
 
 
 class Apis(Protocol):
     """An API server."""
 
     def pods(self, selector: str) -> Api:
-        """Pods with these labels; all without a selector."""
+        """Return the API for pods with these labels; for all pods without a selector."""
 
     def pool(self, name: str) -> Api:
-        """The one InferencePool of this name, which may not be there."""
+        """Return the API for the one InferencePool of this name, which may not exist."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -129,7 +128,7 @@ class _Listed(NamedTuple, Generic[S]):
 
 
 class _Watching:
-    """A watch that has begun. The line that is waited for is kept while nobody listens, so that none is lost."""
+    """An open watch. A line that is being read is kept while no reader waits, so that it is not lost."""
 
     def __init__(self, events: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
         self._events = events
@@ -137,8 +136,8 @@ class _Watching:
         self._next: asyncio.Task[bytes] | None = None
 
     async def line(self, until_s: float) -> bytes | None:
-        """The next line; b"" where the watch has ended as it should, None at that time of the loop's clock. Raises Gone
-        and WatchFailed."""
+        """Return the next line; b"" after a regular end of the watch, None at that time of the loop's clock. Raises
+        Gone and WatchFailed."""
         if self._next is None:
             self._next = asyncio.create_task(self._line())
         if not self._next.done():
@@ -153,7 +152,7 @@ class _Watching:
         return await anext(self._events, b"")
 
     async def leave(self) -> None:
-        """Close it; what it was about to tell is lost."""
+        """Close the watch. Its unread events are dropped."""
         try:
             if self._next is not None:
                 self._next.cancel()
@@ -163,7 +162,7 @@ class _Watching:
 
 
 class ObjectFollower(Generic[S]):
-    """Follows objects in `run`; `changed` is called after each change of the view, and after the first try."""
+    """Follows objects in `run`. `changed` is called after each change of the view, and after the first try."""
 
     def __init__(
         self,
@@ -176,12 +175,12 @@ class ObjectFollower(Generic[S]):
         changed: Callable[[], None],
         random: Random,
     ) -> None:
-        """`what` is the word for the objects, for people."""
+        """`what` is the name of the objects in messages."""
         self.view = view
         self._what = what
-        self.known = False  # pods were listed at least once
+        self.known = False  # True if pods were listed at least once
         self.tried = False
-        self.why = f"{what} are not listed yet"  # why the view is stale; "" if it is not
+        self.why = f"{what} are not listed yet"  # reason why the view is stale; "" if it is fresh
         self.stale_since_s = asyncio.get_running_loop().time()
         self.errors = 0
         self._api = api
@@ -190,14 +189,14 @@ class ObjectFollower(Generic[S]):
         self._changed = changed
         self._random = random
         self._listed_s = 0.0
-        self._cheap = False  # whether listing is cheap
-        self._lost = True  # whether events may have been lost, so that pods must be listed
+        self._cheap = False  # True if a list is cheap
+        self._lost = True  # True if events may have been lost, so that pods must be listed
         self._watching: _Watching | None = None
         self._warned, self._warned_of, self._warned_s = False, "", 0.0
-        self._told: dict[str, str] = {}  # why an object is of no use, as last logged, by name
+        self._told: dict[str, str] = {}  # problem of an object, as last logged, by name
 
     async def run(self) -> None:
-        """Follow until cancelled; raises nothing."""
+        """Follow until cancelled. Never raises."""
         try:
             await self._run()
         finally:
@@ -229,12 +228,12 @@ class ObjectFollower(Generic[S]):
                 await self._pause(max(pause_s, longest_s * self._random.uniform(least, 1.0)))
 
     async def _round(self) -> None:
-        """List if that is due, begin the next watch, leave the last one, and listen until the next round."""
+        """List if that is due, begin the next watch, close the last one, and process events until the next round."""
         loop, listed = asyncio.get_running_loop(), None
         if self._cheap or self._lost or loop.time() - self._listed_s >= self._resync_s:
             listed = await self._list()
             if self._watching is None:
-                self._take(listed)  # with rights to list alone pods are followed all the same
+                self._take(listed)  # with the permission to list alone, pods are still followed
         try:
             watching = await self._begin(listed.version if listed is not None else self.view.version)
         except WatchFailed:
@@ -249,7 +248,7 @@ class ObjectFollower(Generic[S]):
         await self._listen(loop.time() + WATCH_S + self._random.randint(0, SPREAD_S))
 
     async def _list(self) -> _Listed[S]:
-        """All objects. Raises Gone and WatchFailed."""
+        """Return all objects. Raises Gone and WatchFailed."""
         loop = asyncio.get_running_loop()
         began_s, pages, token, sightings = loop.time(), 0, "", list[S]()
         while pages < PAGES_MAX:
@@ -262,7 +261,7 @@ class ObjectFollower(Generic[S]):
                 raise WatchFailed(f"a list of {self._what} is not as it should be: {error}") from error
             items = page.items or []
             for first in range(0, len(items), SLICE_PODS):
-                await asyncio.sleep(0)  # let requests go on after what was read so far
+                await asyncio.sleep(0)  # yield to requests between slices
                 sightings += self.view.read(items[first : first + SLICE_PODS])
             pages, token = pages + 1, page.metadata.token
             if len(sightings) > PODS_MAX:
@@ -288,7 +287,7 @@ class ObjectFollower(Generic[S]):
         self._changed()
 
     async def _begin(self, version: str) -> _Watching:
-        """A watch of what is behind a version. Raises Gone and WatchFailed."""
+        """Open a watch of the events after a version. Raises Gone and WatchFailed."""
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(OPEN_S):
@@ -298,8 +297,8 @@ class ObjectFollower(Generic[S]):
             return _Watching(events, stack.pop_all())
 
     async def _listen(self, until_s: float) -> None:
-        """Hear the watch until that time of the loop's clock, or until it is over. After one that broke pods are listed
-        anew, and that shows whether the view is stale."""
+        """Process the watch until that time of the loop's clock, or until it ends. After one that broke, pods are
+        listed again, which shows if the view is stale."""
         while self._watching is not None:
             try:
                 line = await self._watching.line(until_s)
@@ -318,7 +317,7 @@ class ObjectFollower(Generic[S]):
             await self._leave()
 
     async def _pause(self, pause_s: float) -> None:
-        """Ask for nothing meanwhile, and hear what the last watch tells if there is one."""
+        """Wait without a request, and process the last watch if there is one."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + pause_s
         await self._listen(until_s)
@@ -355,14 +354,14 @@ class ObjectFollower(Generic[S]):
             self._tell(sighting)
         self._changed()
 
-    # -- what it says of itself --------------------------------------------------------------------------------------
+    # -- logs and state ----------------------------------------------------------------------------------------------
 
     def _fields(self) -> dict[str, str]:
         return {"source": "kubernetes", "namespace": self._namespace}
 
     def _tell(self, sighting: S) -> None:
-        """Log why a pod is no replica, once, and again when the reason changes. A pool says none: it has lines of its
-        own (pool_watch.py)."""
+        """Log a pod's problem once, and again when it changes. A pool has no problem here: it has its own log lines
+        (pool_watch.py)."""
         if sighting.why == self._told.get(sighting.name, ""):
             return
         if sighting.why:

@@ -1,13 +1,14 @@
-"""Which pods are replicas, from pods as the API server shows them. Pure, and safe against any content of a pod.
+"""Selection of replicas from pods as reported by the API server. Without I/O, and safe against any content of a pod.
 
-A pod is a replica while it runs, is ready, is not terminating, has an address, and has one port that can be told to be
-the engine's. A replica that is not ready for a while stays one, but gets no new requests: a late answer to a probe
-empties no cache. A pod *claims* its address from the moment it has one until it terminates or has finished.
-Addresses are used again, and the status of a pod whose node died may say Ready for long: of several pods that claim
-one address, the one started last has it, ready or not.
+A pod is a replica while it runs, is ready, is not terminating, has an address, and has one port that is known to be the
+engine's. A replica that becomes not ready stays one, but gets no new requests. A late answer to a readiness probe
+therefore empties no cache.
 
-Only the fields that are needed are decoded, so that a pod of 10 KB costs some microseconds. Names are those of core/v1
-Pod.
+A pod *claims* its address from the time that it has one until it terminates or has finished. Addresses are reused, and
+the status of a pod on a dead node can be Ready for long. If several pods claim one address, it belongs to the pod that
+was started last, ready or not.
+
+Only required fields are decoded, so that a pod of 10 KB takes a few microseconds. Names are those of core/v1 Pod.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ PORT = "warmroute/port"  # annotations of pods
 EVENTS_PORT = "warmroute/kv-events-port"
 REPLAY_PORT = "warmroute/kv-replay-port"
 PEER_PORT = "warmroute/p2p-port"
-ACTIVE_PORTS = "llm-d.ai/active-ports"  # annotation of a pod: those ports of its pool that serve, with commas between
+ACTIVE_PORTS = "llm-d.ai/active-ports"  # annotation of a pod: the serving ports of its pool, separated by commas
 ACTIVE_PORTS_ONCE = "inference.networking.k8s.io/active-ports"  # its name in the upstream's own picker
-ACTIVE_CHARS_MAX = 1_024  # characters of such an annotation that are read
-ADDRESSES_MAX = 8  # addresses of one pod that are known
-PORT_NAME = "http"  # name of the engine's port by default
+ACTIVE_CHARS_MAX = 1_024  # maximum length of such an annotation that is read
+ADDRESSES_MAX = 8  # maximum number of known addresses of one pod
+PORT_NAME = "http"  # default name of the engine's port
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
@@ -118,10 +119,14 @@ _decode_bare = msgspec.json.Decoder(_Bare).decode
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the engine is found in its pod: the settings `discovery.scheme`, `discovery.port` and `discovery.loopback`,
-    and whether only pods of known stacks count because no selector has chosen. A pool's `ports` go before all else that
-    names a port: its gateway connects to them, and each is a replica of its own, unless the pod says which of them are
-    active. `split`: pods have roles, which their labels name."""
+    """Rule by which the engine is found in its pod.
+
+    - `scheme`, `port`, `loopback`: the settings `discovery.*`.
+    - `known_only`: only pods of known stacks count, because there is no selector.
+    - `ports`: the ports of a pool, which have priority over any other name of a port because its gateway connects to
+      them. Each is a separate replica, unless the pod names the active ones.
+    - `split`: pods have roles, which their labels name.
+    """
 
     scheme: str = "http"
     port: str = ""
@@ -133,10 +138,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A pod that has an address, whether or not it is a replica."""
+    """A pod that has an address. It may be a replica or not."""
 
-    holder: str  # the address; with host network, address and port; "" for none
-    age: tuple[str, str, str]  # sort key by start: RFC 3339 in UTC sorts like text
+    holder: str  # the address; with host network, address and port; "" for no address
+    age: tuple[str, str, str]  # sort key by start: RFC 3339 in UTC sorts as text
     replicas: tuple[Replica, ...] = ()  # ready or not
 
 
@@ -146,16 +151,16 @@ class PodSeen:
 
     name: str
     version: str
-    claims: tuple[Claim, ...] = ()  # several only of a pod that is on its node's network and in a pool
-    why: str = ""  # why a pod that looks like a replica is none, or not all of one
+    claims: tuple[Claim, ...] = ()  # several only for a pod in a pool that uses its node's network
+    why: str = ""  # reason why a pod that looks like a replica is not one, or only in part
 
 
 class _Unclear(Exception):
-    """The engine's port in a pod is not clear."""
+    """The engine's port in a pod is ambiguous or unknown."""
 
 
 def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
-    """Read a pod object; None if it does not even say which pod it is."""
+    """Decode a pod object; None if even its identity is unreadable."""
     try:
         pod = _decode_pod(raw)
     except _UNREADABLE as error:
@@ -193,7 +198,7 @@ def read(raw: bytes | msgspec.Raw, rule: Rule) -> PodSeen | None:
 
 
 def _address(ip: str) -> str:
-    """An IP address as in a URL; "" if the text is no address."""
+    """Return an IP address as in a URL; "" if the text is not an address."""
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:
@@ -208,7 +213,7 @@ def _ready(status: _Status) -> bool:
 
 
 def _replicas(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[tuple[Replica, ...], str]:
-    """The replicas, and what is wrong with their event ports, without which they can still be used."""
+    """Return the replicas, and the problem of their event ports, without which they are still usable."""
     annotations = pod.metadata.annotations or _Annotations()
     if not rule.ports:
         named, who = annotations.port or rule.port, PORT if annotations.port else "discovery.port"
@@ -223,7 +228,8 @@ def _replicas(pod: _Pod, address: str, rule: Rule, *, ready: bool) -> tuple[tupl
 
 
 def _is_active(annotations: _Annotations, port: int) -> bool:
-    """Whether a port of the pool serves in this pod. A pod that names none has all of them; an empty list is none."""
+    """True if a port of the pool serves in this pod. Without the annotation all ports do; with an empty list none
+    does."""
     listed = annotations.active if annotations.active is not None else annotations.active_once
     return listed is None or str(port) in map(str.strip, listed[:ACTIVE_CHARS_MAX].split(","))
 
@@ -231,8 +237,8 @@ def _is_active(annotations: _Annotations, port: int) -> bool:
 def _replica(
     pod: _Pod, address: str, rule: Rule, port: int, container: str, *, rank: int = 0, ready: bool
 ) -> tuple[Replica, str]:
-    """The replica on one port. The ranks of one pod publish their events each on a port of its own, counted up from
-    the first rank's, as vLLM does (`ZmqEventPublisher.offset_endpoint_port`)."""
+    """Return the replica on one port. The ranks of one pod publish their events on separate ports, counted up from the
+    first rank's, the same as vLLM (`ZmqEventPublisher.offset_endpoint_port`)."""
     annotations = pod.metadata.annotations or _Annotations()
     events = replay = peer = why = ""
     try:
@@ -262,22 +268,22 @@ def _replica(
 
 
 def _hosts(status: _Status, rule: Rule) -> tuple[str, ...]:
-    """All addresses of a pod that has several, as with IPv4 and IPv6, but for those where no replica may be."""
+    """Return all addresses of a pod that has several, such as IPv4 and IPv6, without those that no replica may have."""
     given = [each.ip for each in status.pod_ips or ()]
     addresses = tuple(ip for ip in given if _address(ip) and usual(ip, loopback=rule.loopback))
     return addresses if 1 < len(addresses) <= ADDRESSES_MAX else ()
 
 
 def _number(text: str, what: str, beyond: int = 0) -> int:
-    """A port number, counted up by `beyond`. Raises _Unclear if the text is none, or the sum is."""
+    """Return a port number plus `beyond`. Raises _Unclear if the text or the sum is not a port."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65_536 - beyond):
         raise _Unclear(f"{what} is not a port: {text[:64]!r}")
     return int(text) + beyond
 
 
 def _port(spec: _Spec, wanted: str, who: str) -> tuple[int, str]:
-    """The engine's port and its container's name, "" if unknown. `wanted` is a number, a port's name or "". Raises
-    _Unclear if there is no such port, or more than one."""
+    """Return the engine's port and its container's name, "" if unknown. `wanted` is a number, a port's name or "".
+    Raises _Unclear if there is no such port, or more than one."""
     sidecars = [each for each in spec.init_containers or () if each.restart_policy == "Always"]
     own, aside = _open(spec.containers or ()), _open(sidecars)
     if wanted and wanted.isascii() and wanted.isdigit():
@@ -300,7 +306,7 @@ def _port(spec: _Spec, wanted: str, who: str) -> tuple[int, str]:
 
 
 def _open(containers: Iterable[_Container]) -> list[tuple[_Port, str]]:
-    """All TCP ports of the pod with their containers' names."""
+    """Return all TCP ports of the pod with their containers' names."""
     return [
         (port, container.name)
         for container in containers
@@ -316,33 +322,35 @@ def _only(ports: Mapping[int, str], otherwise: str) -> tuple[int, str]:
 
 
 def _run(pod: _Pod, container: str) -> str:
-    """Which run of the engine's container this is, or of all containers if the engine's is not known. Container ids are
-    better than restart counts, which a kubelet may lose with its dead containers."""
+    """Return an id of the current run of the engine's container, or of all containers if the engine's is unknown.
+    Container ids are better than restart counts, which a kubelet can lose with its dead containers."""
     own = pod.status.container_statuses or []
     statuses = [each for each in own + (pod.status.init_container_statuses or []) if each.name == container] or own
     return ",".join(each.container_id or str(each.restart_count) for each in statuses)
 
 
 class PodView(ObjectView[PodSeen]):
-    """The pods of one namespace, or those of one pool."""
+    """The pods of one namespace, or of one pool."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()
         self._rule = rule
 
     def sighting(self, raw: msgspec.Raw) -> PodSeen | None:
-        """One pod, by the view's rule."""
+        """Decode one pod, by the view's rule."""
         return read(raw, self._rule)
 
     def claims(self) -> list[Claim]:
-        """Claims of all pods that have an address."""
+        """Return the claims of all pods that have an address."""
         return [claim for sighting in self.objects.values() for claim in sighting.claims]
 
 
 def replicas_of(claims: Iterable[Claim], given: Mapping[str, str], replicas_max: int) -> tuple[frozenset[Replica], int]:
-    """The replicas of these claims, and how many are left out because there are more than `replicas_max`. One that is
-    not ready stays if that very instance is in `given` (by id). Ready ones go first, then those in `given`, then by
-    name. A pod may claim more than once, as a member of several pools."""
+    """Return the replicas of these claims, and the number omitted above `replicas_max`.
+
+    A replica that is not ready stays if the same instance is in `given` (by id). Ready ones have priority, then those
+    in `given`, then the order of names. A pod can have several claims, as a member of several pools.
+    """
     holders: dict[str, tuple[tuple[str, str, str], dict[str, Replica]]] = {}
     for claim in sorted(claims, key=lambda claim: claim.age):
         if claim.holder:

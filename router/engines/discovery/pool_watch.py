@@ -1,9 +1,9 @@
-"""Follows one InferencePool, and with it the pods that it selects.
+"""List and watch of one InferencePool, and of the pods that it selects.
 
-The pool's object and its pods are two watches. Where the pool's selector or its ports change, its pods are listed anew
-beside the view that there is, which stays in use until that list is complete: so a change empties nothing that it does
-not have to. A pool that is deleted has no replicas from that moment: who deletes one means it. A pool that cannot be
-followed as it is (no selector, no ports) keeps its last good members, and the view counts as stale.
+The pool's object and its pods are two watches. If the pool's selector or ports change, its pods are listed again while
+the existing view stays in use until that list is complete. A change therefore removes no replica without need. A
+deleted pool has no replicas from that time on, because its deletion is intended. A pool that cannot be followed (no
+selector, no ports) keeps its last good members, and the view counts as stale.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Membership:
 
 
 class PoolFollower:
-    """Follows a pool in `run`; `changed` is called after each change of its claims, and after the first try."""
+    """Follows a pool in `run`. `changed` is called after each change of its claims, and after the first try."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PoolFollower:
         changed: Callable[[], None],
         random: Random,
     ) -> None:
-        """Of `rule` scheme and loopback count; selector and ports are the pool's."""
+        """Only scheme and loopback of `rule` are used; selector and ports are those of the pool."""
         self.label = f"InferencePool {namespace}/{name}"
         self._apis = apis
         self._namespace = namespace
@@ -70,17 +70,18 @@ class PoolFollower:
             changed=self._wake.set,
             random=random,
         )
-        self._now: _Membership | None = None  # the membership whose pods are shown to the router
-        self._next: _Membership | None = None  # the membership whose pods are being listed, to be shown next
-        self._past_errors = 0  # of memberships that were left
-        self._told: tuple[str, ...] | None = None  # what the log last said of the pool
+        self._now: _Membership | None = None  # the membership with the pods that the router uses
+        self._next: _Membership | None = None  # the membership with pods that are being listed, to be used next
+        self._past_errors = 0  # errors of memberships that were closed
+        self._told: tuple[str, ...] | None = None  # last logged state of the pool
         self._faulty_since_s = 0.0
 
-    # -- what KubernetesDiscovery asks ---------------------------------------------------------------------------------
+    # -- interface of KubernetesDiscovery
+    # -------------------------------------------------------------------------------
 
     @property
     def tried(self) -> bool:
-        """Whether everything was asked for once, with or without an answer."""
+        """True if everything was requested once, with or without an answer."""
         if not self._pool.tried or not self._pool.known:
             return self._pool.tried
         asked = self._next or self._now
@@ -88,38 +89,38 @@ class PoolFollower:
 
     @property
     def known(self) -> bool:
-        """Whether there is a view: a pool that is not there has one, and it is empty."""
+        """True if there is a view. A pool that does not exist has an empty one."""
         return self._pool.known and (self._view.pool is None or (self._now is not None and self._now.follower.known))
 
     @property
     def why(self) -> str:
-        """Why the view is stale; "" if it is not."""
+        """Reason why the view is stale; "" if it is fresh."""
         return "; ".join(dict.fromkeys(why for why, _ in self._stale()))
 
     @property
     def stale_since_s(self) -> float:
-        """Since when, by the loop's clock; only where `why` says something."""
+        """Start of the stale period, by the loop's clock. Only valid if `why` is not ""."""
         return min(since_s for _, since_s in self._stale())
 
     @property
     def errors(self) -> int:
-        """Failures since the start."""
+        """Number of failures since the start."""
         return self._past_errors + self._pool.errors + sum(each.follower.errors for each in self._memberships())
 
     @property
     def pods(self) -> int:
-        """Pods that the pool selects."""
+        """Number of pods that the pool selects."""
         return len(self._now.view.objects) if self._now is not None else 0
 
     def claims(self) -> list[Claim]:
-        """Claims of the pool's pods."""
+        """Return the claims of the pool's pods."""
         return self._now.view.claims() if self._now is not None else []
 
     def _memberships(self) -> list[_Membership]:
         return [each for each in (self._now, self._next) if each is not None]
 
     def _stale(self) -> list[tuple[str, float]]:
-        """Reasons why the view is stale, and since when each holds."""
+        """Return the reasons why the view is stale, each with its start."""
         found = [(self._pool.why, self._pool.stale_since_s)] if self._pool.why else []
         pool = self._view.pool
         if pool is not None and pool.trouble:
@@ -132,7 +133,7 @@ class PoolFollower:
     # -- following -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow until cancelled; raises nothing."""
+        """Follow until cancelled. Never raises."""
         following = asyncio.create_task(self._pool.run())
         try:
             while True:
@@ -151,7 +152,7 @@ class PoolFollower:
                 await each.leave()
 
     async def _adjust(self) -> None:
-        """Follow the pods that the pool selects now, and no others."""
+        """Follow exactly the pods that the pool selects now."""
         if not self._pool.known:
             return
         pool = self._view.pool
@@ -168,7 +169,7 @@ class PoolFollower:
         if self._next is not None and self._next.follower.known:
             left.append(self._now)
             self._now, self._next = self._next, None
-        # The view is whole by now: it may be looked at while watches are closed.
+        # The view is complete by now: it can be read while watches are closed.
         for each in filter(None, left):
             self._past_errors += each.follower.errors
             await each.leave()
@@ -185,10 +186,11 @@ class PoolFollower:
         )
         return _Membership(members, follower, view)
 
-    # -- what it says of itself ----------------------------------------------------------------------------------------
+    # -- logs
+    # ------------------------------------------------------------------------------------------------------------
 
     def _tell(self, pool: PoolSeen | None) -> None:
-        """Log what the pool is, once, and again when that changes."""
+        """Log the state of the pool once, and again when it changes."""
         fields: dict[str, object] = {"source": "kubernetes", "pool": f"{self._namespace}/{self._name}"}
         if pool is None:
             said: tuple[str, ...] = ("missing",)

@@ -1,8 +1,9 @@
-"""InferencePools (`inference.networking.k8s.io/v1`) as the API server shows them. Pure, and safe against any content.
+"""InferencePools (`inference.networking.k8s.io/v1`) as reported by the API server. Without I/O, safe for any content.
 
-A pool says which pods of its own namespace are its members (`selector`), on which ports each of them serves
-(`targetPorts`, every one an endpoint), and which picker its gateway asks, and what the gateway does without an answer
-(`endpointPickerRef`). The names are those of api/v1/inferencepool_types.go of the Gateway API inference extension.
+A pool selects the pods of its namespace that are its members (`selector`), and names the ports on which each of them
+serves (`targetPorts`, every one an endpoint). It also names the picker of its gateway, and the gateway's behaviour
+without an answer (`endpointPickerRef`). The names are those of api/v1/inferencepool_types.go of the Gateway API
+inference extension.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import msgspec
 from router.engines.discovery.objects import ObjectView
 
 PORTS_MAX = 8  # target ports of a pool, by its definition
-LABELS_MAX = 64  # labels of a selector, which are sent in the URL of each question
-FAIL_CLOSE = "FailClose"  # what a gateway does where a pool does not say
+LABELS_MAX = 64  # labels of a selector, which are sent in the URL of each request
+FAIL_CLOSE = "FailClose"  # a gateway's behaviour if the pool does not set it
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
@@ -67,10 +68,10 @@ _decode_bare = msgspec.json.Decoder(_BarePool).decode
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Which endpoints a pool has."""
+    """The endpoints of a pool."""
 
     selector: str  # label selector of its pods
-    ports: tuple[int, ...]  # on each of which every pod of it is a replica; in the pool's own order
+    ports: tuple[int, ...]  # every pod is a replica on each of these; in the pool's own order
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +80,16 @@ class PoolSeen:
 
     name: str
     version: str
-    members: Members | None = None  # None: `trouble` says why, or the pool is being deleted
-    trouble: str = ""  # why a pool cannot be followed as it is, for people
-    going: bool = False  # being deleted: it is no pool any more
-    picker: str = ""  # Service and port of its endpoint picker; "" for none
-    failure_mode: str = FAIL_CLOSE  # what its gateway does without an answer of the picker; FailOpen, or FailClose
-    why: str = ""  # always: what is wrong with a pool is told by whoever follows it
+    members: Members | None = None  # None: `trouble` has the reason, or the pool is being deleted
+    trouble: str = ""  # readable reason why a pool cannot be followed
+    going: bool = False  # being deleted: no longer a pool
+    picker: str = ""  # Service and port of its endpoint picker; "" without one
+    failure_mode: str = FAIL_CLOSE  # its gateway's behaviour without an answer of the picker: FailOpen or FailClose
+    why: str = ""  # always "": the PoolFollower logs a pool's problems
 
 
 def read_pool(raw: bytes | msgspec.Raw) -> PoolSeen | None:
-    """Read a pool object; None if it does not even say which pool it is."""
+    """Decode a pool object; None if even its identity is unreadable."""
     try:
         pool = _decode_pool(raw)
     except _UNREADABLE as error:
@@ -113,7 +114,7 @@ def read_pool(raw: bytes | msgspec.Raw) -> PoolSeen | None:
 
 
 def _trouble(labels: dict[str, str], ports: tuple[int, ...]) -> str:
-    """What is wrong with a pool's selector or its ports; "" if nothing is."""
+    """Return the problem of a pool's selector or ports; "" without one."""
     if not labels:
         return "its spec.selector.matchLabels is empty, which would take every pod of the namespace"
     if len(labels) > LABELS_MAX:
@@ -131,19 +132,19 @@ def _trouble(labels: dict[str, str], ports: tuple[int, ...]) -> str:
 
 
 class PoolView(ObjectView[PoolSeen]):
-    """The one pool of a name, or nothing."""
+    """The one pool of a name, or no pool."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
 
     def sighting(self, raw: msgspec.Raw) -> PoolSeen | None:
-        """The pool; None for another, which the API server was not asked for."""
+        """Return the pool; None for another pool, which was not requested."""
         seen = read_pool(raw)
         return seen if seen is not None and seen.name == self._name else None
 
     @property
     def pool(self) -> PoolSeen | None:
-        """The pool; None where there is none, or it is being deleted."""
+        """The pool; None if it does not exist or is being deleted."""
         seen = self.objects.get(self._name)
         return None if seen is None or seen.going else seen

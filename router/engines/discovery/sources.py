@@ -8,8 +8,8 @@ from router.settings.schema import DiscoverySettings, SettingsError
 
 
 def source_of(s: DiscoverySettings, *, split: bool = False) -> Discovery | None:
-    """What finds replicas besides those in the settings; None if nothing does. `split`: replicas have roles. Raises
-    SettingsError."""
+    """Return the discovery for replicas that are not in the settings; None without one. `split`: replicas have roles.
+    Raises SettingsError."""
     if s.source == DnsDiscovery.source:
         return DnsDiscovery(
             s.dns_name, port=int(s.port), scheme=s.scheme, interval_s=s.dns_interval_s, loopback=s.loopback
@@ -19,6 +19,6 @@ def source_of(s: DiscoverySettings, *, split: bool = False) -> Discovery | None:
 
         try:
             return KubernetesDiscovery(s, split=split)
-        except ValueError as error:  # a bad kubeconfig, or none outside a pod
+        except ValueError as error:  # an invalid kubeconfig, or no kubeconfig outside of a pod
             raise SettingsError([str(error)]) from error
     return None

@@ -1,7 +1,7 @@
-"""Serving stacks whose pods are known by their labels, so that `discovery.selector` need not name them. Pure.
+"""Serving stacks with pods that are recognized by their labels, without `discovery.selector`. Without I/O.
 
-Each stack is a set of labels that its charts or controllers give to engines' pods and to nothing else, and the port
-that its own router or gateway uses. Labels and ports were read in the sources named beside each.
+Each stack has a set of labels that its charts or controllers set on engines' pods only, and the port that its own
+router or gateway uses. The source of labels and port is named with each stack.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from router.core.facts.legs import Role
 
 ROLE = "llm-d.ai/role"  # label of llm-d's and KServe's pods
-OWN_ROLE = "warmroute.io/role"  # goes before it
-REVISION = "disaggregatedset.x-k8s.io/revision"  # label of a rollout, both of whose roles pair among themselves
+OWN_ROLE = "warmroute.io/role"  # has priority over ROLE
+# label of a rollout: its prefill and decode pods form pairs only with each other
+REVISION = "disaggregatedset.x-k8s.io/revision"
 ROLES = {
     "prefill": Role.PREFILL,
     "decode": Role.DECODE,
@@ -22,8 +23,8 @@ ROLES = {
     "encode-prefill-decode": Role.BOTH,
     "both": Role.BOTH,
 }
-"""Values of these labels (llm-d-router, pkg/epp/framework/plugins/scheduling/filter/bylabel/roles.go); any other one
-says nothing of legs, so that the pod does both."""
+"""Values of these labels (llm-d-router, pkg/epp/framework/plugins/scheduling/filter/bylabel/roles.go). A pod with
+another value has no role, so it takes both stages."""
 WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 
 
@@ -40,36 +41,36 @@ STACKS = (
     # helm/templates/_helpers.tpl (chart.engineCommonLabels) and deployment-vllm-multi.yaml, a6c01db of 2026-08-05:
     # three ports, of which one is the engine's.
     Stack("production-stack", {"app.kubernetes.io/component": "serving-engine", "model": ""}, "container-port"),
-    # config/llmisvcconfig (selector and targetPorts of the InferencePool), aaac4e2 of 2026-08-21. With prefill apart, a
-    # sidecar has port 8000 and the engine 8001.
+    # config/llmisvcconfig (selector and targetPorts of the InferencePool), aaac4e2 of 2026-08-21. With separate prefill
+    # pods, a sidecar has port 8000 and the engine 8001.
     Stack(
         "kserve",
         {"app.kubernetes.io/part-of": "llminferenceservice", "kserve.io/component": "workload"},
         "8000",
     ),
-    # modelServers.matchLabels and targetPorts of llm-d's InferencePool, by the present and the older label.
+    # modelServers.matchLabels and targetPorts of llm-d's InferencePool, by the current and the older label.
     Stack("llm-d", {"llm-d.ai/inference-serving": "true"}, "8000"),
     Stack("llm-d", {"llm-d.ai/inferenceServing": "true"}, "8000"),
-    # Labels of api/leaderworkerset/v1, 060ab4d of 2026-08-21. Only leaders serve, on the one port that they say.
+    # Labels of api/leaderworkerset/v1, 060ab4d of 2026-08-21. Only leaders serve, on the one port that they declare.
     Stack("leaderworkerset", {"leaderworkerset.sigs.k8s.io/name": "", WORKER_INDEX: "0"}),
 )
 
 
 def role_of(labels: Mapping[str, str]) -> Role:
-    """Which legs of requests a pod with these labels takes."""
+    """Return the role of a pod with these labels: the prefill stage, the decode stage or both."""
     return ROLES.get(labels.get(OWN_ROLE) or labels.get(ROLE, ""), Role.BOTH)
 
 
 def stack_of(labels: Mapping[str, str], *, split: bool = False) -> Stack | None:
-    """The first stack that has all of its labels among these; None where no stack is known. Pods that prefill for other
-    engines only are none unless requests are `split`."""
+    """Return the first stack that has all of its labels among these; None for an unknown stack. Pods that only prefill
+    for other engines have no stack unless requests are `split`."""
     if not split and ROLES.get(labels.get(ROLE, "")) is Role.PREFILL:
         return None
     return next((stack for stack in STACKS if _has(labels, stack.labels)), None)
 
 
 def only_works(labels: Mapping[str, str]) -> bool:
-    """Whether the pod is a worker of a group whose leader speaks for it, so that having no port is no mistake."""
+    """True if the pod is a worker of a group with a leader that serves for it. A missing port is then no mistake."""
     return labels.get(WORKER_INDEX, "0") != "0"
 
 

@@ -1,8 +1,8 @@
-"""Replicas from flags or the settings file, which may be read again, and those added at run time.
+"""Replicas from flags or the settings file, which can be reloaded, and those added at run time.
 
-One that leaves the settings is gone at once, unless others come at the same time: these are not ready before they were
-probed. Those that leave stay as long as they serve what no ready replica serves that stays or came, for `kept_s` at
-most. So settings that exchange all replicas leave no request without one.
+A replica that leaves the settings is removed at once, unless others are added at the same time, which are not ready
+before their first probe. The leaving replicas then stay while they serve a model that no remaining or new ready replica
+serves, for `kept_s` at most. Settings that replace all replicas therefore leave no request without a replica.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.engines.discovery import Status
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # between two looks at those that leave
+LOOK_S = 0.1  # interval of checks of the replicas that leave
 
 
 class StaticDiscovery:
@@ -34,10 +34,10 @@ class StaticDiscovery:
         kept_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`alone(urls)` says which of these serve what no ready replica serves besides (Fleet.serving_alone)."""
+        """`alone(urls)` returns those that serve a model that no other ready replica serves (Fleet.serving_alone)."""
         self._urls = frozenset(url.rstrip("/") for url in urls)
         self._alone, self._kept_s, self._clock = alone, kept_s, clock
-        self._leaving: dict[str, float] = {}  # URL -> time at which it is gone in any case
+        self._leaving: dict[str, float] = {}  # URL -> time at which it is removed in any case
         self.added: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -63,7 +63,7 @@ class StaticDiscovery:
         self._changed.set()
 
     def status(self) -> Status:
-        """The view's state: it is always fresh."""
+        """Return the view's state, which is always fresh."""
         return Status(fresh=True, replicas=len(self._urls | self.added))
 
     async def watch(self) -> AsyncIterator[frozenset[Replica]]:
@@ -81,7 +81,8 @@ class StaticDiscovery:
                     await self._changed.wait()
 
     def _let_go(self) -> None:
-        """Drop those of the leaving replicas that nothing needs any more, that are back, or whose time is over."""
+        """Remove the leaving replicas that are no longer needed, that are back in the settings, or that are past their
+        time limit."""
         if not self._leaving:
             return
         leaving = {url: until_s for url, until_s in self._leaving.items() if url not in self}

@@ -1,8 +1,8 @@
-"""All discoveries as one: replicas of the settings, those added at run time, and those that one source finds.
+"""Union of all discoveries: replicas of the settings, those added at run time, and those of one source.
 
 Replicas of the settings do not wait for the source: with any of them the router is ready even without an API server.
-Without any there is no complete set until the source's first. A replica that both know is taken as the source knows
-it, with its name and its instance. One that was told to drain is not ready, whatever its source says.
+Without any, there is no complete set until the source's first. If both know a replica, the source's entry is used, with
+its name and its instance. A replica that was drained is not ready, regardless of its source.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from router.engines.discovery import Discovery, Status
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 1.0  # after a bug in a source
+AGAIN_S = 1.0  # pause after a bug in a source
 
 
 class Together:
     """Yields the union whenever a source's set changes."""
 
     def __init__(self, listed: Discovery, source: Discovery | None, *, replicas_max: int) -> None:
-        """`listed` has no limit: the operator named each replica. Of `source` at most `replicas_max` are taken; those
-        already taken stay."""
+        """`listed` has no limit, because the operator named each replica. At most `replicas_max` replicas of `source`
+        are used; those already in use stay."""
         self._listed, self._source = listed, source
         self._replicas_max = replicas_max
         self._said: dict[str, frozenset[Replica]] = {}  # the last set, by source
-        self._bugs: dict[str, tuple[int, str]] = {}  # (bugs so far, the present one or ""), by source
-        self._taken: set[str] = set()  # ids taken from the source
-        self._over = 0  # replicas found and not taken
-        self._draining: set[str] = set()  # URLs of replicas that were told to drain
+        self._bugs: dict[str, tuple[int, str]] = {}  # (bugs so far, the current one or ""), by source
+        self._taken: set[str] = set()  # ids of the source's replicas in use
+        self._over = 0  # number of found replicas that are not used
+        self._draining: set[str] = set()  # URLs of drained replicas
         self._changed = asyncio.Event()
 
     def drain(self, url: str) -> bool:
-        """Send nothing new to a replica from now on. False: none is known at this URL."""
+        """Send no new requests to a replica from now on. Returns False if no replica with this URL is known."""
         if url not in {replica.url for replica in self._union()}:
             return False
         self._draining.add(url)
@@ -44,7 +44,7 @@ class Together:
         return True
 
     def take_back(self, url: str) -> bool:
-        """The replica is as any other again. False: it was not told to drain."""
+        """End the drain of a replica. Returns False if it was not drained."""
         if url not in self._draining:
             return False
         self._draining.discard(url)
@@ -52,7 +52,7 @@ class Together:
         return True
 
     def statuses(self) -> dict[str, Status]:
-        """The state of each discovery's view, by its name."""
+        """Return the state of each discovery's view, by its name."""
         return {each.source: self._status(each) for each in (self._listed, self._source) if each is not None}
 
     def _status(self, discovery: Discovery) -> Status:
@@ -81,7 +81,7 @@ class Together:
             await asyncio.gather(*following, return_exceptions=True)
 
     async def _follow(self, discovery: Discovery) -> None:
-        """Follow a source until cancelled, also after a bug in it."""
+        """Follow a source until cancelled, even after a bug in it."""
         while True:
             sets, why = discovery.watch(), "it ended"
             try:
@@ -105,7 +105,7 @@ class Together:
         return self._bugs.get(discovery.source, (0, ""))[0]
 
     def _complete(self) -> bool:
-        """Whether each discovery has yielded a set."""
+        """True if each discovery has yielded a set."""
         return len(self._said) == len(self.statuses())
 
     def _union(self) -> frozenset[Replica]:
@@ -122,7 +122,7 @@ class Together:
         return frozenset(by_id.values())
 
     def _bounded(self, found: frozenset[Replica]) -> dict[str, Replica]:
-        """At most `replicas_max` of the source's replicas, preferring those taken before."""
+        """Return at most `replicas_max` of the source's replicas; those already in use have priority."""
         by_id = {replica.id: replica for replica in sorted(found, key=lambda each: (each.id, each.instance))}
         stay = [id_ for id_ in by_id if id_ in self._taken]
         new = [id_ for id_ in by_id if id_ not in self._taken]

@@ -1,8 +1,9 @@
-"""KV events of engines over ZeroMQ: what they mean is core/kv_events/.
+"""Receivers of engines' KV events over ZeroMQ. core/kv_events/ decodes and orders the events.
 
-subscriber  follows all replicas
-follower    follows one replica
-sources     where a replica publishes
-handover    where another process goes on with a replica's stream
-sockets     ZeroMQ, and the only module that knows it
+subscriber  streams of all replicas
+follower    stream of one replica
+sources     address at which a replica publishes
+addresses   addresses of the name in an endpoint
+handover    transfer of a replica's state between processes
+sockets     ZeroMQ sockets; the only module that uses pyzmq
 """

@@ -1,8 +1,9 @@
-"""The addresses behind the name in an endpoint, one after the other.
+"""Addresses of the name in an endpoint, tried one after the other.
 
-libzmq takes one address of a name, with IPv6 allowed an IPv6 address where there is any, and never tries another
+libzmq takes one address of a name (if IPv6 is allowed, an IPv6 address if there is one) and never tries another
 (zeromq/libzmq#4313). A name in a dual-stack cluster has addresses of both kinds, and vLLM's `tcp://*:5557` listens on
-IPv4 alone. So names are resolved here, anew whenever all addresses were tried, and each connection takes the next one.
+IPv4 only. Names are therefore resolved here, again after all addresses were tried, and each connection takes the next
+address.
 """
 
 from __future__ import annotations
@@ -12,27 +13,29 @@ import ipaddress
 import socket
 from collections.abc import Callable
 
-RESOLVE_S = 5.0  # longest wait for a resolver
-ADDRESSES_MAX = 16  # addresses of a name that are tried
+RESOLVE_S = 5.0  # maximum wait for a resolver
+ADDRESSES_MAX = 16  # maximum number of addresses of a name that are tried
 
 
 class Addresses:
-    """Where to connect for an `endpoint`. `likely` is the address that other connections to its host used last, "" if
-    unknown: it is tried first, if the name still has it."""
+    """Addresses for an `endpoint`. `likely` returns the address that other connections to its host used last, "" if
+    unknown. It is tried first, if the name still has it."""
 
     def __init__(self, endpoint: str, likely: Callable[[str], str] = lambda host: "") -> None:
         self.endpoint = endpoint
         self.host, self._port = _named(endpoint)
         self._likely = likely
-        self._left: list[str] = []  # addresses still to be tried
+        self._left: list[str] = []  # addresses not tried yet
         self._last = ""
-        self._worked = ""  # the address of the last connection that came up
-        self._works = True  # False: the last address given out has not worked yet
+        self._worked = ""  # address of the last connection that was established
+        self._works = True  # False: the last returned address has not worked yet
 
     async def next(self, sure: str = "") -> str:
-        """The endpoint to connect to now, with an address in place of a name; the endpoint itself where it has no name,
-        or the name cannot be resolved. `sure` is an address that the host has now: unless it has just failed, it is
-        taken, and nothing is resolved."""
+        """Return the endpoint for the next connection, with an address instead of a name.
+
+        It is the endpoint itself if that has no name, or if the name cannot be resolved. `sure` is a current address of
+        the host. Unless it has just failed, it is returned and no name is resolved.
+        """
         if not self.host:
             return self.endpoint
         if sure and self._works:
@@ -46,11 +49,11 @@ class Addresses:
 
     @property
     def address(self) -> str:
-        """The address of the connection that is up; "" while none is, or where it is not known."""
+        """Address of the established connection; "" without one, or if the address is unknown."""
         return self._last if self._works else ""
 
     def works(self) -> None:
-        """A connection to the address given out last came up: the next one tries it first."""
+        """Record that a connection to the last returned address was established. The next connection tries it first."""
         self._works, self._worked, self._left = True, self._last, []
 
     async def _resolved(self) -> list[str]:
@@ -65,12 +68,12 @@ class Addresses:
 
 
 def endpoint_at(host: str, port: int) -> str:
-    """The TCP endpoint of an address or a name."""
+    """Return the TCP endpoint of an address or a name."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def _named(endpoint: str) -> tuple[str, int]:
-    """(name, port) of a TCP endpoint; ("", 0) where it has an address, or is of another kind."""
+    """Return (name, port) of a TCP endpoint; ("", 0) if it has an address, or is of another kind."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not port.isdecimal() or set(host) & set("[];*"):

@@ -1,8 +1,8 @@
-"""Follows the events of one replica: finds its source, drives its KvStream, and hands the results to an EventSink.
+"""Receiver of one replica's events: finds the source, drives the KvStream, and passes the results to an EventSink.
 
-News of connections is read before batches, and one batch at a time, so that a batch of a new process is never taken
-for the old one's. Applying yields the event loop by time spent: a replay of ten thousand batches, or one batch of ten
-thousand blocks, must not delay the requests that are relayed meanwhile.
+Connection changes are read before batches, and batches one at a time, so that a batch of a new process is never taken
+for one of the old process. Applying events yields to the event loop by elapsed time. A replay of ten thousand batches,
+or one batch of ten thousand blocks, must not delay the requests that are relayed at the same time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from router.loop import LongWork, Turns
 
 log = logging.getLogger(__name__)
 
-YIELD_S = 0.0005  # work without a break, before the stream waits for its turn of the event loop
-SLICE_BLOCKS = 256  # blocks applied without a break: about half a millisecond
-FIND_AGAIN_S = 1.0  # pause after a replica did not say where its events are
+YIELD_S = 0.0005  # work in one step, before the stream waits for its turn of the event loop
+SLICE_BLOCKS = 256  # blocks applied in one step: about half a millisecond
+FIND_AGAIN_S = 1.0  # pause after a replica did not state the source of its events
 
 
 @dataclass(slots=True)
 class StreamStats:
-    """The state of one replica's stream, for metrics and pages."""
+    """State of one replica's stream, for metrics and pages."""
 
     state: str
     grade: Grade
@@ -53,47 +53,47 @@ class StreamStats:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all followers share. `clock` is monotonic, `wall` gives Unix time."""
+    """Dependencies that all followers share. `clock` is monotonic, `wall` returns Unix time."""
 
     sink: EventSink
     sockets: Sockets
     finder: Finder
     limits: StreamLimits
     poll_s: float
-    bound: str  # the address that engines connect to
+    bound: str  # the address to which engines connect
     clock: Callable[[], float]
     wall: Callable[[], float]
-    handover: Handover | None = None  # None: nobody goes on from what another process knew
+    handover: Handover | None = None  # None: no stream continues from another process's state
 
 
 class Follower:
-    """Follows one replica's events."""
+    """Receives and applies one replica's events."""
 
     def __init__(self, shared: Surroundings, replica: Replica) -> None:
         self._shared = shared
         self._sink = shared.sink
         self.replica = replica
         self.stream: KvStream | None = None
-        self.connects = False  # the engine connects to us
+        self.connects = False  # True if the engine connects to the router
         self.wake = asyncio.Event()
         self._found: Source | Off | None = None
         self._addresses, self._replays = Addresses(""), Addresses("")
         self._replay: Replay | None = None
         self._token = 0
         self._spent_s = 0.0
-        self._look = asyncio.Event()  # set to ask the replica again where its events are
+        self._look = asyncio.Event()  # set to query the replica for its source again
         self._events = self._blocks = 0
         self._why, self._graded = "not asked yet", Grade.ESTIMATED
-        self._lag_s: float | None = None  # lag of the last batch when it came
+        self._lag_s: float | None = None  # lag of the last batch when it was received
         self._lateness = Lateness()
-        self._turns: Turns | None = None  # of a stream that is followed
-        self._share_s = YIELD_S  # work in the present turn
-        self._applying = asyncio.Lock()  # held while a batch is applied, and while all that is known is copied
-        self._unproven = 0  # blocks that another process knew, and that the stream has not proved yet
-        self.down_since_s: float | None = None  # time since which it connects in vain; None while it does not
+        self._turns: Turns | None = None  # turns of the stream that is followed
+        self._share_s = YIELD_S  # limit of work in the current turn
+        self._applying = asyncio.Lock()  # held while a batch is applied, and while the whole state is copied
+        self._unproven = 0  # blocks from another process that the stream has not proved yet
+        self.down_since_s: float | None = None  # start of the failed connection attempts; None without any
 
     def stats(self) -> StreamStats:
-        """The state of the stream now."""
+        """Return the current state of the stream."""
         stream = self.stream
         if stream is None:
             return StreamStats("off", Grade.ESTIMATED, self._why, events=self._events, blocks=self._blocks)
@@ -112,16 +112,16 @@ class Follower:
 
     @property
     def why(self) -> str:
-        """The reason for the grade."""
+        """Reason for the grade."""
         return self._why
 
     def update(self, replica: Replica) -> None:
-        """Take over what discovery now says of the replica."""
+        """Adopt discovery's new entry for the replica."""
         self.replica = replica
         self._look.set()
 
     async def state(self) -> EngineState | None:
-        """What the replica's events have said so far; None where that is not certain at the moment, or of no use."""
+        """Return the state from the replica's events so far; None if it is not certain at the moment, or not useful."""
         stream, handover = self.stream, self._shared.handover
         if stream is None or handover is None or not stream.replays:
             return None
@@ -149,8 +149,7 @@ class Follower:
             await asyncio.gather(finding, return_exceptions=True)
 
     async def _find(self) -> None:
-        """Ask where the events are: at first, every `poll_s`, and when a connection came up, as flags may have
-        changed."""
+        """Query the source: at first, every `poll_s`, and after a reconnection, because flags may have changed."""
         while True:
             wait_s = self._shared.poll_s * random.uniform(0.9, 1.1)  # noqa: S311 - spread, not secrets
             self._look.clear()
@@ -160,7 +159,7 @@ class Follower:
                 wait_s = min(wait_s, FIND_AGAIN_S)
                 if self._found is None:
                     self._grade(Grade.ESTIMATED, f"does not say where its KV events are: {silent}")
-            except Exception:  # a bug in reading a page must not end the loop
+            except Exception:  # a bug in a page's reader must not end the loop
                 log.exception(
                     "bug: looking for KV events failed", extra={"event": "bug", "fields": {"replica": self.replica.id}}
                 )
@@ -224,7 +223,7 @@ class Follower:
                     busy = False
                 busy |= self._answer(stream)
                 await self._perform(stream)
-                await self._breathe()  # batches that wait for a replay take time too, and may be many
+                await self._breathe()  # batches that wait for a replay take time too, and can be many
             if not self.wake.is_set():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_wait_s(stream, clock())):
@@ -232,7 +231,7 @@ class Follower:
             self._spent_s = time.perf_counter()
 
     async def _go_on_from_others(self, stream: KvStream) -> None:
-        """Go on from what another process knew, where that is offered and of use."""
+        """Continue from another process's state, if one is offered and useful."""
         handover, id_ = self._shared.handover, self.replica.id
         state = handover.offers.get(id_) if handover is not None else None
         if handover is None or state is None or (against := objection(stream, state)) is None:
@@ -255,20 +254,20 @@ class Follower:
         stream.restored(told.seq, int.from_bytes(told.digest, "big"), grade, told.why, clock())
 
     def _judged(self, why: str) -> None:
-        """What another process knew was proved, or not: then it says why."""
+        """Report to the handover that another process's state was proved, or was rejected for the reason `why`."""
         if self._unproven and self._shared.handover is not None:
             self._shared.handover.told(self.replica.id, 0 if why else self._unproven, why)
         self._unproven = 0
 
     def _heed(self, stream: KvStream, subscription: Subscription, was_up: bool) -> bool:
-        """Take a change of the connection, and skip what is unread of an older one. Returns whether there was a
-        change."""
+        """Process changes of the connection, and skip unread batches of an older one. Returns True if a connection was
+        ever up."""
         while (change := subscription.change()) is not None:
             if not change.up:
                 if self.down_since_s is None:
                     self.down_since_s = self._shared.clock()
                 stream.disconnected("event connection lost", self._shared.clock())
-            elif was_up:  # all unread batches are old, or come in the replay that is asked for now
+            elif was_up:  # all unread batches are old, or are contained in the replay that is requested now
                 while subscription.receive() is not None:
                     pass
             if change.up:
@@ -280,7 +279,7 @@ class Follower:
         return was_up
 
     def _answer(self, stream: KvStream) -> bool:
-        """Take the next answer to a replay; False if there is none."""
+        """Process the next answer to a replay. Returns False without one."""
         if self._replay is None:
             return False
         heard = self._replay.receive()
@@ -345,7 +344,7 @@ class Follower:
 
     def _grade(self, grade: Grade, why: str) -> None:
         if why != self._why:
-            if grade is self._graded:  # the sink logs what becomes of a grade that changed
+            if grade is self._graded:  # the sink logs a changed grade
                 fields = {"replica": self.replica.id, "grade": grade.value, "why": why}
                 level = logging.DEBUG if grade is Grade.CATCHING_UP else logging.INFO
                 log.log(level, "event stream", extra={"event": "event_stream", "fields": fields})

@@ -1,8 +1,8 @@
-"""Where one process leaves off and another goes on: what a replica's events have said, as a whole and at one batch.
+"""Transfer of the state of a replica's events from one process to another, complete and as of one batch.
 
-Nothing is believed for being written down. What another process knew is held without any credit until a replay from its
-last batch, byte for byte the same, has proved that the publisher is still the same process (core/kv_events/stream.py);
-the replay brings what came since. Where there is no replay endpoint nothing can prove that, and nothing is taken.
+A written state is not trusted. Its blocks get no credit until a replay from its last batch, with the same bytes, has
+proved that the publisher is still the same process (core/kv_events/stream.py). The replay also brings the batches since
+then. Without a replay endpoint there is no such proof, and no state is adopted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ ANOTHER = "another process publishes"
 
 @dataclass(slots=True)
 class Handover:
-    """States of replicas that wait to be gone on from, by replica, and who hears what became of each: `told(replica,
-    blocks, why)`, where no block was taken for that reason."""
+    """Offered states by replica, and a callback for the outcome of each.
+
+    `told(replica, blocks, why)` gets the number of adopted blocks; 0 if none was adopted, for the reason `why`.
+    """
 
     keeper: StateSink
     told: Callable[[str, int, str], None] = lambda *_: None
@@ -32,7 +34,7 @@ class Handover:
 
 
 async def state_of(stream: KvStream, keeper: StateSink, replica: str, pace: LongWork) -> EngineState | None:
-    """The replica's state; None where it is not certain at the moment. No batch may be applied meanwhile."""
+    """Return the replica's state; None if it is not certain at the moment. No batch may be applied during the call."""
     at, shape = stream.position, keeper.shape(replica)
     if at is None or shape is None:
         return None
@@ -41,16 +43,16 @@ async def state_of(stream: KvStream, keeper: StateSink, replica: str, pace: Long
         for page in keeper.pages(replica):
             pages.append(page)
             await pace.step()
-    except RuntimeError:  # blocks were given up for others' room
+    except RuntimeError:  # blocks were given up for other replicas
         return None
-    if keeper.shape(replica) != shape:  # cleared
+    if keeper.shape(replica) != shape:  # cleared during the copy
         return None
     digest = at[1].to_bytes(DIGEST_BYTES, "big")
     return EngineState(StreamState(at[0], digest, stream.grade is Grade.EXACT, stream.why, shape), pages)
 
 
 async def begin_with(state: EngineState, keeper: StateSink, replica: str, pace: LongWork) -> None:
-    """Hold what is in a state, and nothing else. Raises UnreadableState."""
+    """Replace the replica's blocks by those of a state. Raises UnreadableState."""
     keeper.begin(replica, state.stream.shape)
     for page in state.pages:
         keeper.take_in(replica, page)
@@ -58,7 +60,7 @@ async def begin_with(state: EngineState, keeper: StateSink, replica: str, pace: 
 
 
 def objection(stream: KvStream, state: EngineState) -> str | None:
-    """Why a stream must not go on from a state; "" where it may, None where that cannot be said yet."""
+    """Return the reason why a stream must not continue from a state; "" if it may, None if that is not known yet."""
     told = state.stream
     if not stream.replays:
         return "no replay endpoint, so nothing proves that the engine is still the same"

@@ -1,13 +1,13 @@
-"""The part of ZeroMQ that KV events need: a socket that receives batches, one that asks for a replay.
+"""ZeroMQ sockets for KV events: one that receives batches, and one that requests a replay.
 
-The only module that knows pyzmq. All calls return at once, but `Sockets.subscribe`, which resolves a name.
-`Subscription.wakes` sets an asyncio.Event when a socket may have something. A ZeroMQ descriptor is readable when the
-state may have changed, not when there is a message: after a wake everything must be read until there is nothing more
+This is the only module that uses pyzmq. All calls return at once, except `Sockets.subscribe`, which resolves a name.
+`Subscription.wakes` sets an asyncio.Event if a socket may have input. A ZeroMQ descriptor becomes readable when the
+state may have changed, not when there is a message. After a wake the reader must therefore read until no input is left
 (zeromq.org, zmq_getsockopt, ZMQ_FD).
 
-ZeroMQ must not connect again by itself: libzmq up to 4.3.5 ends the process (`Assertion failed: _input_stopped`,
-zeromq/libzmq#3937) where a connection is lost while its queue is full, comes back, and only then is the queue read. So
-a subscription takes a new socket for each connection, and a replay has one connection.
+ZeroMQ must not reconnect by itself. libzmq up to 4.3.5 ends the process (`Assertion failed: _input_stopped`,
+zeromq/libzmq#3937) if a connection is lost while its queue is full, returns, and the queue is read only after that. A
+subscription therefore takes a new socket for each connection, and a replay has only one connection.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from zmq.utils.monitor import parse_monitor_message
 from router.engines.kv_events.addresses import Addresses
 
 END = b"\xff" * 8  # number -1: the replay is complete
-HWM = 1_000  # messages in a queue of ZeroMQ; beyond this TCP makes the engine wait
-REPLAY_HWM = 4_096  # messages of a replay; an engine's ROUTER does not wait but drops, and that takes another replay
-AGAIN_MIN_S, AGAIN_MAX_S = 0.1, 1.0  # pause before a connection is tried again; doubles with each that fails
-CONNECT_S = 5.0  # a connection that is not up by then is tried again: of a name that is unknown nothing is heard
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3_000, 9_000  # answered by the peer's I/O thread, so that a dead host is noticed
+HWM = 1_000  # messages in a ZeroMQ queue; above it TCP makes the engine wait
+REPLAY_HWM = 4_096  # messages of a replay; an engine's ROUTER does not wait but drops, which requires another replay
+AGAIN_MIN_S, AGAIN_MAX_S = 0.1, 1.0  # pause before the next connection attempt; doubles with each failure
+CONNECT_S = 5.0  # limit of a connection attempt: ZeroMQ reports no failure for an unknown name
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3_000, 9_000  # answered by the peer's I/O thread, to detect a dead host
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_CLOSED
 _NEVER = -1
 
-Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]  # what receives, and what tells of its connections
+Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]  # the receiving socket, and the monitor of its connections
 
 
 @dataclass(frozen=True, slots=True)
 class PeerChange:
-    """A connection came up, or is gone. `peer` is the other end's address on a bound socket, "" if unknown."""
+    """A connection was established or closed. On a bound socket `peer` is the other end's address, "" if unknown."""
 
     up: bool
     peer: str = ""
@@ -46,7 +46,7 @@ class PeerChange:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A message that is no batch, since it has not three frames: topic, number of 8 bytes, payload."""
+    """A message that is not a batch, because it does not have three frames: topic, number of 8 bytes, payload."""
 
     why: str
     topic: bytes = b""  # the first frame, if there are others
@@ -54,18 +54,19 @@ class Unreadable:
 
 
 class Sockets:
-    """Makes sockets. Close it once they are closed."""
+    """Factory of sockets. Close it after they are closed."""
 
     def __init__(self, message_bytes_max: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._message_bytes_max = message_bytes_max
 
     def close(self) -> None:
-        """Close the context; what was not sent is dropped."""
+        """Close the context. Unsent messages are dropped."""
         self._context.destroy(linger=0)
 
     async def subscribe(self, addresses: Addresses, topic: str | None) -> Subscription:
-        """A socket connected to a publisher, now or once there is one. Raises ValueError for an invalid address."""
+        """Return a socket that connects to a publisher, now or when it starts. Raises ValueError for an invalid
+        address."""
 
         def pair(endpoint: str) -> Pair:
             return self._pair(endpoint, topic or "", bind=False)
@@ -73,11 +74,11 @@ class Sockets:
         return Subscription(pair(await addresses.next()), pair, addresses)
 
     def bound(self, address: str) -> Subscription:
-        """A socket that publishers connect to. Raises OSError if it cannot listen there."""
+        """Return a socket to which publishers connect. Raises OSError if it cannot listen there."""
         return Subscription(self._pair(address, "", bind=True))
 
     def ask(self, endpoint: str, first: int) -> Replay:
-        """Ask for a replay on a connection of its own. Raises ValueError for an invalid address."""
+        """Request a replay on a separate connection. Raises ValueError for an invalid address."""
         dealer = self._socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVHWM, REPLAY_HWM)
         try:
@@ -85,7 +86,7 @@ class Sockets:
         except ValueError:
             dealer.close(linger=0)
             raise
-        dealer.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)  # the ROUTER wants the empty frame
+        dealer.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)  # the ROUTER requires the empty frame
         return Replay(dealer)
 
     def _pair(self, address: str, topic: str, *, bind: bool) -> Pair:
@@ -120,16 +121,16 @@ class Sockets:
 
 
 class Subscription:
-    """A socket that receives batches: a bound one, or one for each connection to a publisher."""
+    """Socket that receives batches: a bound one, or one for each connection to a publisher."""
 
     def __init__(
         self, pair: Pair, again: Callable[[str], Pair] | None = None, addresses: Addresses | None = None
     ) -> None:
-        """`again` makes a new pair that connects to an endpoint, of those that `addresses` gives."""
+        """`again` returns a new pair that connects to an endpoint from `addresses`."""
         self._sub, self._monitor = pair
         self._again, self._addresses = again, addresses
         self._again_s = AGAIN_MIN_S
-        self._timer: asyncio.TimerHandle | None = None  # set while the next connection waits for its turn
+        self._timer: asyncio.TimerHandle | None = None  # set while the next connection attempt is scheduled
         self._connecting: asyncio.Task[None] | None = None
         self._event = asyncio.Event()
         self._peers: dict[int, str] = {}  # descriptor of an accepted connection -> address
@@ -137,11 +138,11 @@ class Subscription:
 
     @property
     def address(self) -> str:
-        """The address that the socket is bound or connected to."""
+        """Address to which the socket is bound or connected."""
         return self._sub.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def wakes(self, event: asyncio.Event) -> None:
-        """Set the event whenever there may be something to read. To be called once, in the loop that is to read."""
+        """Set the event whenever there may be input. Call this once, in the event loop of the reader."""
         self._event = event
         self._wake = _watch([self._sub, self._monitor], event)
         self._connect_in(CONNECT_S)
@@ -160,7 +161,7 @@ class Subscription:
             self._connecting = None
 
     def _connect_in(self, delay_s: float) -> None:
-        """Connect anew by then, unless a connection comes up before."""
+        """Schedule a new connection, unless one is established before."""
         if self._again is not None and self._wake is not None:
             self._stop_connecting()
             self._timer = self._wake[0].call_later(delay_s, self._connect)
@@ -169,15 +170,15 @@ class Subscription:
         self._connecting = asyncio.create_task(self._connect_anew())
 
     async def _connect_anew(self) -> None:
-        """Give up the connection that is gone, or did not come, with what was not read of it, for another one."""
+        """Replace a closed or failed connection by a new one. Its unread messages are dropped."""
         if self._again is None or self._addresses is None:
             return
         endpoint = await self._addresses.next()
-        self._connecting = None  # nothing below may be interrupted
+        self._connecting = None  # the steps below must not be interrupted
         _unwatch(self._wake)
         try:
             pair = self._again(endpoint)
-        except (OSError, ValueError, zmq.ZMQError):  # the process has no descriptor left: later
+        except (OSError, ValueError, zmq.ZMQError):  # the process has no free descriptor: later
             self._wake = _watch([self._sub, self._monitor], self._event)
         else:
             _close(self._sub, self._monitor)
@@ -190,7 +191,7 @@ class Subscription:
         self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
 
     def change(self) -> PeerChange | None:
-        """The next change of a connection. Read it before batches: ZeroMQ reports it first."""
+        """Return the next change of a connection. Read it before batches: ZeroMQ reports it first."""
         while True:
             try:
                 said = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
@@ -205,14 +206,14 @@ class Subscription:
                 if self._addresses is not None:
                     self._addresses.works()
                 return PeerChange(up=True)
-            elif kind == zmq.EVENT_CLOSED:  # a connection did not come up
+            elif kind == zmq.EVENT_CLOSED:  # a connection attempt failed
                 self._lost()
             elif kind == zmq.EVENT_DISCONNECTED:
                 self._lost()
                 return PeerChange(up=False, peer=self._peers.pop(descriptor, ""))
 
     def receive(self) -> tuple[bytes, int, bytes] | Unreadable | None:
-        """The next batch: topic, number, payload."""
+        """Return the next batch: topic, number, payload."""
         try:
             frames = self._sub.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -222,7 +223,7 @@ class Subscription:
         return _unreadable(frames)
 
     def receive_from(self) -> tuple[bytes, int, bytes, str] | Unreadable | None:
-        """The next batch with the address that it came from, "" where there is none (ipc)."""
+        """Return the next batch with the address of its publisher, "" if it has none (ipc)."""
         try:
             frames = self._sub.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -236,15 +237,15 @@ class Subscription:
 
 
 class Replay:
-    """A socket that receives the answers to one request for a replay."""
+    """Socket that receives the answers to one replay request."""
 
     def __init__(self, dealer: zmq.Socket[bytes]) -> None:
         self._dealer = dealer
-        self.unreadable = 0  # messages that are no batch
+        self.unreadable = 0  # messages that are not batches
         self._wake: tuple[asyncio.AbstractEventLoop, list[int]] | None = None
 
     def wakes(self, event: asyncio.Event) -> None:
-        """Set the event whenever there may be something to read."""
+        """Set the event whenever there may be input."""
         self._wake = _watch([self._dealer], event)
 
     def close(self) -> None:
@@ -253,19 +254,19 @@ class Replay:
         self._dealer.close(linger=0)
 
     def receive(self) -> tuple[int, bytes] | None:
-        """The next batch: number and payload; the number -1 ends the replay."""
+        """Return the next batch: number and payload. The number -1 ends the replay."""
         while True:
             try:
                 frames = self._dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return None
-            if len(frames) >= 3 and not frames[0] and len(frames[-2]) == 8:  # the topic came with vLLM 0.2x
+            if len(frames) >= 3 and not frames[0] and len(frames[-2]) == 8:  # vLLM sends the topic since 0.2x
                 return (-1 if frames[-2] == END else int.from_bytes(frames[-2], "big")), frames[-1]
             self.unreadable += 1
 
 
 def _unreadable(frames: Sequence[bytes], count: int = 0, peer: str = "") -> Unreadable:
-    """What is wrong with a message of `count` frames, of which `frames` are the first, or all."""
+    """Describe the error in a message of `count` frames; `frames` are the first of them, or all."""
     count = count or len(frames)
     if count == 3:
         return Unreadable(f"numbers of {len(frames[1])} bytes, 8 expected", frames[0], peer)
@@ -294,7 +295,7 @@ def _watch(watched: list[zmq.Socket[bytes]], event: asyncio.Event) -> tuple[asyn
     descriptors = [int(one.getsockopt(zmq.FD)) for one in watched]
     for descriptor in descriptors:
         loop.add_reader(descriptor, event.set)
-    event.set()  # messages that are there already give no sign
+    event.set()  # messages that are already there do not trigger the descriptor
     return loop, descriptors
 
 
@@ -306,7 +307,7 @@ def _unwatch(watched: tuple[asyncio.AbstractEventLoop, list[int]] | None) -> Non
 
 
 def _peer(descriptor: int) -> str:
-    """The address at the other end of a connection; "" if it is gone already."""
+    """Return the address at the other end of a connection; "" if it is already closed."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             name = connection.getpeername()

@@ -1,10 +1,12 @@
-"""Where a replica publishes its KV events: turns what it says of itself into addresses that the router may connect to.
+"""Source of a replica's KV events: converts its own description to addresses to which the router may connect.
 
-vLLM (0.31 and later) names the source of every data-parallel rank on `/kv_event_sources`, ports already offset by the
-rank (vllm/distributed/kv_events.py); SGLang names the first port on `/server_info`. An engine's word is taken for a
-port, never for a host: the router connects to the replica's own host, so that a replica cannot make it connect
-elsewhere. Endpoints in the settings are the operator's word and are used unchanged; so are those that discovery
-knows, which are of the server's first rank: engines add the rank to the port, and so does the router.
+vLLM (0.31 and later) lists the source of every data-parallel rank on `/kv_event_sources`, with ports already offset by
+the rank (vllm/distributed/kv_events.py). SGLang names the first port on `/server_info`. An engine's page is trusted for
+a port but never for a host. The router connects to the replica's own host, so a replica cannot make it connect
+elsewhere.
+
+Endpoints in the settings come from the operator and are used unchanged. Endpoints from discovery are used too. They are
+those of the server's first rank: engines add the rank to the port, and so does the router.
 """
 
 from __future__ import annotations
@@ -25,14 +27,18 @@ from router.engines import fetch
 from router.engines.kv_events.addresses import endpoint_at
 
 PAGE_BYTES_MAX = 1 << 20
-_ANY = {"*", "0.0.0.0", "::", ""}  # noqa: S104 - what engines say, not what we bind
+_ANY = {"*", "0.0.0.0", "::", ""}  # noqa: S104 - addresses on engines' pages; the router does not bind them
 _ASKED = (404, 405, 501)  # statuses of an engine without such a page
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where to get events. `endpoint` is "" if the engine connects to the router, `replay` "" if there is no replay;
-    `topic` None takes any topic."""
+    """Addresses of a replica's events.
+
+    - `endpoint`: "" if the engine connects to the router.
+    - `replay`: "" if there is no replay.
+    - `topic`: None accepts any topic.
+    """
 
     endpoint: str
     replay: str = ""
@@ -47,7 +53,7 @@ class Off:
 
 
 class NoAnswer(Exception):
-    """The replica did not answer, so that nothing is known."""
+    """The replica did not answer, so its source is unknown."""
 
 
 class _Vllm(msgspec.Struct):
@@ -75,8 +81,11 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
 
 class Finder:
-    """Asks replicas for their sources. `configured` has sources by replica id; `bound_port` is that of the address
-    which engines connect to."""
+    """Finds the sources of replicas.
+
+    - `configured`: sources by replica id.
+    - `bound_port`: port of the address to which engines connect.
+    """
 
     def __init__(
         self,
@@ -89,7 +98,7 @@ class Finder:
     ) -> None:
         self._configured = configured
         self._bound_port = bound_port
-        self._addresses: dict[str, str] = {}  # host -> the address at which it answered last
+        self._addresses: dict[str, str] = {}  # host -> address of its last answer
         self._session = fetch.session(api_key, timeout_s, tls, self._addresses)
 
     async def close(self) -> None:
@@ -97,11 +106,12 @@ class Finder:
         await self._session.close()
 
     def address(self, host: str) -> str:
-        """The address at which a host answered last; "" where it has not been asked."""
+        """Return the address of a host's last answer; "" if it was not queried."""
         return self._addresses.get(host, "")
 
     async def find(self, replica: Replica) -> Source | Off:
-        """The source by the settings, or by discovery, or by the replica itself; NoAnswer if it does not answer."""
+        """Return the source from the settings, discovery, or the replica itself. Raises NoAnswer if the replica does
+        not answer."""
         if replica.id in self._configured:
             return self._configured[replica.id]
         if replica.events:
@@ -154,7 +164,7 @@ class Finder:
         return Source(endpoint, replay if isinstance(replay, str) else "", said.topic)
 
     async def _reachable(self, said: str, replica: Replica) -> str | Off:
-        """The address to connect to; "" for none, and where the engine connects to the router."""
+        """Return the address for the connection; "" without one, and if the engine connects to the router."""
         host = URL(replica.url).host or ""
         if said.startswith("ipc://"):
             if not said.startswith("ipc:///") or "\0" in said or not _is_loopback(host):
@@ -187,7 +197,7 @@ class Finder:
 
 
 def _told(replica: Replica) -> Source | Off:
-    """The source of this rank by discovery."""
+    """Return the source of this rank from discovery's endpoints."""
     ends = []
     for first in filter(None, (replica.events, replica.replay)):
         host, port = _parsed(first)
@@ -199,7 +209,7 @@ def _told(replica: Replica) -> Source | Off:
 
 
 def _parsed(endpoint: str) -> tuple[str, int]:
-    """Host and port of a tcp:// address; ("", 0) if it is no such address."""
+    """Return host and port of a tcp:// address; ("", 0) if it is not one."""
     scheme, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 1 << 16:
@@ -208,7 +218,8 @@ def _parsed(endpoint: str) -> tuple[str, int]:
 
 
 def _plain(host: str) -> str:
-    """A host without brackets, and an IPv4 address in IPv6 form as IPv4: vLLM needs `[::ffff:127.0.0.1]` to bind."""
+    """Return a host without brackets. An IPv4 address in IPv6 form becomes IPv4: vLLM needs `[::ffff:127.0.0.1]` to
+    bind."""
     host = host.removeprefix("[").removesuffix("]")
     try:
         address = ipaddress.ip_address(host)
@@ -226,7 +237,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _same_host(named: str, host: str) -> bool:
-    """Whether two names are of one host: equal, both loopback, or `host` resolves to `named`."""
+    """True if two names are the same host: equal, both loopback, or `host` resolves to `named`."""
     if named == _plain(host) or (_is_loopback(named) and _is_loopback(host)):
         return True
     try:
@@ -237,7 +248,7 @@ async def _same_host(named: str, host: str) -> bool:
 
 
 def same_peer(peer: str, host: str) -> bool:
-    """Whether a connection from `peer` may come from `host`; names are not resolved."""
+    """True if a connection from `peer` can come from `host`. Names are not resolved."""
     try:
         ipaddress.ip_address(_plain(host))
     except ValueError:

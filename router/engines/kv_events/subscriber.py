@@ -1,7 +1,7 @@
-"""Follows the KV events of all replicas: sockets -> core/kv_events/stream.py -> an EventSink.
+"""Receiver of the KV events of all replicas: sockets -> core/kv_events/stream.py -> an EventSink.
 
-There is one subscription per replica and data-parallel rank (follower.py), or one bound address that engines connect
-to, where the topic tells who publishes.
+There is one subscription for each replica and data-parallel rank (follower.py). Alternatively, engines connect to one
+bound address, and the topic identifies the publisher.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ REFUSED_MAX = 64  # unknown publishers named in the log
 
 
 class Subscriber:
-    """`await start()`, `watch` a replica in a task of its own until that is cancelled, `await close()` at the end.
+    """Lifecycle: `await start()`, run `watch` for each replica in its own task until cancelled, `await close()` at the
+    end.
 
-    `endpoints` has the (endpoint, replay endpoint or "") of replicas that do not say where they publish. `bind` is an
-    address to listen on for engines that connect, or "". `topics` says who publishes there: replica ids by topic, for
-    topics other than kv@HOST:PORT@MODEL. With a `handover`, streams go on from what another process knew.
+    - `endpoints`: (endpoint, replay endpoint or "") of replicas that do not state their source.
+    - `bind`: address on which to listen for engines that connect, or "".
+    - `topics`: replica ids by topic, for topics other than kv@HOST:PORT@MODEL on that address.
+    - `handover`: lets streams continue from another process's state.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Subscriber:
         self.unknown_publishers = 0  # batches of unknown publishers
 
     async def start(self) -> None:
-        """Be ready to watch. Raises OSError if the router cannot listen on the address to bind."""
+        """Prepare to watch replicas. Raises OSError if the router cannot listen on the `bind` address."""
         sockets = Sockets(BATCH_BYTES_MAX)
         port = None
         if self._bind:
@@ -107,11 +109,11 @@ class Subscriber:
 
     @property
     def address(self) -> str:
-        """The address that engines connect to; "" if there is none."""
+        """Address to which engines connect; "" without one."""
         return self._bound.address if self._bound else ""
 
     async def close(self) -> None:
-        """Stop listening; watching tasks must have ended."""
+        """Stop listening. All `watch` tasks must have ended."""
         if self._listening is not None:
             self._listening.cancel()
             with suppress(asyncio.CancelledError):
@@ -127,7 +129,7 @@ class Subscriber:
         self._by_topic.clear()
         try:
             await follower.run()
-        except Exception:  # a bug: the replica's blocks are not followed any more
+        except Exception:  # a bug: the replica's blocks are no longer followed
             why, now_s = "the router failed to follow its events", self._clock()
             self._sink.clear(replica.id, why, now_s)
             self._sink.grade(replica.id, Grade.ESTIMATED, why, now_s)
@@ -137,20 +139,20 @@ class Subscriber:
                 del self._followers[replica.id]
 
     def update(self, replica: Replica) -> None:
-        """Take over what discovery now says of a watched replica, such as where its events are."""
+        """Adopt discovery's new entry for a watched replica, such as another source of events."""
         follower = self._followers.get(replica.id)
         if follower is not None:
             follower.update(replica)
 
     def resync(self, replica: str, why: str = "distrusted") -> None:
-        """Forget what the replica's events said, and have them sent again."""
+        """Forget the replica's reported blocks, and request them again."""
         follower = self._followers.get(replica)
         if follower is not None and follower.stream is not None:
             follower.stream.resync(why, self._clock())
             follower.wake.set()
 
     def suspect(self, replica: str, why: str) -> None:
-        """Make the stream prove that it is the same process: there is evidence of a restart, such as a refused
+        """Require proof that the stream comes from the same process, after evidence of a restart such as a refused
         connection."""
         follower = self._followers.get(replica)
         if follower is not None and follower.stream is not None:
@@ -158,13 +160,13 @@ class Subscriber:
             follower.wake.set()
 
     async def state(self, replica: str) -> EngineState | None:
-        """What the replica's events have said so far, for another process to go on from; None where that is not
-        certain at the moment, or nobody could prove it."""
+        """Return the state from the replica's events for another process. None if the state is not certain at the
+        moment, or if the other process could not prove it."""
         follower = self._followers.get(replica)
         return await follower.state() if follower is not None else None
 
     def offer(self, replica: str, state: EngineState) -> None:
-        """Let the replica's stream go on from what another process knew, once there is one and if it is of use."""
+        """Offer another process's state to the replica's stream. It is used once there is a stream, if it is useful."""
         if self._handover is not None:
             self._handover.offers[replica] = state
             follower = self._followers.get(replica)
@@ -172,20 +174,20 @@ class Subscriber:
                 follower.wake.set()
 
     def withdraw(self, replica: str) -> bool:
-        """Take that back; returns whether it was still waiting."""
+        """Withdraw that offer. Returns True if it was still waiting."""
         return self._handover is not None and self._handover.offers.pop(replica, None) is not None
 
     def stat(self, replica: str) -> StreamStats | None:
-        """The state of one replica's stream; None if it is not watched."""
+        """Return the state of one replica's stream; None if it is not watched."""
         follower = self._followers.get(replica)
         return follower.stats() if follower is not None else None
 
     def stats(self) -> dict[str, StreamStats]:
-        """The states of all streams, by replica."""
+        """Return the states of all streams, by replica."""
         return {id_: follower.stats() for id_, follower in self._followers.items()}
 
     def down(self, until_s: float) -> Iterator[tuple[str, float, str]]:
-        """(replica, since when, why) of each stream that has no connection, and had none at `until_s` either."""
+        """Yield (replica, start, reason) of each stream that has had no connection since `until_s` or earlier."""
         for id_, follower in self._followers.items():
             since_s = follower.down_since_s
             if since_s is not None and since_s <= until_s:
@@ -229,8 +231,8 @@ class Subscriber:
             follower.wake.set()
 
     def _unreadable(self, message: Unreadable) -> None:
-        """Count a message that is no batch at the stream of its publisher: the replica that its topic names, or else
-        that of the address that it came from."""
+        """Count an unreadable message for the stream of its publisher: the replica of its topic, or else of its
+        address."""
         follower = self._followers.get(self._publisher(message.topic)) if message.topic else None
         if follower is None and message.peer:
             bound = [one for one in self._followers.values() if one.connects]
@@ -243,7 +245,7 @@ class Subscriber:
             follower.wake.set()
 
     def _refuse(self, topic: bytes, peer: str, why: str) -> None:
-        """Drop a message of an unknown publisher; the first of each topic is named in the log."""
+        """Drop a message of an unknown publisher. The first message of each topic is logged."""
         self.unknown_publishers += 1
         if topic not in self._refused and len(self._refused) < REFUSED_MAX:
             self._refused.add(topic)
@@ -253,7 +255,7 @@ class Subscriber:
             )
 
     def _publisher(self, topic: bytes) -> str:
-        """The replica that publishes under a topic; "" if none."""
+        """Return the replica that publishes under a topic; "" without one."""
         if not self._by_topic:
             self._by_topic = {_address(one.replica): id_ for id_, one in self._followers.items()} | self._named
         if (known := self._by_topic.get(topic)) is not None:
@@ -262,7 +264,8 @@ class Subscriber:
         return self._by_topic.get(b"kv@" + parts[1], "") if len(parts) > 1 and parts[0] == b"kv" else ""
 
     def _gone(self, peer: str) -> None:
-        """A publisher's connection ended: every stream that may have come over it must prove itself."""
+        """Require new proof from every stream that may have used a publisher's connection, after that connection
+        closed."""
         bound = [one.replica for one in self._followers.values() if one.connects]
         here = [replica for replica in bound if peer and same_peer(peer, URL(replica.url).host or "")]
         for replica in here or bound:
@@ -270,12 +273,12 @@ class Subscriber:
 
 
 def _address(replica: Replica) -> bytes:
-    """What the replica's topic begins with by convention."""
+    """Return the conventional beginning of the replica's topic."""
     url = URL(replica.url)
     return f"kv@{url.host}:{url.port}".encode()
 
 
 def _topic_host(topic: bytes) -> str:
-    """The host in kv@HOST:PORT@MODEL; "" where there is none."""
+    """Return the host in kv@HOST:PORT@MODEL; "" without one."""
     parts = topic.split(b"@", 2)
     return parts[1].rpartition(b":")[0].decode(errors="replace") if len(parts) > 1 else ""
