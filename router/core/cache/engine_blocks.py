@@ -5,7 +5,7 @@ ids (blocks.token_chain). A Stored event carries both the hash and the tokens, s
 key's bit in `Masks` is set while the engine holds the block:
 
     Stored(h7, child of h6, tokens)    key(h7) = xxh3(tokens, seed=key(h6))    held[h7] = key, bit set
-    Removed(h7)                        one copy less; with the last the bit goes, and only the name h7 -> key is kept
+    Removed(h7)                        one copy less. After the last one only the name h7 -> key is kept
 
 The bit is for the GPU; each tier below it has its own bit (tiers.py).
 

@@ -7,11 +7,11 @@ over a prompt's token chain finds the longest stored prefix of every replica. ti
 The grade of a replica begins as the stream's own grade (core/kv_events/stream.py: continuous since batch 0 or a clear,
 or not). Checks then change it:
 
-    exact         the stream is complete, or its predictions matched the engine's count on 99 % of 200 answers
-    catching-up   the stream is incomplete, or reports more blocks than the limit, or the model has other layers
-                  (sliding window, state) with own blocks: reported blocks and our own estimate are both credited
-    estimated     no stream; or predictions drifted; or no tokenizer for its models; or pages too short; or its events
-                  do not distinguish salted prompts from others
+    exact         The stream is complete, or its predictions matched the engine's count on 99 % of 200 answers.
+    catching-up   The stream is incomplete, or reports more blocks than the limit, or the model has other layers
+                  (sliding window, state) with own blocks. Reported blocks and our own estimate are both credited.
+    estimated     No stream, or predictions drifted, or no tokenizer for its models, or pages too short, or its events
+                  do not distinguish salted prompts from others.
 
 If predictions drift, the grade falls and a clean replay is requested, later each time. While a stream is suspended, no
 reported block is credited. If there is evidence of a restart or a connection break, our own estimate is not credited

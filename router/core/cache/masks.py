@@ -5,7 +5,7 @@ longest match of every holder:
 
     keys of the prompt    k1      k2      k3      k4
     masks                 1111    1101    0101    0001
-    AND so far            1111    1101    0101    0001     holder 1 matches 1, holder 3: 2, holder 2: 3, holder 0: 4
+    AND so far            1111    1101    0101    0001     holders 1, 3, 2 and 0 match 1, 2, 3 and 4 keys
 
 A lookup in a large map misses the processor's caches: 6,250 keys of a long prompt take about 2 ms. The holders of a
 whole stride of keys are therefore cached under the stride's last key, which identifies all keys before it. A holder

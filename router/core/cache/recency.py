@@ -9,9 +9,9 @@ The longest run keeps its touch, which gets a new stamp. The rest of that touch 
 Only keys with a new owner are written. A prompt of 400 blocks with 390 known ones therefore costs as much as a prompt
 of 10 blocks, and a touch at the end of a request costs almost no time.
 
-    before   t1: a b c d         keys of t1, root to leaf
+    before   t1: a b c d         keys of t1 from root to leaf
     touch    a b x               run a b is t1's; x is new
-    after    t3: c d   t1: a b x    t3 has the place that t1 had
+    after    t3: c d   t1: a b x    t3 has the former position of t1
 """
 
 from __future__ import annotations

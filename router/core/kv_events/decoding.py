@@ -270,7 +270,7 @@ def _tokens(given: list[Any]) -> bytes:
     if type(given) is not list:
         raise TypeError("token ids come in a list")
     if given and type(given[0]) is list:
-        # Under EAGLE SGLang caches bigrams, [t0, t1], [t1, t2] ...: the first of each is the prompt's own token.
+        # Under EAGLE SGLang caches bigrams such as [t0, t1] and [t1, t2]. The first of each is the prompt's own token.
         given = [first for first, _ in given]
     ids = array("I", given)  # rejects values that are not integers in the range of uint32
     if sys.byteorder == "big":
@@ -283,10 +283,11 @@ def _extras(
 ) -> tuple[str, bytes, tuple[bytes | None, ...] | None]:
     """Return the adapter, the salt, and the remaining extra keys of vLLM for each block.
 
-    A block's list has, in order: the adapter's name, pairs for images, the salt (root block only) and digests of prompt
-    embeddings (vLLM 0.32 v1/core/kv_cache_utils.py, to_event_extra_keys). In the hash each is tagged with its source,
-    such as ("lora", name, path), so both formats are accepted. A single string in the root block is the salt. A release
-    that names images by bare strings is then salted by them; no plain prompt matches in either case.
+    A block's list has in this order the adapter's name, pairs for images, the salt (root block only) and digests of
+    prompt embeddings. vLLM 0.32 builds it in v1/core/kv_cache_utils.py (to_event_extra_keys). In the hash each is
+    tagged with its source, such as ("lora", name, path), so both formats are accepted. A single string in the root
+    block is the salt. A release that names images by bare strings is then salted by them; no plain prompt matches in
+    either case.
     """
     extras: list[bytes | None] = [None] * len(listed)
     for index, given in enumerate(listed):
