@@ -88,7 +88,7 @@ class PrefixIndex:
         holder.blocks_max = blocks_max
         self._fit(holder)
 
-    # -- queries -----------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------
 
     def match(self, keys: Sequence[int]) -> dict[str, int]:
         """Count the leading `keys` that each holder has, for every holder with at least one.
@@ -146,8 +146,8 @@ class PrefixIndex:
         """Restore blocks that the holder had before this router started, root to leaf. Returns the number of new
         blocks.
 
-        They are older than all known blocks of the holder, and only fill its free capacity. The caller restores the
-        most recently used prefix first.
+        They were last used at `at_s`, before all known blocks of the holder, and only fill its free capacity. The
+        caller restores the most recently used prefix first.
         """
         holder = self.holders[name]
         room = min(

@@ -186,7 +186,7 @@ class Knowledge:
             known.answers.forget()
         self._judge(replica, known)
 
-    # -- state for another process ----------------------------------------------------------------------------------
+    # -- state for another process -------------------------------------------------------------------------------
 
     def shape(self, replica: str) -> EngineShape | None:
         """Return the known facts of the replica except its blocks, for a process that takes over. None if its events

@@ -114,8 +114,8 @@ class Recency:
         return grown
 
     def restore(self, keys: Sequence[int], at_s: float) -> list[int]:
-        """Add keys with a last use before all known ones, root to leaf. New keys are held from now on, and evicted
-        first. Returns the new keys."""
+        """Add keys that were last used at `at_s`, before all known ones, root to leaf. New keys are held from now on,
+        and evicted first. Returns the new keys."""
         owner = self.owner
         new = [key for key in dict.fromkeys(keys) if key not in owner]
         if new:

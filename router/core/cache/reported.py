@@ -124,8 +124,8 @@ class Reported:
         salt, or until it is known that no such prompt was computed.
 
         Events of vLLM 0.15 and SGLang 0.5.8 name no salt. A plain prompt would then count as cached on every replica
-        that has a salted prompt with the same tokens. The prediction would be wrong, and it would disclose another
-        tenant's prompt to the client.
+        that has a salted prompt with the same tokens. The prediction would be wrong, and it would show the client that
+        another tenant sent the prompt.
         """
         is_open = self.names_salts is None or bool(self.salted)
         if not is_open or stored_tokens or tokens < (self.block_tokens or BLOCK_TOKENS_MIN):

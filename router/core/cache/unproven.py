@@ -102,8 +102,8 @@ class Unproven:
         self._runs.pop(lease, None)
 
     def retract(self, lease: int, keys: Sequence[int]) -> Sequence[int]:
-        """End a lease without a computed prompt; these are the prompt's keys. Returns the keys that no other lease
-        vouches for."""
+        """End a lease without a computed prompt, given the prompt's keys. Returns the keys that no other lease vouches
+        for."""
         start, prompt = self._runs.pop(lease, (len(keys), []))
         if self._runs:
             self._part_met(keys, ())

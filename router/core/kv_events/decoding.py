@@ -102,8 +102,7 @@ def decode(payload: bytes) -> EventBatch:
         raise MalformedBatch(f"a batch of {len(payload)} bytes is over the limit of {BATCH_BYTES_MAX}")
     try:
         whole = msgspec.msgpack.decode(payload)
-    # msgspec's own, RecursionError, UnicodeError, MemoryError: all have the same meaning here
-    except Exception as error:
+    except Exception as error:  # msgspec's own, RecursionError, UnicodeError, MemoryError: all mean the same
         raise MalformedBatch(f"not msgpack: {error}") from error
     if isinstance(whole, dict):
         rank = whole.get("data_parallel_rank", whole.get("attn_dp_rank"))

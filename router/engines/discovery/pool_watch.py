@@ -76,8 +76,7 @@ class PoolFollower:
         self._told: tuple[str, ...] | None = None  # last logged state of the pool
         self._faulty_since_s = 0.0
 
-    # -- interface of KubernetesDiscovery
-    # -------------------------------------------------------------------------------
+    # -- interface of KubernetesDiscovery ------------------------------------------------------------------------------
 
     @property
     def tried(self) -> bool:
@@ -186,8 +185,7 @@ class PoolFollower:
         )
         return _Membership(members, follower, view)
 
-    # -- logs
-    # ------------------------------------------------------------------------------------------------------------
+    # -- logs ----------------------------------------------------------------------------------------------------------
 
     def _tell(self, pool: PoolSeen | None) -> None:
         """Log the state of the pool once, and again when it changes."""

@@ -2,7 +2,7 @@
 
 Replicas of the settings do not wait for the source: with any of them the router is ready even without an API server.
 Without any, there is no complete set until the source's first. If both know a replica, the source's entry is used, with
-its name and its instance. A replica that was drained is not ready, regardless of its source.
+its name and its instance. A draining replica is not ready, regardless of its source.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Together:
         self._bugs: dict[str, tuple[int, str]] = {}  # (bugs so far, the current one or ""), by source
         self._taken: set[str] = set()  # ids of the source's replicas in use
         self._over = 0  # number of found replicas that are not used
-        self._draining: set[str] = set()  # URLs of drained replicas
+        self._draining: set[str] = set()  # URLs of draining replicas
         self._changed = asyncio.Event()
 
     def drain(self, url: str) -> bool:
@@ -44,7 +44,7 @@ class Together:
         return True
 
     def take_back(self, url: str) -> bool:
-        """End the drain of a replica. Returns False if it was not drained."""
+        """End the drain of a replica. Returns False if it was not draining."""
         if url not in self._draining:
             return False
         self._draining.discard(url)

@@ -5,8 +5,8 @@ the rank (vllm/distributed/kv_events.py). SGLang names the first port on `/serve
 a port but never for a host. The router connects to the replica's own host, so a replica cannot make it connect
 elsewhere.
 
-Endpoints in the settings come from the operator and are used unchanged. Endpoints from discovery are used too. They are
-those of the server's first rank: engines add the rank to the port, and so does the router.
+Endpoints in the settings come from the operator and are used unchanged. Endpoints from discovery are trusted too, with
+their host. They are those of the server's first rank: engines add the rank to the port, and so does the router.
 """
 
 from __future__ import annotations
