@@ -1,14 +1,16 @@
-"""Who asks, as agents' clients say it of themselves: the one table of headers and body fields by which a conversation,
-the parent of a sub-agent and the end of a session are known without configuration.
+"""Client identities: the one table of headers and body fields by which known agent clients name a conversation.
+
+The table also names the parent of a sub-agent and the end of a session. It works without configuration.
 
     conversation   one chain of prompts, of an agent or of a sub-agent
-    parent         the conversation that started it, whose prefix a sub-agent may share
-    final          the client says that its conversation is over
+    parent         the conversation that started it; a sub-agent may share its prefix
+    final          the client states that its conversation is over
 
-Names and values were recorded of the clients themselves where they could be run, and read in their sources otherwise;
-`tests/core/prompts/agents` has both. Rows are tried from the first to the last, headers before body fields, and the
-first row whose conversation is named decides: a gateway's own header comes before what an agent sends by itself.
-`x-correlation-id` is a session's only in AIPerf's requests: elsewhere it names one request.
+Names and values were recorded from the clients themselves if they could be run, and read in their sources otherwise;
+`tests/core/prompts/agents` has both. Rows are tried from first to last, headers before body fields. The first row with
+a conversation in the request decides, so a gateway's own header takes precedence over the headers that an agent sends
+by itself. `x-correlation-id` names a session in AIPerf's requests only. In requests of other clients it names one
+request.
 """
 
 from __future__ import annotations
@@ -22,24 +24,24 @@ from msgspec import Raw
 from router.core.facts.requests import AgentIds
 from router.core.prompts.bodies import METADATA_BYTES_MAX, UNREADABLE
 
-SESSION = b"x-session-id"  # anybody's hint, and OpenCode's
+SESSION = b"x-session-id"  # a hint that any client may send; also OpenCode's header
 FINAL = (b"x-dynamo-session-final", b"nvext.agent_context.session_final")
 TRUE = frozenset((b"true", b"1", b"yes", b"on"))
 TURN = b"x-codex-turn-metadata"
-_SPLIT = b"/"  # between a session's name and that of an agent in it
-_USER_SESSION = b"_session_"  # stands before the session in the user id of older Claude Code
+_SPLIT = b"/"  # between the name of a session and the name of an agent in it
+_USER_SESSION = b"_session_"  # precedes the session in the user id of older Claude Code
 
 
 class AgentRow(NamedTuple):
-    """Where one client says who asks. Of several names the first that is there counts. A name with a field behind a
+    """Names under which one client sends its ids. The first name that is present counts. A name with a field after a
     dot is that field of a JSON object: of a header's value, or of the body."""
 
     client: str
     conversation: tuple[bytes, ...]
     parent: tuple[bytes, ...] = ()
-    agent: bytes = b""  # an agent within that conversation, which then is its parent unless `parent` names another
-    session: tuple[bytes, ...] = ()  # name that all conversations of a session share
-    user_agent: bytes = b""  # the row is for clients whose User-Agent has this in it
+    agent: bytes = b""  # an agent within that conversation, which is its parent unless `parent` names another
+    session: tuple[bytes, ...] = ()  # names that all conversations of a session share
+    user_agent: bytes = b""  # the row applies to clients with this text in their User-Agent
 
 
 HEADERS: tuple[AgentRow, ...] = (
@@ -57,7 +59,7 @@ HEADERS: tuple[AgentRow, ...] = (
     AgentRow("", (SESSION,), (b"x-parent-session-id",)),
     AgentRow("aiperf", (b"x-correlation-id",), user_agent=b"aiperf/"),
 )
-"""Headers, by their names in lower case."""
+"""Headers, by their lower-case names."""
 BODIES: tuple[AgentRow, ...] = (
     AgentRow(
         "dynamo",
@@ -74,17 +76,17 @@ BODIES: tuple[AgentRow, ...] = (
     AgentRow("claude-code", (b"metadata.user_id.session_id",)),
     AgentRow("vllm", (b"session_id",)),
 )
-"""Fields of bodies, by their paths."""
+"""Body fields, by their paths."""
 CLIENTS = tuple(dict.fromkeys(row.client for row in (*HEADERS, *BODIES) if row.client))
-"""Clients that the table knows, which label metrics."""
+"""Clients in the table. They label metrics."""
 
 _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_text = msgspec.json.Decoder(str | bool).decode
 
 
 def ids_of(headers: Mapping[bytes, bytes], names: Mapping[bytes, bytes] | None) -> AgentIds | None:
-    """The ids in a request's headers, otherwise in the fields of its body that `names_of` found; None where it has
-    none."""
+    """Return the ids in a request's headers, or else those in the body fields that `names_of` found. None if the
+    request has no ids."""
     found = _of_rows(HEADERS, headers)
     if found is None and names is not None:
         found = _of_rows(BODIES, names)
@@ -95,8 +97,8 @@ def ids_of(headers: Mapping[bytes, bytes], names: Mapping[bytes, bytes] | None) 
 
 
 def names_of(nvext: Raw, client_metadata: Raw, metadata: Raw, session_id: Raw) -> dict[bytes, bytes] | None:
-    """The fields of a body that BODIES asks for, by their paths, as text; None where there is none. What has more than
-    METADATA_BYTES_MAX bytes is not looked into."""
+    """Return the body fields that BODIES uses, by their paths, as text. None if the body has no such field. A field
+    with more than METADATA_BYTES_MAX bytes is not parsed."""
     if not (nvext or client_metadata or metadata or session_id):
         return None
     found: dict[bytes, bytes] = {}
@@ -114,8 +116,8 @@ def names_of(nvext: Raw, client_metadata: Raw, metadata: Raw, session_id: Raw) -
 
 
 def label_of(ids: AgentIds | None) -> str:
-    """What metrics and pages call the kind of agent: its client, and whether it is a sub-agent; "" where the client is
-    not known."""
+    """Return the kind of agent for metrics and pages: its client, and "/sub" for a sub-agent. "" if the client is
+    unknown."""
     if ids is None or not ids.client:
         return ""
     return f"{ids.client}/sub" if ids.parent else ids.client
@@ -164,7 +166,7 @@ _ASKED = frozenset((*(name for row in BODIES for name in (*row.conversation, *ro
 
 
 def _inside(value: bytes, name: str) -> bytes:
-    """A field of a JSON object that is text; empty where it is none."""
+    """Return a text field of a JSON object. Empty if the field is absent or not text."""
     return _text(_object(Raw(value)).get(name)) if value.startswith(b"{") else b""
 
 

@@ -1,20 +1,22 @@
-"""Beginnings of bodies that were read before, so that of the next turn only what is new is read.
+"""Index of body prefixes that were read before. Of the next turn, only the new part is read.
 
-An agent sends its whole conversation each turn. Most of such a body, byte for byte, came with the turn before: it
-need not be decoded, written and hashed again. A body is hashed in cells of 8 KB, each seeded with the one before (20
-GB/s; scanning JSON for the end of a string takes five times as long). A cell's key stands for all bytes up to its
-end, and leads to the last message that ended by then. JSON says where a message ends without looking further, so a
-body with the same cells has the same messages up to there. The rest is put behind the body's head and a stand-in for
-the known messages, and decoded as a body of its own: what the parser would make of the whole (the model behind the
-messages, a field twice) it still makes of it. The stand-in is a byte that the body has nowhere. So where it comes out
-first in the messages that count, no other list was taken for them.
+An agent sends its whole conversation with each turn. Most of such a body is byte for byte the body of the previous
+turn, so it need not be decoded, written and hashed again. A body is hashed in cells of 8 KB. Each cell is seeded with
+the cell before it. This runs at 20 GB/s; a scan of JSON for the end of a string takes five times as long. The key of a
+cell stands for all bytes up to the end of the cell, and leads to the last message that ended by then. The end of a
+message in JSON does not depend on later bytes, so a body with the same cells has the same messages up to that point.
 
-Where token ids are made too, the decoded messages are kept with their beginnings: a template is
-rendered with all of a conversation's messages.
+The rest of the body is appended to the body's head and to a stand-in for the known messages, and is decoded as a body.
+Anything that the parser would make of the whole body (the model after the messages, a field twice) it still makes of
+this shorter body. The stand-in is a byte that occurs nowhere in the body. If it comes out first in the messages that
+count, the parser took no other list for the messages.
 
-What is found is exact but for collisions of a 64-bit hash with a secret seed. Whatever is odd (messages twice, not at
-the top level, malformed) is read as if nothing had been seen. Nothing here is safe in two threads at once: each
-thread that reads bodies has its own, and hashes with `chain_of` what it read.
+If token ids are made too, the decoded messages are kept with their prefixes, because a template is rendered with all
+messages of a conversation.
+
+A match is exact except for collisions of a 64-bit hash with a secret seed. An unusual body (messages twice, messages
+below the top level, malformed JSON) is read as if no prefix were known. This module is not thread-safe: each thread
+that reads bodies has its own `Seen`, and hashes the prompts that it read with `chain_of`.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ from router.core.facts.requests import Beginning, Heading, Prompt, Said
 from router.core.prompts.canonical import Chat
 
 CELL_BYTES = 8 << 10
-CELLS_MIN = 4  # a shorter body is read in the time that looking for it and learning it take
+CELLS_MIN = 4  # the lookup and the update take as long as reading a shorter body
 HEAD_BYTES_MAX = 256 << 10  # bytes of a body before its first message
-SHARE_MIN = 4  # a body is read from what is known on if that is at least this part of it, a quarter
-# What is remembered, in bytes as tracemalloc has them: of a message that a cell leads to, of a cell, and of its keys.
+SHARE_MIN = 4  # a known prefix is used if it is at least this fraction of the body, a quarter
+# Size of remembered state in bytes, as tracemalloc measures it: a message that a cell leads to, a cell, its keys.
 MARK_BYTES, CELL_ENTRY_BYTES, CELL_KEYS_BYTES = 1_500, 120, 800
-# Of a decoded message: its own, one of its objects or arrays, one value in these, a character, a place in a list.
+# Size of a decoded message: its own, each object or array in it, each value in these, a character, a list entry.
 MESSAGE_BYTES, OBJECT_BYTES, VALUE_BYTES, CHARACTER_BYTES_MAX, LIST_ENTRY_BYTES = 500, 300, 100, 4, 8
-# Stands for the known messages. No body that holds this byte is put together: so no other list begins with it.
+# Stands for the known messages. A body that contains this byte is never put together, so no other list begins with it.
 _ODD_BYTE = b"\x7f"
 _KNOWN = b'"\x7f"'
-_ESCAPE = b"\\u"  # begins the escape of a character that may be none of ASCII
-# What a cell has that leads to no message. _MET: the cell was seen, and its body read whole. _BARREN: the cell ends
+_ESCAPE = b"\\u"  # begins the escape of a character that may be outside ASCII
+# Values of a cell that leads to no message. _MET: the cell was seen, and its body read whole. _BARREN: the cell ends
 # within the first message.
 _MET, _BARREN = "met", "barren"
 _BETWEEN = b" \t\r\n,"
@@ -51,72 +53,74 @@ _MESSAGES = re.compile(rb'"messages"[ \t\r\n]*:[ \t\r\n]*\[')
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The end of a message: its offset in the body, and what the messages up to it are."""
+    """End of a message: its offset in the body, and the prefix of messages that ends there."""
 
     at: int
-    head: bytes  # the body up to the bracket before the first message, bracket included
+    head: bytes  # the body up to and including the bracket before the first message
     beginning: Beginning | None  # None: the mark is at the bracket that ends `head`
-    # Brackets and commas of the messages, those in strings included.
+    # Brackets and commas of the messages, including those in strings.
     brackets: int = 0
     commas: int = 0
 
 
 @dataclass(slots=True)
 class Place:
-    """How far a body is known, and what is left of it to read."""
+    """Known prefix of a body, and the rest of it to read."""
 
     cells: list[int]
     known: int  # number of leading cells that are known
     mark: Mark
-    rest: bytes  # a body: the head, a string instead of the known messages, and the others
+    rest: bytes  # a body: the head, a string instead of the known messages, and the other messages
 
     def has_at_most(self, parts_max: int, values_max: int) -> bool:
-        """Whether the body surely has no more parts and values than that, as `excess` counts them. False: it
-        may have."""
+        """True if the body certainly has at most this number of parts and values, as `excess` counts them. False if it
+        may have more."""
         mark, rest = self.mark, self.rest
         brackets = mark.brackets + rest.count(b"{") + rest.count(b"[")
         return brackets <= parts_max and mark.commas + rest.count(b",") <= values_max
 
     def said(self) -> Said:
-        """The known messages as they were decoded, none where none are known, in a list to which more can be added."""
+        """Return the known decoded messages in a list that can be extended. The list is empty if no message is
+        known."""
         beginning = self.mark.beginning
         return beginning.said.copy() if beginning is not None and beginning.said is not None else Said([])
 
     def new(self, messages: Sequence[Raw]) -> Sequence[Raw] | None:
-        """The messages that were not known, of all that `rest` was found to have; None if it is not what it was put
-        together as, since another field of this name follows."""
+        """Return the messages that were not known, of all messages decoded from `rest`. None if `rest` was decoded to
+        another list, because another field of this name follows."""
         return messages[1:] if messages and bytes(messages[0]) == _KNOWN else None
 
 
 class Seen:
-    """A bounded memory of beginnings. For one thread."""
+    """A bounded index of prefixes. For one thread."""
 
     def __init__(self, *, bytes_max: int, seed: int, cell_bytes: int = CELL_BYTES) -> None:
         """`seed`: 64 random bits, so that no client can make bodies that collide."""
         self._cell_bytes = cell_bytes
         self._bytes_max = bytes_max
         self._seed = self._first_seed = seed
-        # Two generations: what is used moves to the young one, and the old one is dropped when that is full.
+        # Two generations: a used entry moves to the young one. The old one is dropped when the young one is full.
         self._young: dict[int, Mark | str] = {}
         self._old: dict[int, Mark | str] = {}
         self._bytes = 0
         self._heads: dict[int, Heading] = {}
-        self._looked: tuple[bytes, bytes, Place | None] | None = None  # body, dialect and place that `look` was asked
+        self._looked: tuple[bytes, bytes, Place | None] | None = None  # arguments and result of the last `look`
 
     def apart(self, whose: bytes) -> None:
-        """Find only what was read for this name, until the next call: how fast a body is read would tell others of it.
-        b"": everybody who need not be kept apart."""
+        """Find only prefixes that were read for this name, until the next call. Otherwise the time in which a body is
+        read would reveal the requests of other tenants. b"" is shared by all requests that need no isolation."""
         self._seed = xxh3_64_intdigest(whose, self._first_seed) if whose else self._first_seed
 
     def look(self, body: bytes, dialect: bytes) -> Place | None:
-        """What `find` says of the same body next, asked before."""
+        """Return the result that `find` will return next for the same body."""
         place = self.find(body, dialect)
         self._looked = (body, dialect, place)
         return place
 
     def find(self, body: bytes, dialect: bytes) -> Place | None:
-        """The longest known beginning of a body. None where reading it whole is cheaper: it shares little with any
-        other, or was not worth it before; or where it cannot be said where its messages begin."""
+        """Return the longest known prefix of a body. None if reading the whole body is cheaper, because it shares
+        little with any other body or a lookup did not pay off before. None also if the start of its messages cannot be
+        determined."""
         looked, self._looked = self._looked, None
         if looked is not None and looked[0] is body and looked[1] == dialect:
             return looked[2]
@@ -150,9 +154,12 @@ class Seen:
         read_whole: Callable[[], Prompt | None],
         said: Said | None = None,
     ) -> Prompt:
-        """The prompt of a body of which all but these messages is known: each is written to `chat`, and remembered.
-        `write` returns a message as it was decoded, which is put behind those `said` before, if they are kept.
-        `read_whole` reads the body as if nothing had been seen, should the prompt be asked for its text."""
+        """Return the prompt of a body of which all messages except these are known. Each of these messages is written
+        to `chat` and remembered.
+
+        `write`: returns the decoded message, which is appended to `said` if decoded messages are kept. `read_whole`:
+        reads the body as if no prefix were known, if the prompt's text is needed.
+        """
         ends: list[tuple[int, Beginning]] = []
         held = said.held_bytes if said is not None else 0
         for message, end in zip(messages, _ends_of(body, place.mark.at, messages), strict=True):
@@ -190,14 +197,15 @@ class Seen:
         return made
 
     def spend(self, size: int) -> None:
-        """Count bytes that are held from now on."""
+        """Add to the number of bytes in use."""
         self._bytes += size
         if self._bytes > self._bytes_max // 2:
             self._old, self._young, self._bytes = self._young, {}, 0
             self._heads.clear()
 
     def rendered(self, parts: Sequence[Raw], make: Callable[[], Heading]) -> Heading:
-        """What `make` makes of these parts of a body, if long: tools come with every turn, and are long."""
+        """Return the result of `make` for these parts of a body, cached if they are long. Tools come with every turn,
+        and are long."""
         if sum(map(len, parts)) < CELL_BYTES:
             return make()
         key = self._seed
@@ -228,7 +236,8 @@ _MASK = (1 << 64) - 1
 
 
 def _decoded_bytes(message: object, raw: bytes) -> int:
-    """Memory that a decoded message takes, which was `raw`: an upper bound, and close where it has strings alone."""
+    """Return the memory that a message decoded from `raw` takes. It is an upper bound, and close if all values are
+    strings."""
     if isinstance(message, dict) and all(isinstance(value, str) for value in message.values()):
         sizes: list[int] = [value.__sizeof__() for value in message.values()]
         return MESSAGE_BYTES + sum(sizes)
@@ -238,21 +247,21 @@ def _decoded_bytes(message: object, raw: bytes) -> int:
 
 
 def _held(mark: Mark) -> int:
-    """Bytes that a mark keeps in memory."""
+    """Return the bytes that a mark keeps in memory."""
     said = mark.beginning.said if mark.beginning is not None else None
     more = said.held_bytes + LIST_ENTRY_BYTES * said.count if said is not None else 0
     return MARK_BYTES + len(mark.head) + mark.at // 64 + more
 
 
 def _counted(body: bytes, before: Mark, end: int, beginning: Beginning) -> Mark:
-    """The mark at this end of a message, behind another mark of the body."""
+    """Return the mark at this end of a message, given an earlier mark of the body."""
     at = before.at
     brackets = before.brackets + body.count(b"{", at, end) + body.count(b"[", at, end)
     return Mark(end, before.head, beginning, brackets, before.commas + body.count(b",", at, end))
 
 
 def _ends_of(body: bytes, at: int, messages: Sequence[Raw]) -> list[int]:
-    """Offset behind each of these messages, which follow each other in the body from `at` on."""
+    """Return the offset after each of these messages, which follow each other in the body from `at` on."""
     ends = []
     for message in messages:
         while body[at] in _BETWEEN:
@@ -270,6 +279,7 @@ def _place(body: bytes, cells: list[int], known: int, mark: Mark) -> Place | Non
 
 
 def _head(body: bytes) -> bytes:
-    """The body up to the bracket where its messages seem to begin: `Place.new` will tell. Empty if there is none."""
+    """Return the body up to the bracket after which its messages seem to begin. `Place.new` verifies this. Empty if the
+    body has no such bracket."""
     found = _MESSAGES.search(body, 0, HEAD_BYTES_MAX)
     return body[: found.end()] if found else b""

@@ -1,12 +1,12 @@
-"""A prompt becomes a chain of block keys.
+"""Chains of block keys, one for each prompt.
 
-Each key is the xxh3-64 of one block's bytes seeded with the key before it; the first is seeded with the root, which
-is the hash of the *identity*: model, adapter, cache salt. A key therefore names a whole prefix under one identity,
-and a flat map from key to holders is a radix tree. Collisions would misdirect, never corrupt: the engine alone
-decides what it reuses.
+Each key is the xxh3-64 of one block's bytes, seeded with the key before it. The first key is seeded with the root,
+which is the hash of the *identity*: model, adapter, cache salt. A key therefore names a whole prefix under one
+identity, and a flat map from key to holders is a radix tree. Collisions would misdirect, never corrupt: the engine
+alone decides which blocks it reuses.
 
-BLOCK_BYTES is ours, not the engine's: 512 bytes (about 128 tokens) keeps Python out of the per-64-bytes business.
-400 KB take 0.14 ms.
+BLOCK_BYTES is the router's size, not the engine's: 512 bytes, about 128 tokens. A smaller block, such as 64 bytes,
+would cost more Python operations for each prompt. 400 KB take 0.14 ms.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from router.core.prompts import interpreter
 
 BLOCK_BYTES = 512
 HASHED_BYTES = 512 << 10  # hashed in one go: a quarter of a millisecond
-SPANS_MAX = 4  # latest assistant messages whose keys are made
-UNSALTED_MAX = 256  # models whose identity is remembered
-SIZES_MAX = 64  # sizes of engines' blocks that are remembered
-HEADS_MAX = 8  # chains remembered of one beginning: one for each identity and each head (tools) it is seen with
+SPANS_MAX = 4  # latest assistant messages with a key each
+UNSALTED_MAX = 256  # models with a cached identity
+SIZES_MAX = 64  # cached sizes of engines' blocks
+HEADS_MAX = 8  # chains kept for one prefix: one for each identity and each head (tools) that it was seen with
 
 _BLOCKS = struct.Struct(f"{BLOCK_BYTES}s")
 _LENGTH = struct.Struct(">I")
 
 
 class Chain(Struct):
-    """A prompt's keys under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
+    """Keys of a prompt under its identity. Pure to compute, so long prompts can be hashed off the event loop."""
 
     keys: list[int]
     root: int
@@ -45,24 +45,24 @@ class Chain(Struct):
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """The chain of one beginning under one identity and head."""
+    """The chain of one prefix under one identity and head."""
 
-    keys: list[int]  # the first `full` are the chain's; the list is shared with longer chains
+    keys: list[int]  # the first `full` keys are this chain's; the list is shared with longer chains
     full: int
-    rest: bytes  # bytes behind the last full block
-    # Offset -> key there: begins of assistant messages, end of the first user message. Of that one a negative offset
-    # where the head has template arguments: its key is without them.
+    rest: bytes  # bytes after the last full block
+    # Offset -> key at that offset: starts of assistant messages, end of the first user message. The offset of the
+    # latter is negative if the head has template arguments: its key is computed without them.
     points: dict[int, int]
 
     @property
     def upto(self) -> int:
-        """The offset at which the beginning ends: points behind it belong to other prompts."""
+        """Offset at which the prefix ends. Points after it belong to other prompts."""
         return self.full * BLOCK_BYTES + len(self.rest)
 
 
 def chain_of(ask: Ask, model: str) -> Chain | None:
-    """Hash the prompt of a request for `model`; None where it is unknown. Safe in any thread, but for a prompt with
-    a `joint`, which belongs to the thread that reads prompts with the same `Seen`."""
+    """Hash the prompt of a request for `model`. None if the prompt is unknown. Safe in any thread, except for a prompt
+    with a `joint`: it belongs to the thread that reads prompts with the same `Seen`."""
     prompt = ask.prompt
     if prompt is None:
         return None
@@ -86,21 +86,21 @@ def _whole(prompt: Prompt, root: int) -> Chain:
 
 
 def _bare_key(text: bytes, root: int, arguments: tuple[int, int], end: int) -> int:
-    """Key of `text[:end]` without the template's arguments in it: whatever they are, a conversation has one place on
-    the ring."""
+    """Return the key of `text[:end]` without the template's arguments in it. A conversation keeps its place on the ring
+    for any values of these arguments."""
     start, behind = arguments
     bare = text[:start] + text[behind:end]
     return key_at(bare, chain(bare, root), root, len(bare))
 
 
 def _joined(prompt: Prompt, joint: Joint, root: int) -> Chain | None:
-    """The chain of a prompt whose beginning is known, hashed from there on; keys that later prompts may need are
-    kept."""
+    """Return the chain of a prompt with a known prefix, hashed from the end of that prefix on. Keys that later prompts
+    may need are kept."""
     identity = (root, joint.head)
     known = joint.before.chains.get(identity) if joint.before else None
     first, bare = prompt.first_user_end, prompt.arguments[1] > 0
     if bare and known is not None and (first > known.upto or -first not in known.points):
-        known = None  # the first user message ends behind the known beginning
+        known = None  # the first user message ends after the known prefix
     if joint.before and known is None:
         whole = joint.whole()
         if whole is None:
@@ -119,7 +119,7 @@ def _joined(prompt: Prompt, joint: Joint, root: int) -> Chain | None:
 
 
 class _Tail:
-    """The end of a prompt, hashed on from what is known of its beginning."""
+    """End of a prompt, hashed from the end of its known prefix on."""
 
     def __init__(self, text: bytes, root: int, known: _Known | None) -> None:
         self._root = root
@@ -133,7 +133,7 @@ class _Tail:
         self.keys += chain(self._text, self.keys[-1] if self.keys else root)
 
     def key_at(self, end: int) -> int:
-        """The key of the prompt up to this offset, as the function `key_at` gives it."""
+        """Return the key of the prompt up to this offset, equal to the result of the function `key_at`."""
         found = self._points.get(end)
         if found is not None:
             return found
@@ -142,8 +142,8 @@ class _Tail:
         return xxh3_64_intdigest(tail + _END, self.keys[full - 1] if full else self._root)
 
     def bare_key(self, text: bytes, arguments: tuple[int, int], end: int) -> int:
-        """The key of the prompt up to `end` without its template arguments. `text` is the whole prompt, read if the key
-        is not known."""
+        """Return the key of the prompt up to `end` without its template arguments. `text` is the whole prompt. It is
+        read if the key is unknown."""
         found = self._points.get(-end)
         return _bare_key(text, self._root, arguments, end) if found is None else found
 
@@ -154,8 +154,8 @@ class _Tail:
         spans: Sequence[tuple[int, int]],
         first: dict[int, int],
     ) -> None:
-        """Let these beginnings know their chains. They share a list of keys and a table of points. `first` is the point
-        at the end of the first user message."""
+        """Store the chains of these prefixes in them. They share a list of keys and a table of points. `first` is the
+        point at the end of the first user message."""
         head = len(identity[1])
         points = self._points | {start: self.key_at(start) for start, _ in spans} | first
         for each in ends:
@@ -168,7 +168,8 @@ class _Tail:
 
 
 def ring_key(ask: Ask, chain: Chain | None, session: str | None, body: bytes) -> str:
-    """What the ring hashes: the session hint, else the chain key behind the first user message, else the body."""
+    """Return the input of the ring hash: the session hint, else the chain key after the first user message, else a hash
+    of the body."""
     hint = session or ask.session
     if hint:
         return hint
@@ -176,28 +177,30 @@ def ring_key(ask: Ask, chain: Chain | None, session: str | None, body: bytes) ->
 
 
 def root_key(*identity: bytes) -> int:
-    """Seed of every chain of this identity. Fields are length-prefixed, so ("a", "bc") is not ("ab", "c")."""
+    """Return the seed of every chain of this identity. Fields are length-prefixed, so ("a", "bc") is not ("ab",
+    "c")."""
     return xxh3_64_intdigest(b"".join([_LENGTH.pack(len(part)) + part for part in identity]))
 
 
 @lru_cache(maxsize=UNSALTED_MAX)
 def _unsalted(model: str, kind: bytes) -> int:
-    """Seed of a model's chains where no salt is given. Nearly all requests are for a few models."""
+    """Return the seed of a model's chains without a salt. It is cached because nearly all requests are for a few
+    models."""
     return root_key(model.encode(errors="surrogatepass"), b"", kind)
 
 
 def chain(text: bytes, root: int) -> list[int]:
-    """Keys of all full blocks of `text`, first block first; a partial last block has none."""
+    """Return the keys of all full blocks of `text`, first block first. A partial last block has no key."""
     if len(text) > HASHED_BYTES:
         return _long_chain(text, root)
     key = root
-    # Slices made in C, a list made by one expression: two thirds of the time of a loop that slices and appends.
+    # Slices made in C and a list made by one expression take two thirds of the time of a loop that slices and appends.
     whole = memoryview(text)[: len(text) // BLOCK_BYTES * BLOCK_BYTES]
     return [key := xxh3_64_intdigest(block, key) for (block,) in _BLOCKS.iter_unpack(whole)]
 
 
 def _long_chain(text: bytes, root: int) -> list[int]:
-    """As `chain`, with turns for other threads in between."""
+    """Return the same as `chain`, and let other threads run in between."""
     keys: list[int] = []
     for at in range(0, len(text), HASHED_BYTES):
         keys += chain(text[at : at + HASHED_BYTES], keys[-1] if keys else root)
@@ -206,18 +209,18 @@ def _long_chain(text: bytes, root: int) -> list[int]:
 
 
 def key_at(text: bytes, keys: Sequence[int], root: int, end: int) -> int:
-    """Key of the prefix `text[:end]`, wherever `end` falls; `keys` are those of `chain(text, root)`."""
+    """Return the key of the prefix `text[:end]` for any `end`. `keys` are those of `chain(text, root)`."""
     full = end // BLOCK_BYTES
     return xxh3_64_intdigest(text[full * BLOCK_BYTES : end] + _END, keys[full - 1] if full else root)
 
 
-# Keeps a tail of no bytes, or one that is a whole block elsewhere, apart from block keys.
+# Separates a tail of no bytes, or a tail that is a whole block in another prompt, from block keys.
 _END = b"\x00end"
 
 
 def answer_keys(end_key: int, answer_bytes: int) -> list[int]:
-    """Keys that stand for an answer's blocks until its text is seen: they fill the cache, and match no prompt. To the
-    nearest block, as a prompt's own begun block has none."""
+    """Return keys that stand for the blocks of an answer until its text is seen. They fill the cache and match no
+    prompt. The count is rounded to the nearest block, since the partial last block of the prompt has no key."""
     blocks = (answer_bytes + BLOCK_BYTES // 2) // BLOCK_BYTES
     return [xxh3_64_intdigest(b"answer", end_key + i & _MASK) for i in range(blocks)]
 
@@ -226,21 +229,21 @@ _MASK = (1 << 64) - 1
 
 
 def token_root(adapter: str, salt: bytes, block_tokens: int) -> int:
-    """Identity of a chain over token ids: adapter name ("" is the base model), cache salt, and the engine's block
-    size, since blocks of 16 and of 32 tokens are never the same block.
-    """
+    """Return the identity of a chain over token ids: adapter name ("" is the base model), cache salt, and the engine's
+    block size. The size is included since blocks of 16 and of 32 tokens are never the same block."""
     return root_key(b"tokens", adapter.encode(errors="surrogatepass"), salt, block_tokens.to_bytes(8, "big"))
 
 
 def token_chain(ids: bytes | memoryview, block_tokens: int, root: int) -> list[int]:
-    """Keys of all full blocks of `ids` (uint32, little-endian), first block first; a partial last block has none."""
+    """Return the keys of all full blocks of `ids` (uint32, little-endian), first block first. A partial last block has
+    no key."""
     width, key = 4 * block_tokens, root
-    # Slices made in C and a list made by one expression, which is faster than a loop that slices.
+    # Slices made in C and a list made by one expression are faster than a loop that slices.
     whole = memoryview(ids)[: len(ids) // width * width]
     return [key := xxh3_64_intdigest(block, key) for (block,) in _tokens_of(width).iter_unpack(whole)]
 
 
 @lru_cache(maxsize=SIZES_MAX)
 def _tokens_of(width: int) -> struct.Struct:
-    """What cuts ids into blocks of so many bytes."""
+    """Return the struct that cuts ids into blocks of `width` bytes."""
     return struct.Struct(f"{width}s")

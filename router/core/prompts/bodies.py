@@ -1,4 +1,4 @@
-"""What the dialects share in reading bodies: fields that stay undecoded until they are asked for, and counts.
+"""Body decoding shared by the dialects: fields that stay undecoded until they are used, and counts.
 
 A body is decoded once, and only as deep as placement needs: Raw fields are neither checked nor copied by msgspec.
 """
@@ -17,19 +17,19 @@ from msgspec import Raw
 from router.core.facts.placements import Usage
 from router.core.prompts import interpreter, slices
 
-USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not looked for in larger answers (embeddings)
+USAGE_BODY_BYTES_MAX = 4 << 20  # usage is not searched for in larger answers (embeddings)
 
-USAGE_TOKENS_MAX = 1 << 30  # no prompt or answer has more; sums of what engines made up would fit into no file
+USAGE_TOKENS_MAX = 1 << 30  # no prompt or answer has more; sums of invented counts would overflow the fields of files
 METADATA_BYTES_MAX = 16 << 10  # OpenAI takes sixteen pairs of 64 and 512 characters
 
-# Brackets looked at one by one before the whole body is scanned: so many, or one for so many bytes.
+# Brackets looked at one by one before the whole body is scanned: at most LOOKS_MAX, or one for each BYTES_A_LOOK bytes.
 LOOKS_MAX, BYTES_A_LOOK = 2_048, 128
 SLICE_BYTES = 32 << 10  # scanned in one go: half a millisecond at most
-QUOTES_MAX = 1_024  # quotes in a slice that are looked at one by one; where they are denser, escapes are taken out
-PARTS, VALUES, DEPTH = "parts", "values", "depth"  # what there may be too much of
+QUOTES_MAX = 1_024  # quotes in a slice that are looked at one by one; if there are more, escapes are removed first
+PARTS, VALUES, DEPTH = "parts", "values", "depth"  # kinds of excess
 _WHITE = b" \t\r\n"
-_BEFORE_BRACKET = b"[,:" + _WHITE  # an object or array begins behind one of these
-# What the bracket of an object or an array that has anything in it is followed by. Quotes within strings are escaped.
+_BEFORE_BRACKET = b"[,:" + _WHITE  # an object or array begins after one of these
+# Bytes that may follow the bracket of a non-empty object or array. Quotes within strings are escaped.
 _IN_OBJECT = b'"' + _WHITE
 _IN_ARRAY = b'"[{-0123456789tfnNI' + _WHITE
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -41,23 +41,23 @@ UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 _T = TypeVar("_T")
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))  # pydantic_core, src/input/shared.rs
 _FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
-# White space that Rust's `trim` takes away, and an integer as pydantic reads one in a string (input_python.rs there).
+# White space that Rust's `trim` removes, and an integer as pydantic reads one in a string (input_python.rs there).
 _TRIMMED = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _WHOLE = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0+)?")
 WHOLE_CHARS_MAX, NUMBER_BYTES_MAX = 64, 512  # of an integer in a string; of its JSON
 _decode_flag = msgspec.json.Decoder(bool | int | float | str | None).decode
 _decode_metadata = msgspec.json.Decoder(dict[str, Raw]).decode
-# An object with at most one level of objects in it, which is what usage is in every dialect.
+# An object with at most one level of objects in it: the form of usage in every dialect.
 _USAGE_AT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
 _USAGE_NAME = b'"usage"'
-USAGE_OBJECT_BYTES_MAX = 4_096  # of the longest, its name included; engines' own have some 300
+USAGE_OBJECT_BYTES_MAX = 4_096  # of the longest usage object, its name included; engines send about 300
 USAGE_NAMES_MAX = 64  # fields of this name that are looked at, from the end: most events have one, which is null
-# Events are named on a line of their own; JSON has no line ends within strings.
+# Events are named on a separate line; JSON has no line ends within strings.
 _EVENT_NAME = re.compile(rb"^event: ?(\S+)\r?\n", re.MULTILINE)
 
 
 def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    """The top level of a request. Raises BadBody when it is not a JSON object."""
+    """Decode the top level of a request. Raises BadBody if it is not a JSON object."""
     try:
         return slices.read(decoder.decode, body)
     except UNREADABLE as error:
@@ -65,12 +65,14 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 
 
 def excess(body: bytes, depth_max: int, parts_max: int, values_max: int) -> str:
-    """What there is too much of in this JSON; "" where nothing is. DEPTH: objects and arrays are within one another
-    more than `depth_max` deep. PARTS: more than `parts_max` of them begin (messages, their parts, tools, and whatever
-    is in them). VALUES: more than `values_max` commas part values, such as the ids of a prompt. What is no JSON may be
-    said to have any.
+    """Return the first limit that this JSON exceeds, "" if it exceeds no limit.
 
-    Some 10 us for 200 KB where few objects and arrays may begin, strings included, else some 2 ms a megabyte.
+    DEPTH: objects and arrays are nested more than `depth_max` deep. PARTS: more than `parts_max` of them begin
+    (messages, their parts, tools, and everything in these). VALUES: more than `values_max` commas separate values, such
+    as the ids of a prompt.
+
+    Input that is not JSON may yield any of them. The scan takes about 10 us for 200 KB if few objects and arrays may
+    begin, strings included. Otherwise it takes about 2 ms a megabyte.
     """
     if _is_plain(body, depth_max, parts_max, values_max):
         return ""
@@ -78,7 +80,8 @@ def excess(body: bytes, depth_max: int, parts_max: int, values_max: int) -> str:
     for piece in _outside_strings(body):
         parts += piece.count(b"{") + piece.count(b"[")
         values += piece.count(b",")
-        if parts > parts_max or values > values_max:  # before the depth, which takes far longer where brackets are many
+        # before the depth, which takes far longer if there are many brackets
+        if parts > parts_max or values > values_max:
             return PARTS if parts > parts_max else VALUES
         steps = piece.translate(_STEPS, _NO_BRACKETS)
         if not steps:
@@ -91,14 +94,14 @@ def excess(body: bytes, depth_max: int, parts_max: int, values_max: int) -> str:
 
 
 def _is_plain(body: bytes, depth_max: int, parts_max: int, values_max: int) -> bool:
-    """Whether a glance tells that nothing is too much. Brackets are found one by one: to count them, which looks at
-    each byte, takes five times as long where they are few."""
+    """True if a quick check shows that no limit is exceeded. Brackets are found one by one: counting them looks at each
+    byte, and takes five times as long if brackets are few."""
     size = len(body)
     if size <= 2 * depth_max and size <= parts_max and size <= 2 * values_max:
         return True
     if size > 2 * values_max or depth_max < 2:  # a value and its comma take two bytes at least
         return False
-    # As many may yet begin. The first of all has nothing before it, and the innermost may have nothing in it.
+    # The number that may still begin. The outermost one has no byte before it, and the innermost one may be empty.
     begin = depth_max - 2
     looks_max = max(LOOKS_MAX, size // BYTES_A_LOOK)
     parts = min(parts_max, 2 * looks_max)
@@ -111,7 +114,7 @@ def _is_plain(body: bytes, depth_max: int, parts_max: int, values_max: int) -> b
                 break
             before = body[at - 1]
             if before in _BEFORE_BRACKET and body[at + 1 : at + 2] in inside:
-                # Code and prose in strings have brackets behind a blank: behind that blank stands a word or a sign.
+                # Code and prose in strings have brackets after a blank. Before that blank is a word or a sign.
                 begin -= before not in _WHITE or body[at - 2] in _BEFORE_BRACKET
                 if begin < 0:
                     return False
@@ -122,7 +125,7 @@ def _is_plain(body: bytes, depth_max: int, parts_max: int, values_max: int) -> b
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """What stands outside of strings in slices of the body. Other threads may run between two of them."""
+    """Yield the bytes outside of strings, in slices of the body. Other threads may run between two slices."""
     at = inside = 0
     while at < len(body):
         piece = body[at : at + SLICE_BYTES]
@@ -140,8 +143,9 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
 
 
 def _rejoined(parts: list[bytes], inside: int) -> list[bytes]:
-    """Parts between quotes, without those that an escaped quote parts from the one before: what is left stands in turns
-    outside and inside of strings. The first stands `inside` one, or does not."""
+    """Return the parts between quotes, with parts dropped that an escaped quote separates from the part before. The
+    remaining parts are outside and inside of strings alternately. The first one is inside of a string if `inside` is
+    set."""
     kept: list[bytes] = []
     outside, escaped = bool(inside), False
     for part in parts:
@@ -153,7 +157,7 @@ def _rejoined(parts: list[bytes], inside: int) -> list[bytes]:
 
 
 def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
-    """What an engine said, decoded; None where it cannot be read."""
+    """Decode a response of an engine. None if it cannot be read."""
     try:
         return decode(data)
     except UNREADABLE:
@@ -161,8 +165,8 @@ def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T | None:
 
 
 def model_of(raw: Raw) -> str | None:
-    """The model's name; None where there is none, or an empty one, which engines take for their base model too. Raises
-    BadBody when it is there and no string."""
+    """Return the model's name. None if it is absent or empty; engines take an empty name for their base model too.
+    Raises BadBody if the field is present and not a string."""
     model = as_type(str, raw)
     if model is None and given(raw):
         raise BadBody("invalid_model", "The field 'model' must be a string.")
@@ -170,7 +174,8 @@ def model_of(raw: Raw) -> str | None:
 
 
 def adapter_of(raw: Raw) -> tuple[str, bytes]:
-    """(the LoRA adapter of `lora_path`, what keeps caches apart besides): a batch may have one for each prompt."""
+    """Return (the LoRA adapter of `lora_path`, bytes that also separate caches). A batch may have one adapter for each
+    prompt."""
     if not given(raw):
         return "", b""
     adapter = as_type(str, raw)
@@ -178,7 +183,7 @@ def adapter_of(raw: Raw) -> tuple[str, bytes]:
 
 
 def as_type(type_: type[_T], raw: Raw) -> _T | None:
-    """Decode a Raw field if it is of this type; None when absent, null or of another."""
+    """Decode a Raw field if it is of this type. None if it is absent, null or of another type."""
     if not raw:
         return None
     try:
@@ -194,17 +199,18 @@ def as_type(type_: type[_T], raw: Raw) -> _T | None:
 
 
 def is_true(raw: Raw) -> bool:
-    """True for what pydantic takes for true, as engines read a flag: `true`, 1 and 1.0, and words such as "yes"."""
+    """True for values that pydantic takes for true, as engines read a flag: `true`, 1 and 1.0, and words such as
+    "yes"."""
     return flag(raw) is True
 
 
 def flag(raw: Raw) -> bool | None:
-    """What pydantic reads where an engine has a flag; None for null, and for what it refuses."""
+    """Return the flag that pydantic reads from this field. None for null, and for values that it refuses."""
     return flag_of(decoded(_decode_flag, bytes(raw)) if raw else None)
 
 
 def flag_of(value: object) -> bool | None:
-    """The same of a decoded value."""
+    """Return the same for a decoded value."""
     if value_is_true(value):
         return True
     is_false = value.lower() in _FALSE if isinstance(value, str) else value is not None and value == 0
@@ -212,7 +218,7 @@ def flag_of(value: object) -> bool | None:
 
 
 def value_is_true(value: object) -> bool:
-    """The same of a decoded value."""
+    """True if a decoded value is true for pydantic."""
     return word_is_true(value) if isinstance(value, str) else value == 1
 
 
@@ -222,26 +228,26 @@ def word_is_true(word: str) -> bool:
 
 
 def given(raw: Raw) -> bool:
-    """Present and not null. (A Raw never equals bytes.)"""
+    """True if the field is present and not null. (A Raw never equals bytes.)"""
     return raw is not ABSENT and bool(raw) and bytes(raw) != b"null"
 
 
 def is_text(raw: Raw) -> bool:
-    """Whether it is a string."""
+    """True if the field is a string."""
     return bytes(memoryview(raw)[:1]) == b'"'
 
 
 def wants_usage(options: dict[str, Any] | None) -> bool:
-    """Whether a stream's options stay as they are: they ask for usage at its end, or in every event, which SGLang sends
-    without the former."""
+    """True if the options of a stream stay as they are: they request usage at its end, or in every event. SGLang sends
+    the latter without the former."""
     if options is None:
         return False
     return value_is_true(options.get("include_usage")) or value_is_true(options.get("continuous_usage_stats"))
 
 
 def whole_number(value: object) -> int | None:
-    """What pydantic reads of a decoded value where an engine has an integer: integers, floats without a fraction, flags
-    and strings such as "9", " +1_000 " and "9.0". None for null, and for what it refuses."""
+    """Return the integer that pydantic reads from a decoded value: integers, floats without a fraction, flags and
+    strings such as "9", " +1_000 " and "9.0". None for null, and for values that it refuses."""
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -253,28 +259,28 @@ def whole_number(value: object) -> int | None:
 
 
 def number(raw: Raw) -> int | None:
-    """The same of a field that is not decoded."""
+    """Return the same for a field that is not decoded."""
     return whole_number(decoded(_decode_flag, bytes(raw))) if 0 < len(raw) <= NUMBER_BYTES_MAX else None
 
 
 def positive(raw: Raw) -> int | None:
-    """A count of at least 1, else None."""
+    """Return a count of at least 1, else None."""
     value = number(raw)
     return value if value is not None and value > 0 else None
 
 
 def salt_of(raw: Raw) -> bytes:
-    """`cache_salt` as part of the identity."""
+    """Return `cache_salt` as part of the identity."""
     return (as_type(str, raw) or "").encode(errors="surrogatepass")
 
 
 def metadata_of(raw: Raw) -> bytes:
-    """A body's metadata as JSON; empty if it has more than METADATA_BYTES_MAX bytes."""
+    """Return a body's metadata as JSON. Empty if it has more than METADATA_BYTES_MAX bytes."""
     return bytes(raw) if len(raw) <= METADATA_BYTES_MAX else b""
 
 
 def step_of(metadata: bytes, field: str) -> str:
-    """The step of an agent that a request's metadata names; "" where they name none."""
+    """Return the agent step that a request's metadata names. "" if they name no step."""
     if not metadata or not field:
         return ""
     try:
@@ -285,8 +291,8 @@ def step_of(metadata: bytes, field: str) -> str:
 
 
 def counts(prompt_tokens: int, completion_tokens: int | None, cached_tokens: int | None) -> Usage | None:
-    """Usage from what an engine reports; counts that cannot be are mended, but a prompt or answer whose count cannot be
-    is no usage."""
+    """Return usage from the counts of an engine. Impossible counts are clamped. A prompt or answer count beyond
+    USAGE_TOKENS_MAX, or a negative prompt count, yields None."""
     if not 0 <= prompt_tokens <= USAGE_TOKENS_MAX or (completion_tokens or 0) > USAGE_TOKENS_MAX:
         return None
     if cached_tokens is not None:
@@ -295,8 +301,8 @@ def counts(prompt_tokens: int, completion_tokens: int | None, cached_tokens: int
 
 
 def cut_usage(type_: type[_T], data: bytes) -> _T | None:
-    """The last usage object in an event without its beginning; None if there is none. Whatever the event's length, at
-    most USAGE_NAMES_MAX places are read, of USAGE_OBJECT_BYTES_MAX each."""
+    """Return the last usage object in an event without its beginning. None if it has no usage. For any length of the
+    event, at most USAGE_NAMES_MAX places are read, of USAGE_OBJECT_BYTES_MAX each."""
     at, found = len(data), None
     for _ in range(USAGE_NAMES_MAX):
         at = data.rfind(_USAGE_NAME, 0, at)
@@ -312,12 +318,12 @@ def cut_usage(type_: type[_T], data: bytes) -> _T | None:
 
 
 def has_event_besides(early: frozenset[bytes], chunk: bytes) -> bool:
-    """Whether a piece of a stream begins an event that is none of these."""
+    """True if a piece of a stream begins an event that is not one of these."""
     return any(name not in early for name in _EVENT_NAME.findall(chunk))
 
 
 class BadBody(ValueError):
-    """The body cannot be a request of this dialect; `code` is stable, the message is for humans."""
+    """The body cannot be a request of this dialect. `code` is stable, the message is for humans."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -1,18 +1,19 @@
-"""The canonical bytes of a chat: what the template will see, whatever API the chat came through.
+"""Canonical bytes of a chat: the content that the template will see, independent of the API of the request.
 
-They stand in the order most templates use: tools and template arguments, then each message as
+The order is that of most templates: tools and template arguments, then each message as
 
     RS role US content [GS field US json]...
 
-with generation parameters left out, and with them what tells nothing of a prompt's beginning: template arguments that
-act only behind it (LATE_ARGUMENTS), and the ids of tool calls. vLLM 0.32 turns every API's request into one list of
-OpenAI messages before it renders the template (entrypoints/anthropic/serving.py, openai/responses/utils.py there);
-the dialects do as it does and write the result here, so that a conversation is one chain however it is spoken.
+Generation parameters are left out. Two more kinds of data are left out because they do not affect the start of a
+prompt: template arguments that act only after it (LATE_ARGUMENTS), and the ids of tool calls. vLLM 0.32 turns every
+API's request into one list of OpenAI messages before it renders the template (entrypoints/anthropic/serving.py,
+openai/responses/utils.py there). The dialects do the same and write the result here, so that a conversation is one
+chain in every API.
 
-JSON that the template prints is decoded and encoded again: white space and escapes do not matter, but the order of
-keys does, as it does to `tojson` in a template, except where the engine builds the object anew (the outer fields of
-tools and of calls) and among template arguments, which are variables and are sorted. A message adds bytes only at the
-end: an appended conversation extends its own canonical bytes.
+JSON that the template prints is decoded and encoded again, so white space and escapes do not matter. The order of keys
+does matter, as it does to `tojson` in a template. There are two exceptions: objects that the engine builds anew (the
+outer fields of tools and of calls), and template arguments, which are variables and are sorted. A message adds bytes
+only at the end: an appended conversation extends its own canonical bytes.
 """
 
 from __future__ import annotations
@@ -32,25 +33,26 @@ from router.core.prompts.bodies import UNREADABLE
 from router.core.prompts.slices import SLICE_BYTES, utf8
 
 RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
-# An image is hundreds of tokens, not its URL's length: it stands as so many digests. How many tokens that are is
-# learned (core/learned/token_ratio.py); what is already hashed must not change with it.
+# The token count of an image does not depend on the length of its URL: the image is written as OPAQUE_REPEATS digests.
+# The number of tokens is learned (core/learned/token_ratio.py). Bytes that are already hashed must not change with it.
 OPAQUE_REPEATS = OPAQUE_BYTES // 16
 # Claude Code's attribution line changes with every request; vLLM drops it from system prompts, so that they match.
 BILLING_HEADER = "x-anthropic-billing-header"
-# Template arguments that are not part of a chain, since they act behind a conversation's beginning: on the generation
-# prompt (Qwen3, DeepSeek V3.1), on what users said (GLM 4.5 puts `/nothink` behind it), or on which reasoning of past
-# answers is shown. Turned on and off they leave a conversation in one cache, which the engine reuses up to where they
-# act. Some templates use the same names at their beginning (SmolLM3, Granite 3, Gemma 4). There a replica is credited
-# with a beginning that it holds under the other value only: once for each value and replica, since it holds both then.
+# Template arguments that are not part of a chain, since they act after a conversation's beginning: on the generation
+# prompt (Qwen3, DeepSeek V3.1), on user messages (GLM 4.5 appends `/nothink`), or on the selection of past reasoning
+# that is shown. If they are switched on and off, a conversation stays in one cache, and the engine reuses blocks up to
+# the point at which they act. Some templates use the same names at their beginning (SmolLM3, Granite 3, Gemma 4). For
+# these, a replica is credited with a prefix that it holds under the other value only. This happens once for each value
+# and replica, since the replica holds both afterwards.
 LATE_ARGUMENTS = frozenset((
     "add_generation_prompt", "clear_thinking", "continue_final_message", "drop_thinking", "enable_thinking",
     "preserve_thinking", "thinking", "truncate_history_thinking",
 ))  # fmt: skip
 OTHERS_AFTER = 0xFE  # every 128 messages, which take a tenth of a millisecond, other threads have a turn
-PIECES_MAX = 4_096  # of one message that are kept apart
-NO_EFFORT = "none"  # thinking switched off: engines tell templates that by `enable_thinking` too
+PIECES_MAX = 4_096  # pieces of one message that are kept apart
+NO_EFFORT = "none"  # thinking switched off: engines also pass `enable_thinking` to templates
 
-Part = str | bytes  # text, or the identity of something that is not text
+Part = str | bytes  # text, or the identity of content that is not text
 
 
 class Chat:
@@ -62,16 +64,16 @@ class Chat:
     )  # fmt: skip
 
     def __init__(self, before: Beginning | None = None) -> None:
-        """`before`: messages written with an earlier prompt, behind which this one goes on."""
+        """`before`: messages written with an earlier prompt, which this one extends."""
         self._head: list[bytes] = []
         self._out: list[bytes] = []
         self._before = before
         self._size, self._first_user_end, self._opaque_bytes = 0, 0, 0  # counted over messages, without the head
-        self._head_hint, self._hint = 0, 0  # offsets behind the last breakpoint in the head and in the messages
+        self._head_hint, self._hint = 0, 0  # offsets after the last breakpoint in the head and in the messages
         self._arguments = (0, 0)
         self._fewer_tools: tuple[int, bytes] | None = None
-        self.media = b""  # how the engine is to process images and sound; it hashes them together with this
-        self.begins = True  # no message yet was the user's: what is marked by breakpoints is still wanted
+        self.media = b""  # options for the engine's processing of images and sound; it hashes them together with this
+        self.begins = True  # no user message yet: content marked by breakpoints still matters
         self._spans: list[tuple[int, int]] = []
         if before is not None:
             self._size, self._first_user_end = before.size, before.first_user_end
@@ -79,11 +81,11 @@ class Chat:
             self._spans, self._opaque_bytes, self._hint = list(before.spans), before.opaque_bytes, before.hint_bytes
 
     def head(self, name: str, value: bytes) -> None:
-        """A field of the request that the template sees, such as its arguments."""
+        """Write a field of the request that the template sees, such as its arguments."""
         self._head += (GS, name.encode(), US, value)
 
     def argument(self, name: str, value: bytes) -> None:
-        """An argument of the template; arguments follow each other in the head. Empty bytes write nothing."""
+        """Write an argument of the template. Arguments follow each other in the head. Empty bytes write nothing."""
         if not value:
             return
         start = sum(map(len, self._head))
@@ -91,14 +93,15 @@ class Chat:
         self._arguments = (self._arguments[0] if self._arguments[1] else start, sum(map(len, self._head)))
 
     def effort(self, effort: object) -> None:
-        """How much the model is asked to reason. Templates that know it say so to it at their beginning (gpt-oss); all
-        others are told only whether to think."""
+        """Write the requested reasoning effort. Templates that know it state it at their beginning (gpt-oss); all other
+        templates only receive a flag for thinking."""
         if effort and effort != NO_EFFORT:
             self.argument("reasoning_effort", msgspec.json.encode(effort))
 
     def tools(self, tools: object, choice: object = None) -> None:
-        """The tools, before all else, each put together as the engine does; none leave no trace. `choice` is the
-        request's `tool_choice`: some engines leave out what may not be called (`Prompt.fewer_tools`)."""
+        """Write the tools, before all other content, each put together as the engine does. An empty list writes
+        nothing. `choice` is the request's `tool_choice`: some engines leave out tools that may not be called
+        (`Prompt.fewer_tools`)."""
         if isinstance(tools, list):
             tools = [_tool(tool) for tool in tools]
         if not tools:
@@ -112,25 +115,27 @@ class Chat:
             self._fewer_tools = (sum(map(len, self._head)), fewer)
 
     def system(self, text: str) -> None:
-        """A system prompt that the request has beside its messages."""
+        """Write a system prompt that the request has apart from its messages."""
         self._head += (RS, b"system", US, utf8(_without_billing(text)))
 
     def head_breakpoint(self, behind_bytes: int = 0) -> None:
-        """The client marks what the head has up to now, but for its last bytes, as worth caching."""
+        """Record a client's cache breakpoint at the current end of the head, except for its last `behind_bytes`
+        bytes."""
         self._head_hint = sum(map(len, self._head)) - behind_bytes
 
     def rendered(self, heading: Heading) -> None:
-        """All of the head, as `heading` gave it."""
+        """Set the whole head to a result of `heading`."""
         head, self._head_hint, self._arguments, self._fewer_tools = heading
         self._head = [head]
 
     def heading(self) -> Heading:
-        """All of the head."""
+        """Return the whole head."""
         return b"".join(self._head), self._head_hint, self._arguments, self._fewer_tools
 
     def texts(self, messages: Sequence[dict[str, Any]], at: int = 0) -> int:
-        """Messages from `at` on, as long as each is a text and has no other fields, as most are; returns how many there
-        are up to the first other one. All in one loop: a conversation has up to hundreds."""
+        """Write messages from `at` on, up to the first that has other fields or is not a text. Most messages are plain
+        texts. Returns the index of the first message that was not written. It is one loop because a conversation has up
+        to hundreds."""
         out, end, before, long = self._out, self._size, len(self._out), SLICE_BYTES
         for message in islice(messages, at, None):
             role, text = message.get("role"), message.get("content")
@@ -153,7 +158,7 @@ class Chat:
         return at + (len(out) - before) // 2
 
     def text(self, role: str, text: str) -> None:
-        """One message that is a text and has no other fields."""
+        """Write one message that is a text and has no other fields."""
         if role == "system":
             text = _without_billing(text)
         lead = _LEADS.get(role) or RS + role.encode() + US
@@ -168,8 +173,8 @@ class Chat:
         fields: Sequence[tuple[str, bytes]] = (),
         breakpoints: Sequence[int] = (),
     ) -> None:
-        """One message: its content's parts, and those of its fields that are given, as JSON. `breakpoints`: before how
-        many of its parts the client marked what is worth caching."""
+        """Write one message: the parts of its content, and its given fields as JSON. `breakpoints`: for each cache
+        breakpoint of the client, the number of parts before it."""
         out = [RS, role.encode(), US]
         if role == "system":
             kept = [_without_billing(part) for part in parts]
@@ -179,7 +184,7 @@ class Chat:
             if not position % PIECES_MAX:
                 interpreter.let_others()
             if position:
-                out.append(b"\n")  # vLLM joins text parts so where the template takes a string
+                out.append(b"\n")  # vLLM joins text parts this way if the template takes a string
             if isinstance(part, str):
                 out.append(utf8(part))
             else:
@@ -196,8 +201,8 @@ class Chat:
         self._end(role, sum(map(len, out)))
 
     def _mark(self, role: str, parts: int, breakpoints: Iterable[int], out: list[bytes]) -> None:
-        """Keep the last of these breakpoints that may end a template; one at the end of the first user message does
-        not. `out` is the lead (three pieces), then the parts, with a separator between any two."""
+        """Keep the last of these breakpoints that may end a template. A breakpoint at the end of the first user message
+        does not. `out` is the lead (three pieces), then the parts, with a separator between any two."""
         marked = max((n for n in breakpoints if 0 < n <= parts - (role == "user")), default=0)
         if marked:
             self._hint = self._size + sum(map(len, out[: 2 + 2 * marked]))
@@ -211,17 +216,17 @@ class Chat:
             self._first_user_end, self.begins = end, False
 
     def beginning(self) -> Beginning:
-        """The messages written up to now, for prompts that go on behind them."""
+        """Return the messages written up to now, for prompts that extend them."""
         spans = tuple(self._spans[-SPANS_MAX:])
         return Beginning(self._size, self._first_user_end, spans, self._opaque_bytes, self._hint)
 
     def prompt(self) -> Prompt:
-        """All that was written."""
+        """Return the prompt that was written."""
         interpreter.let_others()
         return self._prompt(b"".join([*self._head, *self._out]), sum(map(len, self._head)))
 
     def joined(self, ends: list[Beginning], whole: Callable[[], Prompt | None]) -> Prompt:
-        """What was written behind `before`, as a prompt that hangs together with others."""
+        """Return the content written after `before`, as a prompt linked to others."""
         head, before = self.heading()[0], self._before
         prompt = self._prompt(b"".join(self._out if before else [head, *self._out]), len(head))
         prompt.skipped_bytes = len(head) + before.size if before else 0
@@ -242,7 +247,8 @@ _LEADS = {role: RS + role.encode() + US for role in ("system", "user", "assistan
 
 
 def _tool(tool: object) -> object:
-    """The tool as vLLM's FunctionDefinition prints it: name, description, parameters, then the rest; no nulls."""
+    """Return the tool as vLLM's FunctionDefinition prints it: name, description, parameters, then the rest; no
+    nulls."""
     interpreter.let_others()
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or not isinstance(function, dict):
@@ -263,15 +269,18 @@ def _name(tool: object) -> object:
 
 
 def calls(tool_calls: object) -> bytes:
-    """Tool calls in one order of keys: engines rebuild them, vLLM in another order for every API. Without their ids,
-    which most templates do not print (Mistral's and Kimi's do), and which some clients make anew each turn: then a
-    conversation would be another from its first call on. What is credited by mistake is, where a template prints them,
-    what follows the first call of such a client; its place is the same, since what is before that call is there."""
+    """Return tool calls in one order of keys: engines rebuild them, vLLM in another order for every API.
+
+    The ids are left out. Most templates do not print them (Mistral's and Kimi's do), and some clients make new ids for
+    each turn: then a conversation would be another one from its first call on. If a template prints ids, the content
+    after the first call of such a client is credited by mistake. The placement is still the same, since the content
+    before that call is cached there.
+    """
     return msgspec.json.encode([_call(each) for each in tool_calls] if isinstance(tool_calls, list) else tool_calls)
 
 
 def call(name: str, arguments: object) -> dict[str, Any]:
-    """A tool call as a chat has it; `arguments` is JSON or what it decodes to."""
+    """Return a tool call as a chat has it. `arguments` is JSON or its decoded value."""
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -284,7 +293,7 @@ def _call(given: object) -> object:
 
 
 def _arguments(arguments: object) -> object:
-    """The arguments as the template sees them: vLLM parses a string, and takes "" and null for {}."""
+    """Return the arguments as the template sees them: vLLM parses a string, and takes "" and null for {}."""
     if not arguments:
         return {}
     try:
@@ -294,7 +303,7 @@ def _arguments(arguments: object) -> object:
 
 
 def _joined(pieces: list[bytes]) -> list[bytes]:
-    """The same bytes in fewer pieces: to join a million of them takes tens of milliseconds."""
+    """Return the same bytes in fewer pieces: joining a million of them takes tens of milliseconds."""
     made: list[bytes] = []
     for at in range(0, len(pieces), PIECES_MAX):
         interpreter.let_others()
@@ -303,12 +312,12 @@ def _joined(pieces: list[bytes]) -> list[bytes]:
 
 
 def canonical(raw: Raw) -> bytes:
-    """JSON without white space and needless escapes, keys in their order."""
+    """Return JSON without white space and needless escapes, keys in their order."""
     return msgspec.json.encode(slices.value(raw))
 
 
 def arguments(raw: Raw) -> bytes:
-    """Named arguments as JSON, by name, without those that act late; b"" where none is left."""
+    """Return named arguments as JSON, sorted by name, without those that act late. b"" if no argument is left."""
     given = slices.value(raw)
     if isinstance(given, dict):
         given = {name: given[name] for name in sorted(given) if name not in LATE_ARGUMENTS}

@@ -44,12 +44,12 @@ class _Source(msgspec.Struct):
 
 
 def decode_loose(body: bytes) -> LooseBody:
-    """The body, field by field. Raises BadBody when it is no JSON object."""
+    """Decode the body field by field. Raises BadBody if it is not a JSON object."""
     return bodies.decode_body(LOOSE, body)
 
 
 def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
-    """The request, if every field has the right type, as in nearly all requests; else None."""
+    """Return the request if every field has the right type, as in nearly all requests, else None."""
     try:
         prompt, new_bytes = None, 0
         if seen is not None and (place := seen.find(body, SEEN_AS[keep])):
@@ -84,7 +84,7 @@ def quick_ask(body: bytes, keep: bool, seen: Seen | None) -> Ask | None:
 
 
 def _long(body: bytes) -> MessagesBody:
-    """A long body, its messages decoded one by one. Raises UNREADABLE."""
+    """Decode a long body, its messages one by one. Raises UNREADABLE."""
     folded = slices.fold(body)
     fields: Head = decode_head(folded.document)
     messages, fields.messages = fields.messages, []
@@ -114,7 +114,7 @@ def _heading(fields: Fields) -> Heading:
 
 
 def prompt_of(fields: LooseBody) -> Prompt | None:
-    """The prompt; None where it is not understood."""
+    """Return the prompt. None if it cannot be interpreted."""
     if not fields.messages:
         return None
     try:
@@ -155,7 +155,7 @@ def _mark_system(chat: Chat, blocks: list[Block]) -> None:
 
 
 def _message(chat: Chat, message: Message) -> None:
-    """One message, and before it the results of tools that it brings, which are messages of their own to engines."""
+    """Write one message. The tool results in it are written first, as engines treat them as separate messages."""
     role, content = message.role, message.content
     if role == "system":
         if text := content if isinstance(content, str) else system_text(content):
@@ -198,13 +198,13 @@ def _part(block: Block) -> list[Part]:
 
 
 def _image(raw: Raw) -> bytes:
-    """The URL that an OpenAI client would send."""
+    """Return the URL that an OpenAI client would send."""
     source = msgspec.json.decode(raw, type=_Source)
     return (source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}").encode()
 
 
 def _tool_result(chat: Chat, block: Block) -> None:
-    """A message of role `tool`; its images follow as the user's."""
+    """Write a message of role `tool`. Its images follow as a user message."""
     content = slices.read(decode_blocks, block.content) if bodies.given(block.content) else ""
     blocks = [] if isinstance(content, str) else content
     if any(part.type == "tool_reference" for part in blocks):

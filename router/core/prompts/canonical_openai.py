@@ -1,7 +1,7 @@
 """Requests of the OpenAI dialect: read for placement, their prompts written as canonical bytes.
 
-Nearly all requests have every field of the type that it should be, and are read by one decoder that decodes no more
-than placement needs. Whatever it refuses is read field by field (`OpenAI.parse`), so that one odd field costs the
+Nearly all requests have the right type in every field, and are read by one decoder that decodes no more than placement
+needs. A body that it refuses is read field by field (`OpenAI.parse`), so that one field of a wrong type costs the
 request no more than that field.
 """
 
@@ -38,7 +38,7 @@ FIELDS = ("name", "tool_calls", "function_call", "reasoning", "reasoning_content
 
 
 def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
-    """The request, if every field has the right type, as in nearly all requests; else None."""
+    """Return the request if every field has the right type, as in nearly all requests, else None."""
     try:
         if seen is not None:
             ask = _seen(path, body, seen)
@@ -56,7 +56,7 @@ def quick_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
 
 
 def _long(body: bytes) -> Any:  # noqa: ANN401 - as QuickFields, but a record of its own
-    """The fields of a long body, its messages decoded one by one. Raises UNREADABLE."""
+    """Return the fields of a long body, its messages decoded one by one. Raises UNREADABLE."""
     folded = slices.fold(body)
     fields: Any = decode_long(folded.document)
     messages, options = fields.messages, fields.stream_options
@@ -99,7 +99,8 @@ def _ask(fields: QuickFields | RestFields, prompt: Prompt | None) -> Ask:
 
 
 def kept_ask(path: str, body: bytes, seen: Seen | None) -> Ask | None:
-    """A request of a known conversation with all of its messages, of which only the new ones are decoded; else None."""
+    """Return a request of a known conversation with all of its messages, of which only the new ones are decoded, else
+    None."""
     try:
         place = seen.find(body, SEEN_AS[1]) if seen is not None else None
         if seen is None or place is None:
@@ -119,11 +120,11 @@ def _seen(path: str, body: bytes, seen: Seen) -> Ask | None:
 
 
 def _go_on(path: str, body: bytes, seen: Seen, place: Place, said: Said | None) -> Ask | None:
-    """A request of a known conversation: only its new messages are read, and put behind those that were `said` where
-    they are kept. None where new messages cannot be told apart."""
+    """Return a request of a known conversation: only its new messages are read, and appended to `said` if decoded
+    messages are kept. None if the new messages cannot be separated."""
     fields = decode_rest(place.rest)
     messages = place.new(fields.messages)
-    # mm_processor_kwargs may stand behind messages that were read without them.
+    # mm_processor_kwargs may follow messages that were read without them.
     if messages is None or given(fields.mm_processor_kwargs):
         return None
     chat = Chat(place.mark.beginning)
@@ -149,7 +150,7 @@ def _heading(fields: QuickFields | RestFields) -> Heading:
 
 
 def prompt_of(path: str, fields: ChatBody) -> Prompt | None:
-    """The prompt of a chat, a completion or an embedding; None where it is not understood."""
+    """Return the prompt of a chat, a completion or an embedding. None if it cannot be interpreted."""
     if isinstance(fields, Odd):
         return None
     try:
@@ -161,7 +162,8 @@ def prompt_of(path: str, fields: ChatBody) -> Prompt | None:
 
 
 def _given_prompt(raw: Raw) -> Prompt | None:
-    """A string, strings, token ids, or lists of token ids; several prompts are chained one behind the other."""
+    """Return the prompt of a string, strings, token ids, or lists of token ids. Several prompts are chained one after
+    the other."""
     if not raw:
         return None
     try:
@@ -218,14 +220,14 @@ def _message(chat: Chat, message: dict[str, Any]) -> None:
     if len(message) == 2 and isinstance(content, str) and isinstance(role, str):
         chat.text(role, content)
         return
-    fields = [(name, _field(name, message[name])) for name in FIELDS if message.get(name)]  # "" and [] say nothing
+    fields = [(name, _field(name, message[name])) for name in FIELDS if message.get(name)]  # "" and [] are ignored
     breakpoints = _breakpoints(message, content) if chat.begins else ()
     chat.message(_string(message.get("role", "")), _parts(content), fields, breakpoints)
 
 
 def _breakpoints(message: dict[str, Any], content: object) -> list[int]:
-    """The numbers of the content's parts behind which a `cache_control` stands, as clients of Anthropic proxies set
-    it."""
+    """Return the numbers of the content's parts after which a `cache_control` stands, as clients of Anthropic proxies
+    set it."""
     parts = content if isinstance(content, list) else [content]
     return [n for n, part in enumerate(parts, 1) if _marked(part) or (n == len(parts) and _marked(message))]
 
@@ -268,7 +270,7 @@ def _string(value: object) -> str:
 
 
 def content_parts(content: str | list[Raw] | None) -> list[Part]:
-    """The parts of a message's content: texts, and the identities of what is not text. Raises UNREADABLE."""
+    """Return the parts of a message's content: texts, and the identities of other parts. Raises UNREADABLE."""
     if content is None:
         return []
     return [content] if isinstance(content, str) else [_part(raw) for raw in content]
@@ -280,7 +282,7 @@ def _part(raw: Raw) -> Part:
 
 
 def _of_object(part: object, raw: Raw | None) -> Part:
-    """A part of a content that is an object: its text, or the identity of its image; of whatever else its JSON."""
+    """Return a content part that is an object: its text, or the identity of its image, or else its JSON."""
     if not isinstance(part, dict):
         raise msgspec.ValidationError("content part")
     kind, text, image = part.get("type", ""), part.get("text"), part.get("image_url")

@@ -35,7 +35,7 @@ class _Item(msgspec.Struct):
 
 
 class _Assistant:
-    """The message that the items behind each other make."""
+    """The message that consecutive assistant items form."""
 
     def __init__(self) -> None:
         self.text: str | None = None
@@ -55,7 +55,7 @@ _decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
 def prompt_of(fields: ResponsesBody) -> Prompt | None:
-    """The prompt; None where it is not understood, or goes on from what an engine keeps."""
+    """Return the prompt. None if it cannot be interpreted, or continues a conversation that an engine stores."""
     elsewhere = (fields.previous_response_id, fields.previous_input_messages, fields.prompt)
     if not fields.input or any(map(bodies.given, elsewhere)):
         return None
@@ -85,7 +85,8 @@ def _head(chat: Chat, fields: ResponsesBody) -> None:
 
 
 def _tool(tool: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the model is shown of a tool: functions, flat or in a namespace. The engine's own tools are not shown."""
+    """Return the functions that the model is shown for a tool, flat or in a namespace. The engine's own tools are not
+    shown."""
     kind = tool.get("type")
     if kind == "namespace":
         inner = tool.get("tools")
@@ -127,7 +128,7 @@ def _of_assistant(item: _Item) -> bool:
 
 
 def _join(chat: Chat, open_: _Assistant | None, item: _Item) -> _Assistant:
-    """Add an item to the assistant's message, or to a new one where the field is taken; returns the open message."""
+    """Add an item to the assistant's message, or to a new one if the field is taken. Returns the open message."""
     into = open_ or _Assistant()
     if item.type in ("function_call", "custom_tool_call"):
         name = f"{item.namespace}__{item.name}" if item.namespace else item.name
@@ -155,5 +156,5 @@ def _thought(item: _Item) -> str:
 
 
 def _first_text(item: _Item) -> str:
-    """vLLM takes the first part of what an assistant said."""
+    """Return the first part of an assistant's content, as vLLM does."""
     return slices.read(_decode_text, item.content[0]).text if isinstance(item.content, list) and item.content else ""

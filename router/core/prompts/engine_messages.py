@@ -1,9 +1,10 @@
-"""Messages and tools as an engine hands them to its chat template: the last step before rendering.
+"""Messages and tools as an engine passes them to its chat template: the last step before rendering.
 
 vLLM 0.32 (renderers/chat_utils.py, renderers/hf.py) and SGLang 0.5.23 (srt/entrypoints/openai/serving_chat.py,
-srt/parser/jinja_template_utils.py) take the same requests and show their templates different things: which fields of
-a message, how text parts become one text, what of a tool, and in which order of keys. What they do is written here as
-two functions. What depends on the template is passed in as `Traits`, which templates.py reads from it.
+srt/parser/jinja_template_utils.py) take the same requests and pass different data to their templates. They differ in
+the fields of a message and of a tool, in the way text parts become one text, and in the order of keys. Each engine's
+behaviour is written here as one function. Behaviour that depends on the template is passed in as `Traits`, which
+templates.py reads from it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from router.core.prompts.template_chat import TEXT_PARTS, Unfit, in_order
 
 Message = dict[str, Any]
 
-# What vLLM's types of content parts name; other fields reach templates that take parts.
+# Field names of vLLM's types of content parts. Other fields reach templates that take parts.
 _KNOWN_OF_PARTS = {
     *("audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url", "input_audio"),
     *("name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid", "video_embeds", "video_url"),
@@ -31,7 +32,7 @@ _UNSET = (None, "auto")  # vLLM's merge_kwargs takes these for "not given"
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an engine reads from a template to fit messages to it."""
+    """Properties of a template to which an engine adapts its messages."""
 
     parts: bool = False  # content as a list of parts, not as a string
     developer: bool = False  # the engine knows the role `developer`
@@ -41,18 +42,19 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What the template is rendered with."""
+    """Inputs of the template."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     kwargs: dict[str, Any]
     add_generation_prompt: bool
     continue_final_message: bool = False
-    suffix: str = ""  # text that is tokenised by itself and put behind
+    suffix: str = ""  # text that is tokenised separately and appended
 
 
 def for_vllm(given: TemplateInput, traits: Traits, defaults: Mapping[str, Any]) -> Rendering:
-    """`defaults` are the server's own template kwargs. Raises Unfit for what the engine would refuse."""
+    """Return the rendering inputs of vLLM. `defaults` are the server's own template kwargs. Raises Unfit for requests
+    that the engine would refuse."""
     messages = given.messages or []
     if given.api == "messages" and traits.system_first:
         messages = _system_merged(messages)
@@ -77,7 +79,7 @@ _PLAIN_ROLES = frozenset(("user", "assistant"))
 
 def _vllm_message(message: Message, *, parts: bool) -> Message:
     role, content = message["role"], message.get("content")
-    if len(message) == 2 and isinstance(content, str) and role in _PLAIN_ROLES:  # a plain text, which most messages are
+    if len(message) == 2 and isinstance(content, str) and role in _PLAIN_ROLES:  # a plain text, as most messages are
         return {"role": role, "content": [_vllm_part(content)] if parts else content}
     listed = content if isinstance(content, list) else [] if content is None else [content]
     if role == "system":
@@ -85,7 +87,7 @@ def _vllm_message(message: Message, *, parts: bool) -> Message:
     made: Message = {"role": role}
     texts = [text for part in listed if (text := _text(part)) is not None]
     if not parts:
-        made["content"] = "\n".join(text for text in texts if text)  # vLLM drops what is empty, here only
+        made["content"] = "\n".join(text for text in texts if text)  # vLLM drops empty texts, here only
     elif role == "tool" and isinstance(content, list):
         made["content"] = "\n".join(texts)
     elif role == "tool":
@@ -123,7 +125,8 @@ def _vllm_part(part: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _unbilled(part: str | dict[str, Any]) -> str | dict[str, Any] | None:
-    """The text without the line that Claude Code changes with every request; None if nothing else was there."""
+    """Return the text without the line that Claude Code changes with every request. None if the line was the whole
+    text."""
     text = part if isinstance(part, str) else part.get("text") if part.get("type") == "text" else None
     if not isinstance(text, str) or not text.startswith(BILLING_HEADER):
         return part
@@ -139,7 +142,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(given: object) -> dict[str, Any]:
-    """An object, whatever the text: vLLM takes {} for text that is no JSON object."""
+    """Return an object for any text: vLLM takes {} for text that is no JSON object."""
     if isinstance(given, str):
         try:
             given = json.loads(given) if given else {}
@@ -149,7 +152,7 @@ def _arguments(given: object) -> dict[str, Any]:
 
 
 def _vllm_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """The tool as ChatCompletionToolsParam prints it: three fields always, two more where they are given."""
+    """Return the tool as ChatCompletionToolsParam prints it: three fields always, two more if they are given."""
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise Unfit("tool")
@@ -162,7 +165,8 @@ def _vllm_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _system_merged(messages: list[Message]) -> list[Message]:
-    """The Messages API of vLLM, where the template wants one system message: texts behind each other."""
+    """Merge system messages for a template that takes one, as vLLM's Messages API does: their texts are
+    concatenated."""
     texts = [message["content"] for message in messages if message["role"] == "system"]
     rest = [message for message in messages if message["role"] != "system"]
     return [{"role": "system", "content": "".join(texts)}, *rest] if texts else rest
@@ -175,7 +179,7 @@ def _as_system(message: Message) -> Message:
 
 
 def _system_led(messages: list[Message]) -> list[Message]:
-    """One system message at the head, if any stands elsewhere (vLLM's _consolidate_system_messages)."""
+    """Merge all system messages into one at the head, if any stands elsewhere (vLLM's _consolidate_system_messages)."""
     found = [index for index, message in enumerate(messages) if message["role"] == "system"]
     if not found or found == [0]:
         return messages
@@ -189,7 +193,8 @@ def _joined(content: str | list[dict[str, Any]]) -> str:
 
 
 def for_sglang(given: TemplateInput, traits: Traits, defaults: Mapping[str, Any]) -> Rendering:
-    """Chat completions only: how its other APIs come to a chat has not been checked. Raises Unfit."""
+    """Return the rendering inputs of SGLang, for chat completions only: the conversion of its other APIs to a chat has
+    not been checked. Raises Unfit."""
     if given.api != "chat":
         raise Unfit(f"sglang {given.api}")
     messages = [_sglang_message(message, parts=traits.parts) for message in given.messages or []]
@@ -228,7 +233,7 @@ def _sglang_message(message: Message, *, parts: bool) -> Message:
     if "tool_calls" in made:
         made["tool_calls"] = [_sglang_call(call, parsed=role == "assistant") for call in made["tool_calls"]]
     if parts and isinstance(message.get("content"), list):
-        made["content"] = made.pop("content")  # SGLang then puts the content behind the other fields
+        made["content"] = made.pop("content")  # SGLang then puts the content after the other fields
     return made
 
 
@@ -249,7 +254,7 @@ def _sglang_call(call: dict[str, Any], *, parsed: bool) -> dict[str, Any]:
 
 
 def _sglang_tools(given: TemplateInput) -> list[dict[str, Any]] | None:
-    """The tools that may be called: None for none, a single one where the request names it."""
+    """Return the tools that may be called: None if there are no such tools, a single one if the request names it."""
     if not given.tools or given.tool_choice == "none":
         return None
     tools = given.tools
@@ -271,6 +276,6 @@ def _sglang_tool(tool: dict[str, Any]) -> dict[str, Any]:
         "defer_loading": function.get("defer_loading", deferred)
     }
     made = {name: made[name] for name in _SGLANG_FUNCTION if made[name] is not None or name not in _SGLANG_FUNCTION[3:]}
-    # Fields that were not sent stand behind those that were, as null.
+    # Fields that were not sent follow those that were, as null.
     ordered = in_order(made, tuple(name for name in function if name in made))
     return {"type": tool.get("type", "function"), "function": ordered, "defer_loading": deferred}

@@ -1,7 +1,7 @@
-"""Prompts that a request gives as they are: a text, texts, token ids, or lists of ids.
+"""Prompts that a request gives directly: a text, texts, token ids, or lists of ids.
 
-Several prompts stand one behind the other. Of a long array some thousand items are decoded at a time: no list of all of
-them is made.
+Several prompts are chained one after the other. Of a long array, about a thousand items are decoded at a time: no list
+of all of them is made.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _decode_flat = msgspec.json.Decoder(list[int]).decode
 
 
 class Given:
-    """What was given."""
+    """Collects the texts and token ids of a prompt field."""
 
     def __init__(self, *, one_kind: bool = False) -> None:
-        """`one_kind`: lists of ids are left out where there are ids outside of lists, as SGLang does."""
-        self.texts, self.flat, self.lists = 0, 0, 0  # how many there are: texts, ids outside of lists, lists of ids
+        """`one_kind`: lists of ids are left out if there are ids outside of lists, as in SGLang."""
+        self.texts, self.flat, self.lists = 0, 0, 0  # counts of texts, of ids outside of lists, and of lists of ids
         self.first_text_bytes = 0
         self.ids = array("I")
         self._joined: list[bytes] = []
@@ -46,7 +46,7 @@ class Given:
         self._misfit: OverflowError | None = None  # an id is negative, or has more than 32 bits
 
     def read(self, raw: Raw, decode: Callable[[bytes], list[Any]]) -> None:
-        """Take what is in an array. Raises UNREADABLE."""
+        """Add the items of an array. Raises UNREADABLE."""
         inner = _inner(raw) if decode is not decode_texts else None
         if inner is None:
             for items in slices.items(decode, raw):
@@ -57,12 +57,12 @@ class Given:
             self._extend(ids)
 
     def text(self) -> bytes:
-        """The texts, RS between any two."""
+        """Return the texts, RS between any two."""
         interpreter.let_others()
         return RS.join(self._joined)
 
     def id_bytes(self) -> bytes:
-        """The ids, TOKEN_ID_BYTES each, little-endian. Raises OverflowError where one has more."""
+        """Return the ids, TOKEN_ID_BYTES each, little-endian. Raises OverflowError if an id does not fit."""
         if self._misfit is not None:
             raise self._misfit
         ids = self.ids
@@ -104,7 +104,7 @@ class Given:
 
 
 def only_text(raw: Raw) -> str | None:
-    """The text, where one alone is given; in a list, too. Raises UNREADABLE."""
+    """Return the text if exactly one is given, as a string or in a list. Raises UNREADABLE."""
     if is_text(raw):
         return slices.read(decode_text, raw)
     found: str | None = None
@@ -118,7 +118,7 @@ def only_text(raw: Raw) -> str | None:
 
 
 def _inner(raw: Raw) -> bytes | None:
-    """The only list of a long list of lists, which is read as a list of its own; None for whatever else is given."""
+    """Return the only list of a long list of lists, which is read as a separate list. None for any other input."""
     if len(raw) < slices.LONG_BYTES_MIN or (begin := _NESTED.match(memoryview(raw))) is None:
         return None
     document = bytes(raw)

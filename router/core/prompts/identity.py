@@ -1,17 +1,17 @@
-"""What a model's prompts are known by, whatever name they are asked for under, and what its engines leave out of them.
+"""Model identity: one name for each model under all of its served names. Also, the tools that its engines leave out.
 
-One model may be served under several names (vLLM's `--served-model-name a b`): then `/v1/models` has a row for each,
-with the same `root`, and they share one cache. So their chains begin with one name, what is learned of one's tokens
-holds for the other, and a conversation that changes the name goes on. A LoRA adapter has a name of its own: its blocks
-are another's, whatever path it was loaded from.
+One model may be served under several names (vLLM's `--served-model-name a b`). Then `/v1/models` has a row for each
+name with the same `root`, and the names share one cache. So their chains begin with one name, and token counts learned
+for one name hold for the other. A conversation that changes the name continues its chain. A LoRA adapter has a separate
+name: its blocks are separate for any path that it was loaded from.
 
-A chain is made once for a request, before its replica is known, so what a name means must be the same for all replicas:
-names are one model where some replica has them as one, and none that has both tells them apart. What `root` says is
-compared within a replica only, since the same model may be a path on one and a name of a hub on the next.
+A chain is made once for a request, before its replica is known, so a name must mean the same for all replicas. Names
+are one model if some replica serves them as one, and no replica that serves both separates them. Values of `root` are
+compared within a replica only, since the same model may be a path on one replica and a hub name on the next.
 
-The name that stands for all is the smallest, or who stood for some of them before: what is known of a fleet's caches is
-not lost when a rollout brings another name. (A router that was started later may then choose another than its peers,
-and its ring another place.)
+The name that stands for a group is the smallest one, or one that already stood for some of them: knowledge of a fleet's
+caches is not lost when a rollout adds another name. (A router that was started later may then choose another name than
+its peers, and another place on its ring.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.core.facts.replicas import ServedModel
 from router.core.facts.requests import Joint, Prompt
 
 # Kinds of engine that leave tools out of a prompt which `tool_choice` forbids (SGLang 0.5.23, serving_chat.py). vLLM
-# shows them, but for a flag that nothing tells us of (`--exclude-tools-when-tool-choice-none`).
+# shows them, unless it runs with `--exclude-tools-when-tool-choice-none`; no interface reports this flag.
 FEWER_TOOLS = frozenset(("sglang",))
 
 _T = TypeVar("_T")
@@ -32,23 +32,23 @@ Table = tuple[tuple[str, str], ...]  # the base models of a replica: (name, root
 
 
 class Names:
-    """What every name that the fleet's replicas serve, ready or not, is known as. Replicas are told apart by what they
-    serve only, so a large fleet of few kinds costs what a small one does."""
+    """Index from every name that the fleet's replicas serve, ready or not, to the model's name in chains. Replicas with
+    the same models share an entry, so a large fleet of few kinds costs as much as a small one."""
 
     def __init__(self) -> None:
         self._served: dict[str, tuple[Table, frozenset[str]]] = {}  # replica -> its base models, names of adapters
         self._tables: Counter[Table] = Counter()
         self._adapters: Counter[str] = Counter()
         self._stands: dict[str, str] = {}  # name of a base model -> the name that stands for it
-        # The same of names that others stand for. Never changed, only replaced: other threads read it.
+        # The subset of `_stands` whose names differ. Never changed, only replaced: other threads read it.
         self.others: Mapping[str, str] = {}
 
     def known_as(self, name: str) -> str:
-        """The name that a model's chains begin with. In any thread."""
+        """Return the name that a model's chains begin with. Safe in any thread."""
         return self.others.get(name, name)
 
     def observe(self, replica: str, rows: Iterable[ServedModel]) -> None:
-        """What a replica serves now."""
+        """Record the models that a replica serves now."""
         bases, adapters = [], []
         for row in rows:
             if row.parent:
@@ -87,7 +87,7 @@ class Names:
 
 
 def _count(counts: Counter[_T], come: Iterable[_T], gone: Iterable[_T]) -> bool:
-    """Whether something is there that was not, or the other way round."""
+    """Update the counts. True if a key appeared or disappeared."""
     kinds = False
     for each in come:
         counts[each] += 1
@@ -101,7 +101,7 @@ def _count(counts: Counter[_T], come: Iterable[_T], gone: Iterable[_T]) -> bool:
 
 
 def _groups(tables: Iterable[Table], adapters: Mapping[str, int]) -> dict[str, set[str]]:
-    """The names that mean the same model as each one that is not the only one of its model."""
+    """Return, for each name of a model with several names, all names of that model."""
     groups: dict[str, set[str]] = {}
     for table in tables:
         by_root: dict[str, set[str]] = {}
@@ -125,12 +125,12 @@ def _groups(tables: Iterable[Table], adapters: Mapping[str, int]) -> dict[str, s
 
 
 def with_fewer_tools(prompt: Prompt) -> Prompt:
-    """The prompt as engines see it that leave out tools which may not be called."""
+    """Return the prompt as seen by engines that leave out tools which may not be called."""
     if prompt.fewer_tools is None:
         return prompt
     size, instead = prompt.fewer_tools
     moved, joint, text, skipped = len(instead) - size, prompt.joint, prompt.text, prompt.skipped_bytes
-    if skipped:  # the text is only the part behind the skipped bytes
+    if skipped:  # the text is only the part after the skipped bytes
         skipped += moved
     else:
         text = instead + text[size:]

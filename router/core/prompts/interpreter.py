@@ -6,7 +6,7 @@ from __future__ import annotations
 def let_others() -> None:
     """Let a thread run that has waited for the interpreter for its switch interval.
 
-    CPython looks for such threads where a function begins that is not compiled, and in its loops; native code is in
-    neither, and keeps all others waiting until it ends. So this module must not be compiled, and whatever takes longer
-    than half a millisecond in a thread calls this function in between. It takes 0.05 us.
+    CPython checks for such threads at the start of a function that is not compiled, and in its loops. Native code has
+    no such checks, and keeps all other threads waiting until it ends. So this module must not be compiled, and any work
+    of more than half a millisecond in a thread calls this function in between. A call takes 0.05 us.
     """

@@ -1,5 +1,5 @@
-"""The fields of a Messages request, their decoders, and what vLLM 0.32 makes of tools and system prompts
-(entrypoints/anthropic/serving.py): for placement (canonical_messages.py) and for templates (template_messages.py)."""
+"""Fields of a Messages request and their decoders, for placement (canonical_messages.py) and for templates
+(template_messages.py). Tools and system prompts are converted as vLLM 0.32 does (entrypoints/anthropic/serving.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.core.prompts.template_chat import Unfit
 
 
 class Block(msgspec.Struct):
-    """A block of content; fields that only some kinds of blocks have are decoded where they are read."""
+    """A block of content. Fields that only some kinds of blocks have are decoded by their readers."""
 
     type: str
     text: str | None = None
@@ -36,7 +36,7 @@ class Message(msgspec.Struct):
 
 
 class Fields(msgspec.Struct, kw_only=True):
-    """The fields of a body that are decoded only where they are read, whatever their type."""
+    """Fields of a body that are decoded only by their readers. They may have any type."""
 
     system: Raw = ABSENT
     tools: Raw = ABSENT
@@ -52,7 +52,7 @@ class Fields(msgspec.Struct, kw_only=True):
 
 
 class Head(Fields, kw_only=True):
-    """A body whose fields all have the right type; its messages are still JSON."""
+    """A body with the right type in all fields. Its messages are still JSON."""
 
     messages: list[Raw]
     model: str | None = None
@@ -63,13 +63,13 @@ class Head(Fields, kw_only=True):
 
 
 class MessagesBody(Head, kw_only=True):
-    """A `Head` with its messages, decoded once for all who read them."""
+    """A `Head` with its messages, decoded once for all readers."""
 
     messages: list[Message]  # type: ignore[assignment]  # no code reads `messages` through the base class
 
 
 class LooseBody(Fields, kw_only=True):
-    """A body none of whose fields need have the right type: each is checked where it is read."""
+    """A body with fields of any type. Each field is checked by its reader."""
 
     messages: Raw = ABSENT
     model: Raw = ABSENT
@@ -100,20 +100,20 @@ decode_tools = msgspec.json.Decoder(list[Tool]).decode
 
 
 def with_messages(head: Head, messages: list[Message]) -> MessagesBody:
-    """The body with these fields and messages."""
+    """Return the body with these fields and messages."""
     fields = {name: getattr(head, name) for name in head.__struct_fields__}
     return MessagesBody(**fields | {"messages": messages})
 
 
 def as_function(tool: Tool) -> dict[str, Any]:
-    """The tool as the function that vLLM shows to a template."""
+    """Return the tool as the function that vLLM shows to a template."""
     schema = tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"}
     function = {"name": tool.name, "description": tool.description, "parameters": schema}
     return {"type": "function", "function": function | {"strict": tool.strict, "defer_loading": tool.defer_loading}}
 
 
 def system_text(blocks: list[Block]) -> str:
-    """The text of a system prompt, without the line that Claude Code changes with every request. Raises Unfit where
+    """Return the text of a system prompt, without the line that Claude Code changes with every request. Raises Unfit if
     tools change within the conversation."""
     if any(block.type in ("tool_addition", "tool_removal") for block in blocks):
         raise Unfit("tools that change within a conversation")

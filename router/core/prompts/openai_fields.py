@@ -1,7 +1,7 @@
-"""The fields of the OpenAI dialect's requests that placement needs, and their decoders.
+"""Fields of the OpenAI dialect's requests that placement needs, and their decoders.
 
-Apart from what makes prompts of them (canonical_openai.py), which may be compiled (deploy/compiled.py): msgspec decodes
-into Structs as Python made them.
+They are separate from the module that makes prompts of them (canonical_openai.py), because that module may be compiled
+(deploy/compiled.py) and msgspec decodes only into Structs that Python itself made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from router.core.prompts.bodies import ABSENT
 
 
 class RestFields(msgspec.Struct):
-    """A body whose fields all have the right type; its messages are still JSON."""
+    """A body with the right type in all fields. Its messages are still JSON."""
 
     messages: list[Raw] = []
     model: str | None = None
@@ -46,16 +46,16 @@ class RestFields(msgspec.Struct):
 class QuickFields(RestFields, kw_only=True):
     """A body like `RestFields` with its messages decoded, or with the prompt of a completion or an embedding."""
 
-    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]  # nothing is asked of the base
+    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment] # no code reads it through the base class
     prompt: Raw = ABSENT
     input: Raw = ABSENT
 
 
 class LongFields(RestFields, kw_only=True):
-    """A long body like `QuickFields`, with whatever may be long still JSON."""
+    """A long body like `QuickFields`. Every field that may be long is still JSON."""
 
-    messages: list[Raw] | None = None  # type: ignore[assignment]  # nothing is asked of the base
-    stream_options: Raw = ABSENT  # type: ignore[assignment]  # likewise
+    messages: list[Raw] | None = None  # type: ignore[assignment] # no code reads it through the base class
+    stream_options: Raw = ABSENT  # type: ignore[assignment] # the same
     prompt: Raw = ABSENT
     input: Raw = ABSENT
 

@@ -1,4 +1,4 @@
-"""The fields of a Responses request, as canonical_responses.py reads them for placement and template_responses.py for
+"""Fields of a Responses request. canonical_responses.py reads them for placement, template_responses.py for
 templates."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from router.core.prompts.bodies import ABSENT
 
 
 class ResponsesBody(msgspec.Struct):
-    """The top level of a request: each field is decoded where it is read, whatever its type."""
+    """The top level of a request. Each field may have any type, and is decoded by its reader."""
 
     model: Raw = ABSENT
     stream: Raw = ABSENT

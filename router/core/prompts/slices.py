@@ -3,14 +3,13 @@
 msgspec decodes a document in one call, which keeps the interpreter to its end: 64 MB of escapes for 110 ms, a million
 numbers of 60 digits for 160. Two things make a document long, and each has a way to be read in slices.
 
-A long string is folded: whole slices within it are taken out of the document and a mark stands in their place. The
-decoder reads what is left, and each mark is then replaced by the slices that it stands for, decoded one by one. No
-slice begins within an escape, a pair of surrogates or a character. A mark is a digest of the folded document, so no
-document can have it in it.
+A long string is folded: whole slices within it are removed from the document, and a mark replaces them. The decoder
+reads the shorter document. Each mark is then replaced by its slices, decoded one by one. No slice begins within an
+escape, a pair of surrogates or a character. A mark is a digest of the folded document, so no document can contain it.
 
 A long array or object is cut at commas between its items into shorter ones, which are decoded one by one.
 
-Both give what the decoder makes of the whole document, and raise what it raises.
+Both give the decoder's result for the whole document, and raise the same errors.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from router.core.prompts import interpreter
 LONG_BYTES_MIN = 1 << 20  # shorter JSON is decoded in one go: milliseconds
 FOLDED_BYTES_MIN = 4 << 20  # less of long strings is decoded in one go: ten milliseconds at most
 SLICE_BYTES = 64 << 10  # read in one go: a fifth of a millisecond
-LEVELS_MAX = 16  # of arrays and objects within one another that are decoded by parts
-OTHERS_EVERY = 128  # values that are looked at between two turns of others
-_DIGITS = 8  # of a fold's number behind its mark
+LEVELS_MAX = 16  # nested arrays and objects that are decoded by parts
+OTHERS_EVERY = 128  # values that are looked at between two turns of other threads
+_DIGITS = 8  # digits of a fold's number after its mark
 _SIGNS = re.compile(rb"[][{},]")
 _ESCAPE_BYTES_MAX, _CHARACTER_BYTES_MAX = 6, 4
 _HIGH = re.compile(rb"\\u[dD][89abAB]")  # begins the escape of the first half of a pair
@@ -48,7 +47,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def read(decode: Callable[[bytes], _T], document: bytes | Raw) -> _T:
-    """What `decode` makes of this JSON. Raises what it raises."""
+    """Return the result of `decode` for this JSON. Raises the same errors."""
     if len(document) < LONG_BYTES_MIN:
         return decode(document)
     folded = fold(bytes(document))
@@ -56,7 +55,8 @@ def read(decode: Callable[[bytes], _T], document: bytes | Raw) -> _T:
 
 
 def items(decode: Callable[[bytes], list[_T]], array: bytes | Raw) -> Iterator[list[_T]]:
-    """The items of this JSON array in order, some at a time. Raises what `decode`, which decodes an array, raises."""
+    """Yield the items of this JSON array in order, a few at a time. Raises the errors of `decode`, which decodes an
+    array."""
     if len(array) < LONG_BYTES_MIN:
         yield decode(array)
         return
@@ -66,7 +66,7 @@ def items(decode: Callable[[bytes], list[_T]], array: bytes | Raw) -> Iterator[l
 
 
 def object_of(document: bytes | Raw) -> dict[str, Any]:
-    """What this JSON object is. Raises UNREADABLE, likewise for what is none."""
+    """Return this JSON object. Raises UNREADABLE, also for JSON of another type."""
     found = value(document)
     if not isinstance(found, dict):
         raise msgspec.ValidationError("Expected `object`")
@@ -74,14 +74,14 @@ def object_of(document: bytes | Raw) -> dict[str, Any]:
 
 
 def is_single(array: bytes) -> bool:
-    """Whether this JSON array has one item. Raises UNREADABLE."""
+    """True if this JSON array has one item. Raises UNREADABLE."""
     if len(array) < LONG_BYTES_MIN:
         return len(_decode_array(array)) == 1
     return sum(1 for _ in islice(_batches(array), 2)) == 1
 
 
 def value(document: bytes | Raw) -> Any:  # noqa: ANN401 - any JSON
-    """What this JSON is. Raises UNREADABLE."""
+    """Decode this JSON. Raises UNREADABLE."""
     if len(document) < LONG_BYTES_MIN:
         return _decode(document)
     folded = fold(bytes(document))
@@ -89,7 +89,7 @@ def value(document: bytes | Raw) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _value(document: bytes | Raw, levels: int) -> Any:  # noqa: ANN401 - any JSON
-    """What it is, of which long arrays and objects are decoded by parts, down to so many levels."""
+    """Decode it. Long arrays and objects are decoded by parts, down to `levels` levels."""
     if len(document) < LONG_BYTES_MIN or not levels:
         return _decode(document)
     document = bytes(document)
@@ -133,11 +133,11 @@ class Folded:
         self._left, self._looked = len(runs), 0
 
     def restored(self, value: _T) -> _T:
-        """The decoded value with its marks replaced, as far as possible in place."""
+        """Return the decoded value with its marks replaced, in place if possible."""
         return self._restored(value) if self._runs else value
 
     def each(self, values: Iterable[_T], decode: Callable[[_T], _U]) -> Iterator[_U]:
-        """These values, which the folded document has, decoded one by one."""
+        """Yield these values of the folded document, decoded one by one."""
         for one in values:
             yield self.restored(decode(one))
             self._looked += 1
@@ -191,7 +191,8 @@ class Folded:
 
 
 def fold(document: bytes) -> Folded:
-    """The document without the slices within its long strings, or all of it where those are not long enough."""
+    """Return the document without the slices within its long strings, or the whole document if these are not long
+    enough."""
     runs: list[list[tuple[int, int]]] = []
     inside = within = False
     for at, piece in _slices(document) if any(_is_one(piece) for _, piece in _slices(document)) else ():
@@ -208,14 +209,15 @@ def fold(document: bytes) -> Folded:
 
 
 def _is_one(piece: bytes) -> bool:
-    """Whether no string begins or ends in a slice. Nearly every slice of most documents has a quote that says so."""
+    """True if no string begins or ends in a slice. In most documents, nearly every slice has a quote that rules this
+    out."""
     first = piece.find(b'"')
     interpreter.let_others()
     return first < 0 or (escapes(piece[:first]) and not _quotes(piece))
 
 
 def _quotes(piece: bytes) -> int:
-    """Quotes in a slice at which strings begin or end."""
+    """Count the quotes in a slice at which strings begin or end."""
     if b'"' not in piece:
         return 0
     if b"\\" in piece:
@@ -224,8 +226,8 @@ def _quotes(piece: bytes) -> int:
 
 
 def _batches(document: bytes) -> Iterator[bytes]:
-    """Arrays, or objects, that together have what this one has: each is a few slices long, or has one item. Raises
-    DecodeError where there is no item between two commas."""
+    """Yield arrays or objects that together have the items of this one. Each is a few slices long, or has one item.
+    Raises DecodeError if an item between two commas is missing."""
     opened = _BEGIN.match(document)
     if opened is None:
         yield document
@@ -249,8 +251,8 @@ def _batches(document: bytes) -> Iterator[bytes]:
 
 
 def _outside(piece: bytes, inside: bool) -> tuple[list[tuple[int, bytes]], bool]:
-    """((offset, bytes) of what stands outside of strings, whether the slice ends within one). It begins `inside` one,
-    or does not."""
+    """Return ((offset, bytes) of the parts outside of strings, True if the slice ends within a string). `inside`: the
+    slice begins within a string."""
     parts: list[tuple[int, bytes]] = []
     at, escaped = 0, False
     inside = not inside
@@ -265,7 +267,8 @@ def _outside(piece: bytes, inside: bool) -> tuple[list[tuple[int, bytes]], bool]
 
 
 def _commas(parts: list[tuple[int, bytes]], depth: int) -> tuple[set[int], int]:
-    """(offsets of the first and of the last comma at depth 0, depth at the end) of what stands outside of strings."""
+    """Return (offsets of the first and of the last comma at depth 0, depth at the end) of the parts outside of
+    strings."""
     outside = b"".join([part for _, part in parts])
     if not any(sign in outside for sign in (b"[", b"]", b"{", b"}")):
         if depth or b"," not in outside:
@@ -284,7 +287,8 @@ def _commas(parts: list[tuple[int, bytes]], depth: int) -> tuple[set[int], int]:
 
 
 def _slices(document: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of slices from there on. None begins within an escape, a character, or a pair of surrogates."""
+    """Yield (offset, bytes) of slices from `at` on. No slice begins within an escape, a character, or a pair of
+    surrogates."""
     while at < len(document):
         piece = document[at : at + SLICE_BYTES]
         if at + SLICE_BYTES < len(document):
@@ -294,7 +298,8 @@ def _slices(document: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def _whole(piece: bytes) -> int:
-    """Bytes of a slice up to the end of its last whole escape, character or pair. All of it if there is none."""
+    """Count the bytes of a slice up to the end of its last whole escape, character or pair. Returns the whole size if
+    it has no such end."""
     size = len(piece)
     while (at := piece.rfind(b"\\", max(0, size - _ESCAPE_BYTES_MAX), size)) >= 0:
         if escapes(piece[: at + 1]):  # it begins an escape, and is not the second half of one
@@ -314,7 +319,7 @@ def _whole(piece: bytes) -> int:
 
 
 def utf8(text: str) -> bytes:
-    """The text in UTF-8; a long one is encoded in slices. Raises UnicodeError."""
+    """Return the text in UTF-8. A long one is encoded in slices. Raises UnicodeError."""
     if len(text) <= SLICE_BYTES or text.isascii():
         return text.encode()
     size = SLICE_BYTES
@@ -326,5 +331,5 @@ def utf8(text: str) -> bytes:
 
 
 def escapes(part: bytes) -> bool:
-    """Whether the byte behind this part of a string is escaped."""
+    """True if the byte after this part of a string is escaped."""
     return (len(part) - len(part.rstrip(b"\\"))) % 2 == 1

@@ -1,9 +1,9 @@
-"""What a chat or completion request hands to the engine's template and tokenizer.
+"""The input of the engine's template and tokenizer for a chat or completion request.
 
-Only text is read: whatever holds images, sound, or anything else that the engine expands by itself is None, as is a
-request that brings its own template or has its prompt cut. Such a request is placed by estimate. Messages come out
-in the form in which vLLM 0.32 validates them (entrypoints/openai/chat_completion/protocol.py): it puts the fields of
-a tool call in the order of its types, and templates that print a call with `tojson` show that order.
+Only text is read. A request with images, sound, or other content that the engine expands by itself yields None. The
+same holds for a request that brings its own template or truncates its prompt. Such a request is placed by estimate.
+Messages come out in the form in which vLLM 0.32 validates them (entrypoints/openai/chat_completion/protocol.py): it
+puts the fields of a tool call in the order of its types, and templates that print a call with `tojson` show that order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.prompts.given import Given, decode_items, only_text
 
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
-# Names that are arguments of the rendering itself; vLLM refuses them, or they would change what is rendered.
+# Names that are arguments of the rendering itself; vLLM refuses them, or they would change the rendering.
 RESERVED = frozenset(("chat_template", "tokenize", "messages", "conversation", "tools", "return_dict"))
 
 
 class Unfit(ValueError):
-    """What the engine makes of this request is not known here; the message says why, without a word of the prompt."""
+    """The engine's input for this request cannot be reproduced here. The message states the reason, without a word of
+    the prompt."""
 
 
 class ChatBody(msgspec.Struct):
-    """Top level of a chat, a completion or an embedding. Raw is not decoded, whatever it holds; messages are, once
-    for all who read them, since nearly all of a long body is theirs."""
+    """Top level of a chat, a completion or an embedding. Raw fields are not decoded. Messages are decoded once for all
+    readers, since they are nearly all of a long body."""
 
     messages: list[dict[str, Any]] | None = None
     model: Raw = ABSENT
@@ -63,7 +64,7 @@ class ChatBody(msgspec.Struct):
     echo: Raw = ABSENT
     logprobs: Raw = ABSENT
     top_logprobs: Raw = ABSENT
-    # Any of these changes the prompt in ways that are not followed here.
+    # Any of these changes the prompt in ways that are not reproduced here.
     chat_template: Raw = ABSENT
     truncate_prompt_tokens: Raw = ABSENT
     prompt_logprobs: Raw = ABSENT  # vLLM computes such a request whole (sampling_params.skip_reading_prefix_cache)
@@ -78,21 +79,21 @@ class ChatBody(msgspec.Struct):
 
 
 class Kept(ChatBody, kw_only=True):
-    """A body whose messages are JSON as yet: those that were decoded before, and these, take their place."""
+    """A body with its messages still JSON. The earlier decoded messages and these replace them."""
 
-    messages: list[Raw] = []  # type: ignore[assignment]  # the list of decoded ones is put here before it is read
+    messages: list[Raw] = []  # type: ignore[assignment] # the list of decoded ones is put here before it is read
 
 
 class Apart(ChatBody, kw_only=True):
-    """A long body whose messages are JSON as yet."""
+    """A long body with its messages still JSON."""
 
     messages: list[Raw] | None = None  # type: ignore[assignment]  # decoded ones are put here before it is read
 
 
 class Odd(ChatBody, kw_only=True):
-    """A body whose messages no engine would take; all else is read."""
+    """A body with messages that no engine would take. All other fields are read."""
 
-    messages: Raw = ABSENT  # type: ignore[assignment]  # what they are does not matter
+    messages: Raw = ABSENT  # type: ignore[assignment] # their value does not matter
 
 
 _elsewhere = attrgetter(*ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])
@@ -105,7 +106,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def decode_openai(body: bytes) -> ChatBody:
-    """The body, with messages only where they are a list of objects. Raises BadBody when it is no JSON object."""
+    """Decode the body, with messages only if they are a list of objects. Raises BadBody if it is not a JSON object."""
     try:
         return _whole(body)
     except UNREADABLE:
@@ -113,7 +114,7 @@ def decode_openai(body: bytes) -> ChatBody:
 
 
 def _whole(body: bytes) -> ChatBody:
-    """The body, of which messages of a long one are decoded one by one. Raises UNREADABLE."""
+    """Decode the body. The messages of a long one are decoded one by one. Raises UNREADABLE."""
     if len(body) < slices.LONG_BYTES_MIN:
         return _BODY.decode(body)
     folded = slices.fold(body)
@@ -126,8 +127,8 @@ def _whole(body: bytes) -> ChatBody:
 
 
 def openai_input(path: str, body: bytes, fields: ChatBody | None) -> TemplateInput | None:
-    """What the engine tokenises of a chat completion or a completion; None for anything else, or when that is not
-    known."""
+    """Return the engine's tokenizer input for a chat completion or a completion. None for any other request, or if the
+    input is unknown."""
     if path.endswith("/embeddings"):
         return None
     try:
@@ -171,7 +172,8 @@ def _completion(fields: ChatBody) -> TemplateInput:
 
 
 def packed(ids: Sequence[Any]) -> bytes:
-    """Token ids as uint32 little-endian. Raises Unfit for none, for several prompts, and for ids that cannot be."""
+    """Return token ids as uint32 little-endian. Raises Unfit for an empty list, for several prompts, and for invalid
+    ids."""
     if set(map(type, ids)) != {int}:
         raise Unfit("token ids")
     try:
@@ -184,7 +186,7 @@ def packed(ids: Sequence[Any]) -> bytes:
 
 
 def template_kwargs(raw: Raw) -> dict[str, Any]:
-    """`chat_template_kwargs`. Raises Unfit where they would change more than the template's variables."""
+    """Return `chat_template_kwargs`. Raises Unfit if they would change more than the template's variables."""
     kwargs = _decode_object(raw) if bodies.given(raw) else {}
     if RESERVED & kwargs.keys():
         raise Unfit("chat_template_kwargs")
@@ -192,7 +194,7 @@ def template_kwargs(raw: Raw) -> dict[str, Any]:
 
 
 def chat_message(message: dict[str, Any]) -> dict[str, Any]:
-    """One message, its content checked to be text and its tool calls in the order of vLLM's types."""
+    """Return one message, its content checked to be text and its tool calls in the order of vLLM's types."""
     content = message.get("content")
     if isinstance(content, list):
         for part in content:
@@ -230,7 +232,7 @@ def _call(given: object) -> dict[str, Any]:
 
 
 def in_order(given: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The same fields with these names first, as far as they are there."""
+    """Return the same fields, with those of these names that are present first."""
     return {name: given[name] for name in names if name in given} | dict(given)
 
 

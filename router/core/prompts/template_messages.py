@@ -1,7 +1,7 @@
-"""What vLLM 0.32 makes of an Anthropic Messages request before its template (entrypoints/anthropic/serving.py).
+"""Chat that vLLM 0.32 makes of an Anthropic Messages request before its template (entrypoints/anthropic/serving.py).
 
-Two things depend on the template and are left to whoever renders it (engine_messages.py): whether system messages
-between others are merged into the first one, and which effort stands for thinking that is switched off.
+Two things depend on the template and are left to the renderer (engine_messages.py): merging system messages between
+others into the first one, and the effort that stands for thinking switched off.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _decode_kind = msgspec.json.Decoder(_Kind).decode
 
 
 def messages_input(body: bytes, decoded: MessagesBody | None) -> TemplateInput | None:
-    """The chat that the engine makes of it; None when it is not known."""
+    """Return the chat that the engine makes of it. None if it is unknown."""
     try:
         fields: MessagesBody | LooseBody = decoded or slices.read(LOOSE.decode, body)
         if any(map(bodies.given, (fields.kv_transfer_params, fields.mcp_servers, fields.container))):
@@ -70,8 +70,8 @@ def messages_input(body: bytes, decoded: MessagesBody | None) -> TemplateInput |
 
 
 def _system(content: str | list[Block], *, whole: bool) -> str:
-    """The text of a system prompt, as the engine reads it. `whole`: it is the field `system`, where a string is taken
-    as it is, not a message."""
+    """Return the text of a system prompt, as the engine reads it. `whole`: it is the field `system`, not a message. A
+    string there is taken unchanged."""
     if isinstance(content, str):
         return content if whole or not content.startswith(BILLING_HEADER) else ""
     for block in content:
@@ -81,7 +81,7 @@ def _system(content: str | list[Block], *, whole: bool) -> str:
 
 
 def _message(message: Message) -> list[dict[str, Any]]:
-    """One message, behind the tool results that it brings, which are messages of their own."""
+    """Return one message. The tool results in it come first, as separate messages."""
     if message.role == "system":
         text = _system(message.content, whole=False)
         return [{"role": "system", "content": text}] if text else []
@@ -112,7 +112,8 @@ def _message(message: Message) -> list[dict[str, Any]]:
 
 
 def _arguments(block: Block) -> dict[str, Any] | None:
-    """The arguments of a block of any kind: the engine refuses a request in which some are no object."""
+    """Return the arguments of a block of any kind. The engine refuses a request in which arguments are not an
+    object."""
     return _decode_arguments(block.input) if block.input else None
 
 
@@ -121,7 +122,7 @@ def _content(block: Block) -> str | list[dict[str, Any]] | None:
 
 
 def _call(block: Block, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """A tool call with its fields in the order of vLLM's types, which templates print (template_chat.py)."""
+    """Return a tool call with its fields in the order of vLLM's types, which templates print (template_chat.py)."""
     if not block.id:
         raise Unfit("a call without an id: the engine makes one from its clock")
     return {"id": block.id, "function": {"arguments": arguments or {}, "name": block.name or ""}, "type": "function"}

@@ -1,7 +1,7 @@
-"""What vLLM 0.32 makes of a Responses request before its template (entrypoints/openai/responses/utils.py).
+"""Chat that vLLM 0.32 makes of a Responses request before its template (entrypoints/openai/responses/utils.py).
 
-Items of an assistant that follow each other are one message, until one of them would be said twice. Unlike chat
-completions, the rendered text is tokenised with the tokenizer's own special tokens around it (protocol.py there leaves
+Consecutive items of an assistant are one message, until one of the fields would be set twice. Unlike chat completions,
+the rendered text is tokenised with the tokenizer's own special tokens around it (protocol.py there leaves
 `add_special_tokens` at its default), and calls keep the order in which they are put together here.
 """
 
@@ -31,7 +31,8 @@ _decode_effort = msgspec.json.Decoder(_Effort).decode
 
 
 def responses_input(body: bytes) -> TemplateInput | None:
-    """The chat that the engine makes of it; None when it is not known, or continues what an engine keeps."""
+    """Return the chat that the engine makes of it. None if it is unknown, or continues a conversation that an engine
+    stores."""
     try:
         fields = slices.read(BODY.decode, body)
         if any(bodies.given(getattr(fields, name)) for name in _ELSEWHERE):
@@ -58,14 +59,15 @@ def responses_input(body: bytes) -> TemplateInput | None:
 
 
 def _partial(given: str | list[dict[str, Any]]) -> bool:
-    """Whether the last item is to be continued."""
+    """True if the engine must continue the last item."""
     if isinstance(given, str) or not given or given[-1].get("type", "message") not in ("message", "reasoning"):
         return False
     return given[-1].get("status") in ("in_progress", "incomplete")
 
 
 def _tools(raw: Raw) -> list[dict[str, Any]] | None:
-    """Functions, flat or in a namespace; None for no tools. The engine's own tools are not shown to the model."""
+    """Return functions, flat or in a namespace. None for no tools. The engine's own tools are not shown to the
+    model."""
     given = _decode_tools(raw) if bodies.given(raw) else []
     made = [function for tool in given for function in _functions(tool)]
     return [{"type": "function", "function": function} for function in made] if given else None
@@ -99,7 +101,7 @@ def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _of_item(item: dict[str, Any], last: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A new message, or None where the assistant's last one was added to."""
+    """Return a new message, or None if the item was added to the last assistant message."""
     kind, role = item.get("type"), item.get("role")
     if kind == "function_call":
         return _called(item, last)
@@ -146,7 +148,7 @@ def _thought(item: dict[str, Any]) -> str:
 
 
 def _first(content: object) -> str:
-    """vLLM takes the first part of what an assistant said."""
+    """Return the first part of an assistant's content, as vLLM does."""
     part = content[0] if isinstance(content, list) and content else None
     text = part.get("text") if isinstance(part, dict) else None
     if not isinstance(text, str):

@@ -1,8 +1,8 @@
-"""Keys of token chains, remembered: a conversation's next turn hashes only what is new.
+"""Cache of keys of token chains: for the next turn of a conversation, only new blocks are hashed.
 
-A prompt of 100,000 tokens has 6,250 blocks of 16; hashing them all takes some 2 ms. So keys are remembered in runs
-of RUN_BLOCKS, each under one hash of all the run's ids, seeded like a block's key with the key before it: a run
-found is 128 keys for the price of one.
+A prompt of 100,000 tokens has 6,250 blocks of 16; hashing them all takes about 2 ms. So keys are remembered in runs of
+RUN_BLOCKS. Each run is under one hash of all its ids, seeded like a block's key with the key before it: a run found is
+128 keys for the price of one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ID_BYTES = 4
 
 @dataclass(slots=True)
 class TokenPrompt:
-    """A prompt as the engine counts it, and its keys by size of block; sizes differ between replicas."""
+    """A prompt in the engine's token ids, and its keys by block size. Sizes differ between replicas."""
 
     ids: bytes  # uint32 little-endian
     adapter: str
@@ -34,7 +34,7 @@ class TokenPrompt:
 
 
 class KeyCache:
-    """Bounded; the runs used longest ago make room."""
+    """Bounded cache. The least recently used runs are evicted."""
 
     def __init__(self, runs_max: int) -> None:
         self._runs_max = runs_max
@@ -44,7 +44,7 @@ class KeyCache:
         return len(self._runs)
 
     def known(self, prompt: TokenPrompt, block_tokens: int) -> list[int]:
-        """Keys of as many leading blocks as are remembered in whole runs."""
+        """Return the keys of all leading blocks that are remembered in whole runs."""
         key, keys = token_root(prompt.adapter, prompt.salt, block_tokens), list[int]()
         view, size, runs = memoryview(prompt.ids), RUN_BLOCKS * block_tokens * ID_BYTES, self._runs
         for start in range(0, len(view) - size + 1, size):
@@ -58,7 +58,8 @@ class KeyCache:
         return keys
 
     def learn(self, prompt: TokenPrompt, block_tokens: int, keys: list[int], known: int) -> None:
-        """Take the whole chain of a prompt, of which `known` keys were found; it becomes the prompt's own."""
+        """Store the whole chain of a prompt, of which `known` keys were found. The prompt keeps the list as its
+        keys."""
         view, size, runs = memoryview(prompt.ids), RUN_BLOCKS * block_tokens * ID_BYTES, self._runs
         for first in range(known, len(keys) - RUN_BLOCKS + 1, RUN_BLOCKS):
             seed = keys[first - 1] if first else token_root(prompt.adapter, prompt.salt, block_tokens)
@@ -70,6 +71,6 @@ class KeyCache:
 
 
 def rest(prompt: TokenPrompt, block_tokens: int, known: Sequence[int]) -> list[int]:
-    """Hash the blocks behind the known ones. Pure, so that a long prompt can be hashed off the event loop."""
+    """Hash the blocks after the known ones. Pure, so that a long prompt can be hashed off the event loop."""
     root = known[-1] if known else token_root(prompt.adapter, prompt.salt, block_tokens)
     return token_chain(memoryview(prompt.ids)[len(known) * block_tokens * ID_BYTES :], block_tokens, root)

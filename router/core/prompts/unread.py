@@ -1,8 +1,8 @@
 """Bodies that Python's JSON parser takes and msgspec does not: in UTF-16 or UTF-32, with NaN, with half a surrogate.
 
-Engines read a body with `json.loads`, which finds the encoding by the first bytes, whatever headers say (Starlette's
+Engines read a body with `json.loads`, which finds the encoding by the first bytes, independent of headers (Starlette's
 `Request.json`, for vLLM and SGLang alike). Such a body goes to an engine byte for byte. Its prompt stays unknown; only
-what decides where it may go is read, by the same parser.
+the fields that limit its placement are read, by the same parser.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from router.core.prompts import interpreter, slices
 from router.core.prompts.bodies import BadBody, flag_of, value_is_true
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
-# Longest body that is parsed: Python's parser holds the interpreter for some 10 ms a MiB.
+# Longest body that is parsed: Python's parser holds the interpreter for about 10 ms a MiB.
 PARSED_BYTES_MAX = 1 << 20
 
-# The beginning of an object in UTF-8, in which a field can be put before the last brace.
+# The beginning of an object in UTF-8, in which a field can be inserted before the last brace.
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{[^\0]")
 
 
 def is_object(body: bytes) -> bool:
-    """Whether a body begins as an object in UTF-8 does, so that fields may be spliced in at its end."""
+    """True if a body begins as an object in UTF-8, so that fields may be spliced in at its end."""
     return _OBJECT.match(body) is not None
 
 
 def in_other_encoding(body: bytes) -> bool:
-    """Whether a body is in UTF-16 or UTF-32: it begins with their mark, or with an ASCII character in them."""
+    """True if a body is in UTF-16 or UTF-32: it begins with their mark, or with an ASCII character in them."""
     return b"\0" in body[:2] or body[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
 def as_utf8(body: bytes) -> bytes | None:
-    """A body in UTF-8, as Python's parser decodes it; None for one that it cannot. It is converted in slices."""
+    """Return a body in UTF-8, as Python's parser decodes it. None for a body that it cannot decode. It is converted in
+    slices."""
     encoding = json.detect_encoding(body)
     if encoding == "utf-8":
         return body
@@ -52,8 +53,8 @@ def as_utf8(body: bytes) -> bytes | None:
 
 
 def ask_of(body: bytes) -> Ask | None:
-    """What Python reads of a body in UTF-8; of a long one nothing. None for what is no JSON object. Raises BadBody for
-    a model that is no name."""
+    """Return the fields that Python reads from a body in UTF-8. A long body is not read. None if it is not a JSON
+    object. Raises BadBody for a model that is not a string."""
     if len(body) > PARSED_BYTES_MAX:
         return Ask(None)
     try:
