@@ -33,12 +33,12 @@ from router.core.facts.requests import Beginning, Heading, Prompt, Said
 from router.core.prompts.canonical import Chat
 
 CELL_BYTES = 8 << 10
-CELLS_MIN = 4  # the lookup and the update take as long as reading a shorter body
+CELLS_MIN = 4  # a shorter body is read in the time that the lookup and its update take
 HEAD_BYTES_MAX = 256 << 10  # bytes of a body before its first message
 SHARE_MIN = 4  # a known prefix is used if it is at least this fraction of the body, a quarter
 # Size of remembered state in bytes, as tracemalloc measures it: a message that a cell leads to, a cell, its keys.
 MARK_BYTES, CELL_ENTRY_BYTES, CELL_KEYS_BYTES = 1_500, 120, 800
-# Size of a decoded message: its own, each object or array in it, each value in these, a character, a list entry.
+# Size of a decoded message: its own, each object or array, each value in these, a character, a list entry.
 MESSAGE_BYTES, OBJECT_BYTES, VALUE_BYTES, CHARACTER_BYTES_MAX, LIST_ENTRY_BYTES = 500, 300, 100, 4, 8
 # Stands for the known messages. A body that contains this byte is never put together, so no other list begins with it.
 _ODD_BYTE = b"\x7f"
@@ -80,8 +80,7 @@ class Place:
         return brackets <= parts_max and mark.commas + rest.count(b",") <= values_max
 
     def said(self) -> Said:
-        """Return the known decoded messages in a list that can be extended. The list is empty if no message is
-        known."""
+        """Return the known decoded messages in a list that can be extended. The list is empty if none is known."""
         beginning = self.mark.beginning
         return beginning.said.copy() if beginning is not None and beginning.said is not None else Said([])
 
@@ -157,8 +156,8 @@ class Seen:
         """Return the prompt of a body of which all messages except these are known. Each of these messages is written
         to `chat` and remembered.
 
-        `write`: returns the decoded message, which is appended to `said` if decoded messages are kept. `read_whole`:
-        reads the body as if no prefix were known, if the prompt's text is needed.
+        - `write`: returns the decoded message, which is appended to `said` if decoded messages are kept.
+        - `read_whole`: reads the body as if no prefix were known, if the prompt's text is needed.
         """
         ends: list[tuple[int, Beginning]] = []
         held = said.held_bytes if said is not None else 0

@@ -67,9 +67,9 @@ def decode_body(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 def excess(body: bytes, depth_max: int, parts_max: int, values_max: int) -> str:
     """Return the first limit that this JSON exceeds, "" if it exceeds no limit.
 
-    DEPTH: objects and arrays are nested more than `depth_max` deep. PARTS: more than `parts_max` of them begin
-    (messages, their parts, tools, and everything in these). VALUES: more than `values_max` commas separate values, such
-    as the ids of a prompt.
+    - DEPTH: objects and arrays are nested more than `depth_max` deep.
+    - PARTS: more than `parts_max` of them begin (messages, their parts, tools, and everything in these).
+    - VALUES: more than `values_max` commas separate values, such as the ids of a prompt.
 
     Input that is not JSON may yield any of them. The scan takes about 10 us for 200 KB if few objects and arrays may
     begin, strings included. Otherwise it takes about 2 ms a megabyte.

@@ -38,12 +38,12 @@ RS, US, GS = b"\x1e", b"\x1f", b"\x1d"
 OPAQUE_REPEATS = OPAQUE_BYTES // 16
 # Claude Code's attribution line changes with every request; vLLM drops it from system prompts, so that they match.
 BILLING_HEADER = "x-anthropic-billing-header"
-# Template arguments that are not part of a chain, since they act after a conversation's beginning: on the generation
-# prompt (Qwen3, DeepSeek V3.1), on user messages (GLM 4.5 appends `/nothink`), or on the selection of past reasoning
-# that is shown. If they are switched on and off, a conversation stays in one cache, and the engine reuses blocks up to
-# the point at which they act. Some templates use the same names at their beginning (SmolLM3, Granite 3, Gemma 4). For
-# these, a replica is credited with a prefix that it holds under the other value only. This happens once for each value
-# and replica, since the replica holds both afterwards.
+# Template arguments that are not part of a chain, since they act after a conversation's beginning. They act on the
+# generation prompt (Qwen3, DeepSeek V3.1), on user messages (GLM 4.5 appends `/nothink`), or on the selection of past
+# reasoning that is shown. If they are switched on and off, a conversation stays in one cache, and the engine reuses
+# blocks up to the point at which they act. Some templates use the same names at their beginning (SmolLM3, Granite 3,
+# Gemma 4). For these, a replica is credited with a prefix that it holds under the other value only. This happens once
+# for each value and replica, since the replica holds both afterwards.
 LATE_ARGUMENTS = frozenset((
     "add_generation_prompt", "clear_thinking", "continue_final_message", "drop_thinking", "enable_thinking",
     "preserve_thinking", "thinking", "truncate_history_thinking",

@@ -1,8 +1,8 @@
 """Requests of the OpenAI dialect: read for placement, their prompts written as canonical bytes.
 
 Nearly all requests have the right type in every field, and are read by one decoder that decodes no more than placement
-needs. A body that it refuses is read field by field (`OpenAI.parse`), so that one field of a wrong type costs the
-request no more than that field.
+needs. A body that it refuses is read field by field (`OpenAI.parse`): a wrong type in one field affects that field
+only.
 """
 
 from __future__ import annotations
