@@ -1,4 +1,4 @@
-"""Dialects by the paths they speak on. To add one: a file here, a line in PATHS (docs/extend/dialect.md)."""
+"""Dialects by request path. To add one: a file here, a line in PATHS (docs/extend/dialect.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATHS: dict[str, Dialect] = {
 
 
 def spoken_on(path: str) -> Dialect:
-    """The dialect of a path, or of what it lies below (/v1/messages/count_tokens); elsewhere OpenAI's."""
+    """Return the dialect of a path, or of a path below it (/v1/messages/count_tokens). Any other path has OpenAI's."""
     return next((dialect for base, dialect in PATHS.items() if f"{path}/".startswith(f"{base}/")), OPENAI)
 
 

@@ -1,13 +1,13 @@
-"""The Anthropic dialect as vLLM speaks it: Messages.
+"""The Anthropic dialect of vLLM: Messages.
 
-A request becomes the same canonical bytes as the chat that vLLM 0.32 makes of it (entrypoints/anthropic/serving.py),
-so a conversation is one chain through either API. `cache_control` marks where Anthropic's own service would cache;
-engines cache every block, so it changes nothing, nor do sampling and the budget of thinking. vLLM merges system
-messages between others into the first one where the template wants that; the router, which does not know the
-template, leaves them in place.
+A request becomes the same canonical bytes as the chat that vLLM 0.32 makes of it (entrypoints/anthropic/serving.py), so
+a conversation is one chain through either API. `cache_control` marks the cache points of Anthropic's own service.
+Engines cache every block, so it changes nothing in the chain, as do sampling and the thinking budget. vLLM merges
+system messages between others into the first one if the template requires it. The router does not know the template,
+and leaves them in place.
 
-Usage: prompt tokens are `input_tokens` plus those read from and written to the cache. Streams always carry it, whole
-only in `message_delta`.
+Usage: prompt tokens are `input_tokens` plus those read from and written to the cache. Streams always carry usage, which
+is complete only in `message_delta`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Anthropic(UsageUnasked):
     seen_as = SEEN_AS
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
-        """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
+        """Read the fields that placement needs. Raises BadBody for a body that is not a JSON object, or a model that is
+        no string."""
         ask = quick_ask(body, keep, seen)
         if ask is not None:
             return ask
@@ -98,16 +99,16 @@ class Anthropic(UsageUnasked):
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
-        """The chat that vLLM makes of it; None for images, documents and whatever else is not text."""
+        """Return the chat that vLLM makes of it. None for images, documents and other content that is not text."""
         return messages_input(body, decoded if isinstance(decoded, MessagesBody) else None)
 
     def usage(self, body: bytes) -> Usage | None:
-        """Token counts of an answer that did not stream."""
+        """Return the token counts of an answer that did not stream."""
         answer = bodies.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
         return _counts(answer.usage) if answer else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
-        """Token counts of the last `message_delta`; prompt tokens may have been said in `message_start` only."""
+        """Return the token counts of the last `message_delta`. Prompt tokens may be in `message_start` only."""
         last: _Usage | None = None
         for data in sse.payloads_backwards(tail):
             event = bodies.decoded(_decode_event, data) if b'"usage"' in data else None
@@ -123,7 +124,7 @@ class Anthropic(UsageUnasked):
         return _counts(last)
 
     def event_error(self, chunk: bytes) -> int | None:
-        """`event: error`, whose type names the status; vLLM says internal_error when its engine has failed."""
+        """Return the status of an `event: error`, from its type. vLLM sends internal_error if its engine has failed."""
         if b'"error"' not in chunk[:4096]:
             return None
         event = bodies.decoded(_decode_event, sse.first_payload(chunk))
@@ -134,19 +135,20 @@ class Anthropic(UsageUnasked):
         return errors.status_of_raw(event.error)
 
     def aborted(self, head: bytes) -> Abort | None:
-        """vLLM has no stop_reason for what it gave up, and leaves the field out of a whole answer."""
+        """Return the outcome of an aborted answer. vLLM sends no stop_reason for it, and leaves the field out of a
+        whole answer."""
         if not head.startswith(b"{") or _REASON.search(head):
             return None
         event = bodies.decoded(_decode_event, head)
         return abort_of(head) if event is not None and event.type == "message" else None
 
     def begun(self, chunk: bytes) -> bool:
-        """`message_start` and pings may come before prefill is done."""
+        """True for events other than `message_start` and pings, which may come before prefill is done."""
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: `message_stop` behind a `message_delta`, whose reason to stop is null where vLLM has no word for it,
-        as for a repetition that it ended."""
+        """Whole: `message_stop` after a `message_delta`. Its stop reason is null if vLLM has no value for it, such as
+        for a repetition that it ended."""
         stopped = b'"message_delta"' in tail
         for data in sse.payloads_backwards(tail):
             event = bodies.decoded(_decode_event, data)
@@ -161,12 +163,12 @@ class Anthropic(UsageUnasked):
         return None
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
-        """Anthropic's error object, and our code in it."""
+        """Return Anthropic's error object with the router's code in it."""
         kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message, "code": code}})
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """Anthropic's event `error`."""
+        """Return Anthropic's event `error`."""
         return b"event: error\ndata: " + self.error(status, code, message) + b"\n\n"
 
 

@@ -1,7 +1,7 @@
 """Statuses of errors that engines report inside an answer of status 200, and the errors that only mean "full".
 
-An error object has a number (`code`), words (`type`, or `code` where that is no number), or neither. The number
-decides; without one the words do, in the spellings of vLLM, SGLang, OpenAI and Anthropic; an error that says nothing
+An error object has a number (`code`), words (`type`, or `code` if that is no number), or neither. The number decides.
+Without a number the words decide, in the spellings of vLLM, SGLang, OpenAI and Anthropic. An error without either
 counts as 500. Below 500 the request itself is at fault, and neither a retry nor a breaker would help.
 """
 
@@ -17,11 +17,11 @@ from router.core.facts.placements import Ending
 from router.core.prompts import bodies
 from router.core.prompts.bodies import ABSENT
 
-WORD_CHARS_MAX = 128  # a longer word is no type of an error
+WORD_CHARS_MAX = 128  # a longer word is not an error type
 
 
 class ErrorFields(msgspec.Struct):
-    """What any API's error object says of itself."""
+    """Fields that the error objects of all APIs have."""
 
     type: Raw = ABSENT
     code: Raw = ABSENT
@@ -49,7 +49,7 @@ _WORDS |= {
     "value": 400,
     "type": 400,
 }
-# Parts of words, the first that is found: `context_length_exceeded`, `VLLMValidationError`, `model_not_found`.
+# Parts of words; the first match counts: `context_length_exceeded`, `VLLMValidationError`, `model_not_found`.
 _PARTS = (
     ("notfound", 404),
     ("invalid", 400),
@@ -73,19 +73,19 @@ _PARTS = (
     ("unavailable", 503),
     ("timeout", 504),
 )
-# Engines whose queue is full say so in these words: SGLang 0.5.23 (managers/scheduler.py; its Messages API hides the
-# words behind the type), and vLLM 0.32 while it changes its number of ranks (serve/elastic_ep/middleware.py).
+# Messages of engines with a full queue: SGLang 0.5.23 (managers/scheduler.py; its Messages API hides the message behind
+# the type), and vLLM 0.32 while it changes its number of ranks (serve/elastic_ep/middleware.py).
 _FULL = re.compile(
     rb"request queue is full|aborted by a higher priority request|request (?:waiting|running) timeout reached"
     rb'|currently scaling|"type"\s*:\s*"overloaded_error"',
     re.IGNORECASE,
 )
-FULL_BYTES_MAX = 16 << 10  # a longer body is no such error
+FULL_BYTES_MAX = 16 << 10  # a longer body is not such an error
 _decode_flat = msgspec.json.Decoder(ErrorFields).decode
 
 
 def status_of(error: ErrorFields) -> int:
-    """The status that an error object stands for, 400 to 599."""
+    """Return the status that an error object stands for, 400 to 599."""
     for raw in (error.code, error.type):
         number = _number(raw)
         if number is not None and 400 <= number < 600:
@@ -94,17 +94,17 @@ def status_of(error: ErrorFields) -> int:
 
 
 def status_of_raw(error: Raw) -> int:
-    """The same of an undecoded error, which may be no object."""
+    """Return the same for an undecoded error, which may not be an object."""
     return status_of(bodies.decoded(_decode_flat, bytes(error)) or ErrorFields())
 
 
 def ending_of(status: int, event: bytes) -> Ending:
-    """How a stream ended that told an error of this status in this event."""
+    """Return the ending of a stream with an error of this status in this event."""
     return Ending.FAILED if status >= 500 and not says_full(event) else Ending.REFUSED_BY_ENGINE
 
 
 def says_full(body: bytes) -> bool:
-    """True if an error, of whatever API, says that the engine is well and takes no more requests just now."""
+    """True if an error, of any API, means that the engine is healthy but accepts no more requests at present."""
     return len(body) <= FULL_BYTES_MAX and _FULL.search(body) is not None
 
 
@@ -133,7 +133,7 @@ def _number(raw: Raw) -> int | None:
 
 
 def _of_words(raw: Raw) -> int:
-    """0: the words say nothing."""
+    """Return the status that the words stand for, 0 if they are unknown."""
     text = bodies.as_type(str, raw)
     if text is None or len(text) > WORD_CHARS_MAX:
         return 0

@@ -1,11 +1,11 @@
-"""Fields of forms: the model, and whether a stream is asked for.
+"""Fields of forms: the model, and the flag for a stream.
 
-Multipart forms are read in many ways: of a name given twice some take the first and some the last; a delimiter may
-stand behind a bare line feed; names may be escaped, unquoted or in pieces (RFC 7578, RFC 2231). Where the model must
-not be mistaken, since its tenant may not use all, only a form is taken that nobody can read otherwise (`form_model`),
-which is how the usual clients write one: curl, Python, Node, Go and browsers; .NET, which quotes no names; Java's
-clients, which say a type, a length and an encoding of each part. Elsewhere any form will do (`any_form_model`), and the
-last field counts, as it does for engines (starlette).
+Parsers read multipart forms in many ways. Of a name given twice some take the first and some the last. A delimiter may
+follow a bare line feed. Names may be escaped, unquoted or in pieces (RFC 7578, RFC 2231). The model must not be
+mistaken if its tenant may not use all models. In that case only a form that every parser reads the same way is accepted
+(`form_model`). The usual clients write such forms: curl, Python, Node, Go and browsers. So do .NET, which quotes no
+names, and Java's clients, which send a type, a length and an encoding with each part. In all other cases any form is
+accepted (`any_form_model`), and the last field counts, as it does for engines (starlette).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _DISPOSITION = re.compile(
     rb"(?:; ?filename\*=[\w!#$&+.^`|~%'-]+)?",
     re.IGNORECASE,
 )
-_OF_NAMES = (b"content-disposition", b"content-type", b"content-length")  # others might say how a value is encoded
+# other headers might change the encoding of a value
+_OF_NAMES = (b"content-disposition", b"content-type", b"content-length")
 _ENCODING, _AS_IT_IS = b"content-transfer-encoding", (b"7bit", b"8bit", b"binary")
 _BOUNDARY = re.compile(rb';\s*boundary\s*=\s*(?:"((?:[^"\\]|\\.){1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _LINES = re.compile(rb"\r?\n(?![ \t])")
@@ -37,13 +38,13 @@ VALUE_BYTES_MAX = 1_024  # longest value of a field that is read
 
 
 def form_streams(content_type: bytes, body: bytes) -> bool:
-    """Whether a multipart form, however it is written, asks for a stream."""
+    """True if a multipart form, in any spelling, requests a stream."""
     return word_is_true(_last(content_type, body, b"stream").decode("latin-1"))
 
 
 def url_form(body: bytes, *, sure: bool) -> tuple[str | None, bool]:
-    """The model that a form as of a URL's query names, or None, and whether it asks for a stream. Of a field given
-    twice the last counts, as engines read it; where the model must be `sure`, BadBody is raised for two."""
+    """Return the model in a form encoded like a URL's query, or None, and the flag for a stream. Of a field given twice
+    the last counts, as engines read it. If the model must be `sure`, two fields raise BadBody."""
     pairs = _url_pairs(body)
     models = [value for name, value in pairs if name == "model"]
     if sure and len(models) > 1:
@@ -60,8 +61,8 @@ def _url_pairs(body: bytes) -> list[tuple[str, str]]:
 
 
 def form_model(content_type: bytes, body: bytes) -> str | None:
-    """The value of the one field `model`; None where there is none, or an empty one. Raises BadBody for what may be
-    read otherwise."""
+    """Return the value of the one field `model`. None if it is absent or empty. Raises BadBody for a form that parsers
+    may read in different ways."""
     models = [_plain_value(part, "model") for part in _parts(content_type, body) if part.name == b"model"]
     if len(models) > 1:
         raise _odd("it has more than one field 'model'")
@@ -72,14 +73,14 @@ def form_model(content_type: bytes, body: bytes) -> str | None:
 
 
 def plain_fields(content_type: bytes, body: bytes, names: Container[str]) -> list[tuple[str, bytes]]:
-    """The fields of these names of a multipart form that can be read in one way, with their values. Raises BadBody for
-    any other form."""
+    """Return the fields of these names, with their values, of a multipart form that can be read in one way only. Raises
+    BadBody for any other form."""
     named = [(part.name.decode("latin-1"), part) for part in _parts(content_type, body)]
     return [(name, _plain_value(part, name)) for name, part in named if name in names]
 
 
 def url_fields(body: bytes, names: Container[str]) -> list[tuple[str, bytes]]:
-    """The same of a form as of a URL's query. Raises BadBody."""
+    """Return the same for a form encoded like a URL's query. Raises BadBody."""
     return [(name, value.encode()) for name, value in _url_pairs(body) if name in names]
 
 
@@ -90,7 +91,7 @@ class _Part(NamedTuple):
 
 
 def _parts(content_type: bytes, body: bytes) -> Iterator[_Part]:
-    """The parts of a multipart form that nobody can read otherwise. Raises BadBody for any other form."""
+    """Yield the parts of a multipart form that can be read in one way only. Raises BadBody for any other form."""
     typed = _TYPE.fullmatch(content_type)
     if typed is None:
         raise _odd("its content-type has more than a boundary, or none")
@@ -112,7 +113,7 @@ def _parts(content_type: bytes, body: bytes) -> Iterator[_Part]:
 
 
 def _plain_name(head: bytes) -> bytes:
-    """The name of a part with this head. Raises BadBody where it may be read otherwise."""
+    """Return the name of a part with this head. Raises BadBody if it can be read in another way."""
     lines = [_LINE.fullmatch(line) for line in head.split(b"\r\n")]
     values = [line[2] for line in lines if line and line[1].lower() == b"content-disposition"]
     named = _DISPOSITION.fullmatch(values[0]) if len(values) == 1 and all(lines) else None
@@ -122,7 +123,7 @@ def _plain_name(head: bytes) -> bytes:
 
 
 def _plain_value(part: _Part, name: str) -> bytes:
-    """The value of a part. Raises BadBody where it may be encoded."""
+    """Return the value of a part. Raises BadBody if it may be encoded."""
     lines = [_LINE.fullmatch(line) for line in part.head.split(b"\r\n")]
     if not all(_is_plain(line[1].lower(), line[2]) for line in lines if line):
         raise _odd(f"its field '{name}' may be encoded")
@@ -130,17 +131,17 @@ def _plain_value(part: _Part, name: str) -> bytes:
 
 
 def _is_plain(name: bytes, value: bytes) -> bool:
-    """Whether a part's header leaves its value as it stands."""
+    """True if a part's header leaves its value unchanged."""
     return name in _OF_NAMES or (name == _ENCODING and value.strip().lower() in _AS_IT_IS)
 
 
 def any_form_model(content_type: bytes, body: bytes) -> str | None:
-    """The value of the last field `model`, however the form is written; None where there is none, or an empty one."""
+    """Return the value of the last field `model` of a form in any spelling. None if it is absent or empty."""
     return _last(content_type, body, b"model").decode(errors="replace") or None
 
 
 def _last(content_type: bytes, body: bytes, field: bytes) -> bytes:
-    """The value of the last field of this name, without white space around it; b"" if there is none."""
+    """Return the value of the last field of this name, without white space around it. b"" if it is absent."""
     typed = _BOUNDARY.search(content_type)
     if typed is None:
         return b""
@@ -157,13 +158,13 @@ def _last(content_type: bytes, body: bytes, field: bytes) -> bytes:
 
 
 def _next(body: bytes, delimiter: bytes, start: int) -> int:
-    """Where the next delimiter begins, which stands at the beginning of a line; -1: nowhere."""
+    """Return the start of the next delimiter, which stands at the beginning of a line. -1 if it is absent."""
     at = body.find(b"\n" + delimiter, start)
     return at + 1 if at >= 0 else -1
 
 
 def _value_in(body: bytes, start: int, end: int, field: bytes) -> bytes | None:
-    """The value of a part if it is the field of this name."""
+    """Return the value of a part if it is the field of this name."""
     head_end = _HEAD_END.search(body, start, min(end, start + HEAD_BYTES_MAX))
     if head_end is None or end - head_end.end() > VALUE_BYTES_MAX:
         return None

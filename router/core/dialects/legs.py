@@ -1,22 +1,26 @@
-"""The two legs of one request: a body that has its prompt prefilled at one engine, and a body that has it decoded at
-another one.
+"""Bodies of the two stages of a request with disaggregated prefill: one engine prefills its prompt, another decodes.
 
-What is spliced in stands behind the client's own fields, so it is the last word on what they say (tenancy.py); nothing
-else of a body is touched. The fields, by handshake, as read in vLLM 0.32 (distributed/kv_transfer/kv_connector/v1, and
+Spliced fields follow the client's own fields, so they override them (tenancy.py). The rest of the body is not touched.
+The fields depend on the KV connector. They were read in vLLM 0.32 (distributed/kv_transfer/kv_connector/v1, and
 v1/kv_offload/tiering/p2p/manager.py) and SGLang 0.5.23 (srt/entrypoints/openai/protocol.py, srt/managers/io_struct.py,
 srt/disaggregation):
 
-- NIXL: the prefill leg's answer has an object at its top level that the decode leg repeats, once its hosts are known to
-  be the prefilling engine's own (own_hosts.py). It is null where the prompt fills no block, or the request ended by
-  anything but its length or a stop: then nothing can be fetched.
-- Mooncake: both legs have one transfer id. The prefill leg must end by its length, or its blocks are freed at once and
-  the decoding engine waits for them until a timeout of minutes, so nothing may stop it before.
-- Offloading: both legs have one request id, and the decode leg says where the prefilling engine's p2p tier listens.
-- SGLang: both legs have one room, and the address of the prefilling engine's bootstrap server. Its prefill answers with
-  one token whatever the limit is; on another data-parallel rank than the room's number says it wants to be told which.
+- NIXL: the answer of the prefill stage has an object at its top level. The decode stage repeats it, once its hosts are
+  known to be the prefilling engine's own (own_hosts.py). It is null if the prompt fills no block, or if the request
+  ended by anything except its length or a stop. Then no blocks can be fetched.
+- Mooncake: both stages have one transfer id. The prefill stage must end by its length. Otherwise its blocks are freed
+  at
+  once, and the decoding engine waits for them until a timeout of minutes. So no stop condition may apply.
+- Offloading: both stages have one request id, and the decode stage names the address of the prefilling engine's p2p
+  tier.
+- SGLang: both stages have one `bootstrap_room`, and the address of the prefilling engine's bootstrap server. Its
+  prefill
+  answers with one token for any limit. If its data-parallel rank is not the one that the number of the
+  `bootstrap_room` implies, the rank must be sent.
 
-vLLM answers more than one choice from blocks that the first one has freed, and asks for prompts' log probabilities
-compute the prompt anew, so such requests are not split. SGLang's further samples would meet in rooms already used.
+vLLM answers a second choice from blocks that the first one has freed. A request for the log probabilities of its prompt
+makes vLLM compute the prompt anew. Neither kind of request is split. SGLang's further samples would use the same
+`bootstrap_room` again.
 """
 
 from __future__ import annotations
@@ -31,14 +35,14 @@ from router.core.facts.legs import Handshake
 from router.core.prompts import slices
 from router.core.prompts.bodies import ABSENT, UNREADABLE, flag, given, number
 
-VLLM, SGLANG = "vllm", "sglang"  # kinds of engines, as /v1/models says
+VLLM, SGLANG = "vllm", "sglang"  # kinds of engines, as in /v1/models
 SPLIT: dict[str, frozenset[str]] = {
     VLLM: frozenset((CHAT, COMPLETIONS, MESSAGES, RESPONSES)),
     SGLANG: frozenset((CHAT, COMPLETIONS, RESPONSES, GENERATE)),
 }
 """Paths whose bodies take the fields, by kind of engine."""
 HEADERS = (b"x-prefiller-host-port", b"x-encoder-hosts-ports", b"x-data-parallel-host-port")
-"""Headers by which llm-d's sidecar is told of other engines (llm-d-router, pkg/common/routing); none may come from a
+"""Headers that name other engines to llm-d's sidecar (llm-d-router, pkg/common/routing). None may come from a
 client."""
 PREFILLER_HEADER = HEADERS[0]
 OVERRIDES = (
@@ -49,12 +53,12 @@ OVERRIDES = (
     b"x-override-disagg-prefill-dp-rank",
     b"x-override-rid",
 )
-"""Headers that SGLang, where it is told to, heeds before the body (srt/entrypoints/request_headers.py)."""
+"""Headers that SGLang, if configured so, reads in preference to the body (srt/entrypoints/request_headers.py)."""
 ENGINE_MARK = "#"  # stands between a Mooncake server's address and its engine's id
 
 
 class _Wishes(msgspec.Struct):
-    """What decides whether a body may be split, and how its prefill leg is told to end."""
+    """Fields that decide if a body may be split, and how its prefill stage is made to end."""
 
     prompt: Raw = ABSENT
     text: Raw = ABSENT
@@ -95,8 +99,8 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """How the answer of a prefill leg ended, as Responses, Messages and the two others say it, and what it transfers.
-    Fields of the same names further within, as the status of a message, say something else."""
+    """Finish reason of a prefill stage's answer, as in Responses, Messages and the two other APIs, and its transfer
+    object. Fields of the same names at deeper levels, such as the status of a message, have another meaning."""
 
     kv_transfer_params: Raw = ABSENT
     status: str | None = None
@@ -112,8 +116,8 @@ _BATCH = re.compile(rb"\[\s*[\[\"{]")
 
 
 def may_split(path: str, body: bytes, kinds: frozenset[str]) -> bool:
-    """Whether the prompt of this request may be prefilled at another engine than decodes it, where its model is served
-    by these kinds of engines. What cannot be read may not."""
+    """True if one engine may prefill the prompt of this request and another may decode it, given the kinds of engines
+    that serve its model. False if the body cannot be read."""
     if not kinds or not all(path in SPLIT.get(kind, ()) for kind in kinds):
         return False
     try:
@@ -128,7 +132,7 @@ def may_split(path: str, body: bytes, kinds: frozenset[str]) -> bool:
 
 
 def _is_alone(wishes: _Wishes) -> bool:
-    """Whether there is one prompt and one choice, and nothing is asked of the prompt but to be gone on from."""
+    """True if the request has one prompt and one choice, and needs the prompt for its continuation only."""
     one = all(not given(wish) or number(wish) == 1 for wish in (wishes.n, wishes.best_of))
     no = all(not given(wish) or flag(wish) is False for wish in (wishes.echo, wishes.use_beam_search))
     prompts = (wishes.prompt, wishes.text, wishes.input_ids)
@@ -139,7 +143,7 @@ def _is_alone(wishes: _Wishes) -> bool:
 
 
 def _is_plain_response(wishes: _Wishes) -> bool:
-    """Whether a Responses request is one pass through the model: no tools of the engine's own, no earlier response."""
+    """True if a Responses request is one pass through the model: no tools of the engine's own, no earlier response."""
     if given(wishes.background) and flag(wishes.background) is not False:
         return False
     if given(wishes.previous_response_id):
@@ -147,16 +151,19 @@ def _is_plain_response(wishes: _Wishes) -> bool:
     return not given(wishes.tools) or all(tool.type == "function" for tool in _decode_tools(wishes.tools))
 
 
-# -- the prefill leg ---------------------------------------------------------------------------------------------------
+# -- prefill stage -----------------------------------------------------------------------------------------------------
 
 
 def prefill_body(path: str, body: bytes, handshake: Handshake, id_: str, address: str, rank: int | None) -> bytes:
-    """The body of the prefill leg: the prompt, and one token that does not stream. `id_` names the legs, as a room of
-    SGLang's in digits; `address` and `rank` are those of the prefilling engine (`PrefillLeg.address`)."""
+    """Return the body of the prefill stage: the prompt, and one token that does not stream.
+
+    - `id_`: names the two stages; for SGLang a `bootstrap_room` in digits.
+    - `address`, `rank`: those of the prefilling engine (`PrefillLeg.address`).
+    """
     fields = [b'"stream":false']
     try:
         wishes = slices.read(_decode_wishes, body)
-    except UNREADABLE:  # was read before it was placed
+    except UNREADABLE:  # it was read before placement
         wishes = _Wishes()
     if given(wishes.stream_options):
         fields.append(b'"stream_options":null')
@@ -173,7 +180,8 @@ def prefill_body(path: str, body: bytes, handshake: Handshake, id_: str, address
 
 
 def _one_token(path: str, wishes: _Wishes) -> list[bytes]:
-    """A limit of one token in the spelling that the body has: vLLM takes both of chat's, and heeds the newer one."""
+    """Return a limit of one token in the spelling that the body has. vLLM takes both of chat's, and gives priority to
+    the newer one."""
     if path == RESPONSES:
         return [b'"max_output_tokens":1']
     newer = path == CHAT and given(wishes.max_completion_tokens)
@@ -186,7 +194,7 @@ def _one_token(path: str, wishes: _Wishes) -> list[bytes]:
 
 
 def _unstopped(path: str, wishes: _Wishes) -> list[bytes]:
-    """Fields with which one token is answered whatever it is."""
+    """Return fields that let the engine answer with one token, whichever token it is."""
     fields = [] if path == MESSAGES else [b'"ignore_eos":true']
     for name in ("stop", "stop_sequences", "stop_token_ids"):
         if given(getattr(wishes, name)):
@@ -210,8 +218,8 @@ def _prefill_params(path: str, handshake: Handshake, id_: str) -> dict[str, obje
 
 
 def transferred(handshake: Handshake, answer: bytes) -> bytes | None:
-    """What the decode leg needs of the prefill leg's whole answer: for NIXL the object that it repeats, as it is; b""
-    where it needs nothing. None where nothing can be fetched, or the answer cannot be read."""
+    """Return the data that the decode stage needs from the whole answer of the prefill stage. For NIXL it is the object
+    to be repeated, unchanged; b"" if none is needed. None if no blocks can be fetched, or the answer cannot be read."""
     if handshake is not Handshake.NIXL and handshake is not Handshake.MOONCAKE:
         return b""
     try:
@@ -225,18 +233,18 @@ def transferred(handshake: Handshake, answer: bytes) -> bytes | None:
 
 
 def _stopped(said: _Answer) -> bool:
-    """Whether the model itself came to an end, and not the limit of one token."""
+    """True if the model itself ended the answer, not the limit of one token."""
     if said.status == "completed" or said.stop_reason in ("end_turn", "stop_sequence"):
         return True
     return any(choice.finish_reason == "stop" for choice in said.choices)
 
 
-# -- the decode leg ----------------------------------------------------------------------------------------------------
+# -- decode stage ------------------------------------------------------------------------------------------------------
 
 
 def decode_body(body: bytes, handshake: Handshake, id_: str, address: str, rank: int | None, params: bytes) -> bytes:
-    """The body of the decode leg: what the client asked for, and where the prompt's blocks come from. `params` is what
-    `transferred` found; the others are those of the prefill leg."""
+    """Return the body of the decode stage: the client's request, and the source of the prompt's blocks. `params` is the
+    result of `transferred`; the other parameters are those of the prefill stage."""
     if handshake is Handshake.SGLANG:
         return spliced(body, _bootstrap(id_, address, rank))
     if handshake is not Handshake.NIXL:
@@ -259,7 +267,7 @@ def _decode_params(handshake: Handshake, id_: str, address: str) -> dict[str, ob
 
 
 def _bootstrap(room: str, address: str, rank: int | None) -> bytes:
-    """What both legs are told, and null for what a client may have said besides."""
+    """Return the fields of both stages, and null for fields that a client may have set."""
     host, port = _host_port(address)
     return b'"bootstrap_host":%b,"bootstrap_port":%d,"bootstrap_room":%b,"disagg_prefill_dp_rank":%b,%b' % (
         msgspec.json.encode(host),

@@ -15,8 +15,8 @@ from router.core.dialects import sse
 from router.core.prompts import bodies
 from router.core.prompts.bodies import ABSENT
 
-BODY_BYTES_MAX = 16 << 10  # a longer answer is no such error
-_Quote = tuple[str, str]  # words in front of the name, and behind it
+BODY_BYTES_MAX = 16 << 10  # a longer answer is not such an error
+_Quote = tuple[str, str]  # words before the name, and after it
 _VLLM: tuple[_Quote, ...] = (("The model `", "` does not exist"), ("The model '", "' does not exist"))
 _SGLANG: tuple[_Quote, ...] = (
     ("The following requested LoRA adapters are not loaded: ", "\n"),
@@ -37,8 +37,8 @@ _decode = msgspec.json.Decoder(_Told).decode
 
 
 def missing_model(status: int, body: bytes, names: Iterable[str]) -> str:
-    """Which of these names the engine does not serve, by its answer or its first event; "" where it says no such
-    thing."""
+    """Return the one of these names that the engine does not serve, from its answer or its first event. "" if the
+    answer is not such an error."""
     if status not in _QUOTES or len(body) > BODY_BYTES_MAX or (status == 200 and not body.startswith(_EVENT)):
         return ""
     told = bodies.decoded(_decode, sse.first_payload(body) if body.startswith(b"data:") else body)

@@ -1,7 +1,7 @@
-"""The OpenAI dialect as vLLM and SGLang speak it: chat completions, completions, embeddings.
+"""The OpenAI dialect of vLLM and SGLang: chat completions, completions, embeddings.
 
-A chat becomes the canonical bytes of core/prompts/canonical.py; a completion's prompt is its own bytes. Whatever is not
-understood makes the prompt unknown (None), never the request invalid: the engine judges its own input.
+A chat becomes the canonical bytes of core/prompts/canonical.py; a completion's prompt is its own bytes. A body that
+cannot be interpreted makes the prompt unknown (None), never the request invalid: the engine judges its own input.
 """
 
 from __future__ import annotations
@@ -60,15 +60,16 @@ class _Error(msgspec.Struct):
     code: Raw = ABSENT
 
 
-# Within strings quotes are escaped, so these find fields, of events whose beginning is cut off too; their end is not.
+# Quotes are escaped within strings, so these match fields. Events may be cut off at their beginning, but not at their
+# end.
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
-# Fields of events that SGLang 0.5.23 (openai/serving_chat.py) sends behind the finish reason; they may fill the whole
+# Fields of events that SGLang 0.5.23 (openai/serving_chat.py) sends after the finish reason; they may fill the whole
 # tail.
 _HIDDEN_STATES = re.compile(rb'"delta"\s*:\s*\{[^{}]*?"hidden_states"\s*:\s*\[')
 _NO_CHOICES, _EXTRAS = re.compile(rb'"choices"\s*:\s*\[\]'), re.compile(rb'"sglext"\s*:\s*\{')
 _USAGE_GIVEN = re.compile(rb'"usage"\s*:\s*\{')  # not null, which some engines send in every event
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
-_SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # matches if a choice besides the first is there
+_SECOND = re.compile(rb'"index"\s*:\s*[1-9]')  # matches if a choice other than the first is present
 _decode_choices = msgspec.json.Decoder(_Choices).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
@@ -83,7 +84,8 @@ class OpenAI:
     seen_as = SEEN_AS
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
-        """Read what placement needs. Raises BadBody for a body that is not a JSON object or names no model."""
+        """Read the fields that placement needs. Raises BadBody for a body that is not a JSON object, or a model that is
+        no string."""
         ask = kept_ask(path, body, seen) if keep else quick_ask(path, body, seen)
         if ask is not None:
             return ask
@@ -111,15 +113,16 @@ class OpenAI:
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
-        """What the engine tokenises of a chat, or of a completion of one text; None for anything else."""
+        """Return the engine's tokenizer input for a chat, or for a completion of one text. None for any other
+        request."""
         return openai_input(path, body, decoded if isinstance(decoded, ChatBody) else None)
 
     def usage(self, body: bytes) -> Usage | None:
-        """Token counts of an answer that did not stream."""
+        """Return the token counts of an answer that did not stream."""
         return _usage(body) if len(body) <= USAGE_BODY_BYTES_MAX else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
-        """Token counts from the last events of a stream: vLLM sends them in the last one before [DONE]."""
+        """Return the token counts in the last events of a stream: vLLM sends them in the last event before [DONE]."""
         for data in sse.payloads_backwards(tail):
             if b'"usage"' in data:
                 usage = _usage(data)
@@ -128,7 +131,7 @@ class OpenAI:
         return None
 
     def event_error(self, chunk: bytes) -> int | None:
-        """`data: {"error": {..., "code": 500}}` on status 200."""
+        """Return the status of an error event such as `data: {"error": {..., "code": 500}}` on status 200."""
         if not chunk.startswith(b"data:") or b'"error"' not in chunk[:4096]:
             return None
         event = bodies.decoded(_decode_error, sse.first_payload(chunk))
@@ -140,17 +143,18 @@ class OpenAI:
         return errors.status_of(errors.ErrorFields(event.type, event.code)) if is_flat else None
 
     def aborted(self, head: bytes) -> Abort | None:
-        """vLLM, told to stop, ends what runs with status 200 and this reason, as both engines end what an operator
-        aborts."""
+        """Return the outcome of an answer with this finish reason. vLLM ends running requests with it, and status 200,
+        at shutdown. Both engines use it for requests that an operator aborts."""
         return abort_of(head) if b'"abort"' in head and _ABORTED.search(head) else None
 
     def begun(self, chunk: bytes) -> bool:
-        """Events with data come only after prefill: vLLM's first one, with the role, is made with the first token."""
+        """True for events with data, which come only after prefill: vLLM sends its first one, with the role, together
+        with the first token."""
         return is_progress(chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: at least one choice has a reason to finish, and so has every choice that the tail shows."""
-        finished = b'"finish_reason"' in tail and _has_line(_FINISHED, tail)  # faster than the expression is
+        """Whole: at least one choice has a finish reason, and so has every choice in the tail."""
+        finished = b'"finish_reason"' in tail and _has_line(_FINISHED, tail)  # faster than the expression alone
         if (finished or _is_behind(tail)) and not _goes_on(tail):
             return Ending.OK
         if b'"error"' in tail:
@@ -160,62 +164,62 @@ class OpenAI:
         return None
 
     def with_usage(self, body: bytes, options: dict[str, Any] | None = None) -> bytes:
-        """Ask for usage at the end of the stream; only called when the client did not.
+        """Request usage at the end of the stream; only called if the client did not request it.
 
-        A last duplicate key wins in the JSON parsers of vLLM and SGLang (pydantic, json), so the option is
-        spliced in before the closing brace and the rest of the body stays as it was.
+        A last duplicate key wins in the JSON parsers of vLLM and SGLang (pydantic, json), so the option is spliced in
+        before the closing brace. The rest of the body is unchanged.
         """
         end = body.rindex(b"}")
         merged = {**(options or {}), "include_usage": True}
         return b"".join((memoryview(body)[:end], b',"stream_options":', msgspec.json.encode(merged), body[end:]))
 
     def is_usage_event(self, event: bytes) -> bool:
-        """The extra event has usage and no choices."""
+        """True for the extra event, which has usage and no choices."""
         if b'"usage"' not in event:
             return False
         answer = bodies.decoded(_decode_answer, sse.payload(event))
         return answer is not None and answer.usage is not None and answer.choices == []
 
     def is_usage_unasked(self, event: bytes) -> bool:
-        """Usage beside choices: vLLM sends it with `--enable-force-include-usage`, otherwise only where a client asks
-        for `continuous_usage_stats`, and then the router asks for nothing."""
+        """True for usage next to choices. vLLM sends it with `--enable-force-include-usage`. Otherwise it sends it only
+        if a client requests `continuous_usage_stats`, and then the router requests no usage."""
         if _USAGE_GIVEN.search(event) is None:
             return False
         answer = bodies.decoded(_decode_answer, sse.payload(event))
         return answer is not None and answer.usage is not None and bool(answer.choices)
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
-        """OpenAI's error object; `type` follows the status as OpenAI's own does."""
+        """Return OpenAI's error object; `type` follows the status as OpenAI's own does."""
         kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         return msgspec.json.encode(body)
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """An error event as vLLM sends it; no [DONE] follows, which would look like a good end."""
+        """Return an error event as vLLM sends it. No [DONE] follows, which would look like a regular end."""
         return b"data: " + self.error(status, code, message) + b"\n\n"
 
 
 def _has_line(field: re.Pattern[bytes], tail: bytes) -> bool:
-    """Whether a line with this field is there to its end. That end is looked for apart: an expression that went on to
-    the end of the line would do so from each place at which the field stands."""
+    """True if a line with this field is complete. The end of the line is searched separately: an expression that
+    extended to the end of the line would scan that far from each occurrence of the field."""
     found = field.search(tail)
     return found is not None and sse.line_ends(tail, found.end())
 
 
 def _is_behind(tail: bytes) -> bool:
-    """Whether `tail` has an event that comes behind the finish reason."""
+    """True if `tail` has an event that comes after the finish reason."""
     if b'"hidden_states"' in tail and _has_line(_HIDDEN_STATES, tail):
         return True
     if b'"sglext"' not in tail:
         return False
-    lines = tail.rsplit(b"\n", sse.EVENTS_BACK_MAX)[:-1]  # the last one has no end
+    lines = tail.rsplit(b"\n", sse.EVENTS_BACK_MAX)[:-1]  # the last line has no end
     choices = [(line, _NO_CHOICES.search(line)) for line in lines if b'"sglext"' in line]
     return any(found is not None and _EXTRAS.search(line, found.end()) is not None for line, found in choices)
 
 
 def _goes_on(tail: bytes) -> bool:
-    """Whether one of several choices said something in `tail` without a reason to finish behind it. SGLang sends hidden
-    states behind the reason."""
+    """True if one of several choices sent content in `tail` without a finish reason after it. SGLang sends hidden
+    states after the reason."""
     if not _SECOND.search(tail):
         return False
     finished: set[int] = set()

@@ -1,14 +1,15 @@
-"""Hosts that a prefilling engine's answer names, and whether they are its own.
+"""Check that the hosts in a prefilling engine's answer are its own.
 
-What NIXL's prefill leg answers is repeated into the decode leg, whose engine connects to the hosts in there. An engine
-that is wrong or hostile would so have another one connect to any host. So each host must be the prefilling replica's:
+The decode stage repeats the answer of NIXL's prefill stage, and its engine connects to the hosts in that answer. A
+faulty or hostile engine could so make another one connect to any host. So each host must be the prefilling replica's:
 the host of its URL, the address that the answer came from, an address of its pod, or one of the setting `split.hosts`.
 
 Connectors name hosts in fields of many names (vLLM 0.32: `remote_host`, Mooncake's `remote_bootstrap_addr`, LMCache's
-`receiver_host`, SGLang's `bootstrap_host`), further within too, and there are more connectors than are known here. So a
-field counts by its name, or by its text: every text under a name with one of HOST_WORDS is a host, as is any other
-that is written as an address, but for ids. A number is an address as well, so there is none under a name that ends with
-such a word. A port alone leads to no other host. Where a name occurs twice the last one counts, and is repeated alone.
+`receiver_host`, SGLang's `bootstrap_host`), also at deeper levels, and more connectors exist than are known here. So a
+field counts by its name or by its text. Every text under a name with one of HOST_WORDS is a host. Any other text that
+is written as an address is a host too, except for ids. A number can be an address as well, so a number under a name
+that ends with such a word is refused. A port alone leads to no other host. If a name occurs twice, only the last one
+counts and is repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TEXTS_MAX = 4_096  # texts, lists with texts and objects of one answer
 DEPTH_MAX = 8  # levels of lists and objects
 TEXT_CHARS_MAX = 512  # characters of a text that may be an address
 NAME_CHARS_MAX = 256  # characters of a name that are looked at, the last ones
-# A name with one of these in it is a host's, and one with one of IP_WORDS as a word.
+# A name is a host's if it contains one of these, or has one of IP_WORDS as a word.
 HOST_WORDS = ("host", "addr", "url", "uri", "endpoint", "server", "peer", "socket", "dest", "target", "dns", "fqdn")
 IP_WORDS = frozenset(("ip", "ips", "ipv"))
 _NO_WORD = re.compile(r"[^a-z]")
@@ -55,7 +56,7 @@ class OwnHosts:
                 self._names.add(_plain(each))
 
     def has(self, host: str, own: Iterable[str]) -> bool:
-        """Whether a host is listed or one of these."""
+        """True if a host is listed or one of these."""
         address = _address(host)
         if address is None:
             return _plain(host) in self._names or any(_plain(host) == _plain(each) for each in own)
@@ -65,8 +66,8 @@ class OwnHosts:
 
 
 def hosts_of(replica: str, address: str, peer: str) -> list[str]:
-    """Hosts that are a replica's own: that of its URL, `peer` from which its answer came, and those of its pod, which
-    are its `address` (PrefillLeg.address) where that has no port."""
+    """Return the hosts that are a replica's own: that of its URL, `peer` from which its answer came, and those of its
+    pod. The latter are its `address` (PrefillLeg.address) if that has no port."""
     every = urlsplit(Replica(replica).url).hostname or "", *address.split(","), peer
     return [each for each in every if each]
 
@@ -76,7 +77,8 @@ class ForeignHost(Exception):
 
 
 def repeated(params: bytes, own: Iterable[str], listed: OwnHosts) -> bytes:
-    """What a decode leg repeats of a prefill leg's answer: the same fields and values. Raises ForeignHost."""
+    """Return the part of a prefill stage's answer that the decode stage repeats: the same fields and values. Raises
+    ForeignHost."""
     try:
         return msgspec.json.encode(_Look(tuple(own), listed).read(Raw(params), 0))
     except UNREADABLE:
@@ -84,7 +86,7 @@ def repeated(params: bytes, own: Iterable[str], listed: OwnHosts) -> bytes:
 
 
 def host_problem(listed: str) -> bool:
-    """Whether an entry of the setting is neither a host nor a CIDR."""
+    """True if an entry of the setting is neither a host nor a CIDR."""
     try:
         ip_network(listed, strict=False)
     except ValueError:
@@ -93,7 +95,7 @@ def host_problem(listed: str) -> bool:
 
 
 class _Look:
-    """One look through an answer, which is as long as it has texts."""
+    """One pass through an answer. Its cost is bounded by the number of texts."""
 
     def __init__(self, own: tuple[str, ...], listed: OwnHosts) -> None:
         self._own, self._listed = own, listed
@@ -103,8 +105,8 @@ class _Look:
         return {name: self._value(each, name, depth) for name, each in _decode_object(raw).items()}
 
     def _value(self, raw: Raw, name: str, depth: int, *, kept: bool | None = None) -> object:
-        """A value under this name, whose texts are hosts in any case (`kept`), where its own name or one around it
-        says so."""
+        """Check a value under this name. With `kept`, its texts are hosts in any case, because the name of an enclosing
+        field is a host's."""
         first = bytes(memoryview(raw)[:1])
         words = _NO_WORD.split(name[-NAME_CHARS_MAX:].lower())
         host = bool(kept) or _is_host(words)
@@ -160,7 +162,7 @@ def _plain(host: str) -> str:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
-    """The address that a text is; None where it is a name, or no more than looks like an address."""
+    """Return a text as an address. None if it is a name, or only resembles an address."""
     try:
         address = ip_address(host.strip("[]"))
     except ValueError:

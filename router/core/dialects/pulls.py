@@ -1,9 +1,9 @@
-"""The order to bring a prompt's blocks from another engine, as a field of a request's body.
+"""P2P KV transfer: a field in a request's body by which an engine fetches the prompt's blocks from another engine.
 
-vLLM (docs/features/kv_offloading_usage.md, "Orchestration-Layer Protocol", and v1/kv_offload/tiering/p2p/manager.py at
-0255eea, merged in July 2026 with #48021): the request that is to pull names the source's control socket and an id of
-its own. The field is the router's: it is spliced in behind whatever the body says under the same name, of which parsers
-take the last (tenancy.py); what tenants say there is taken out in any case.
+Source: vLLM (docs/features/kv_offloading_usage.md, "Orchestration-Layer Protocol", and
+v1/kv_offload/tiering/p2p/manager.py at 0255eea, merged in July 2026 with #48021). The request of the receiving engine
+names the source's control socket and an id of its own. The field is the router's: it is spliced in after any field of
+the same name, and parsers take the last one (tenancy.py). Values that tenants give for it are removed in any case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from router.core.dialects.tenancy import CHAT, COMPLETIONS, MESSAGES, RESPONSES, spliced
 
-# Paths of vLLM's whose bodies take the field.
+# vLLM paths with bodies that take the field.
 PULLING = frozenset((CHAT, COMPLETIONS, MESSAGES, RESPONSES))
 FIELD = "kv_transfer_params"
 # Names the source to llm-d's sidecar, which puts the field into the body itself (llm-d-router, pkg/common/routing).
@@ -20,7 +20,8 @@ SOURCE_HEADER = b"x-kv-cache-source-host-port"
 
 
 def with_pull(body: bytes, address: str, id_: str) -> bytes:
-    """The same request, a JSON object, with the order to pull from the engine at `host:port` under this id."""
+    """Return the same request, a JSON object, with the order to fetch blocks from the engine at `host:port` under this
+    id."""
     host, _, port = address.rpartition(":")
     source = {"kv_request_id": id_, "remote_host": host.strip("[]"), "remote_port": int(port)}
     return spliced(body, b'"%b":%b' % (FIELD.encode(), msgspec.json.encode({"remote_kv_source": source})))

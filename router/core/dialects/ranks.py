@@ -1,4 +1,4 @@
-"""How a request is sent to one data-parallel rank of a server: in a header, for SGLang's `/generate` in the body."""
+"""Data-parallel rank of a request: sent in a header, for SGLang's `/generate` in the body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RANK_HEADER = "X-data-parallel-rank"
 
 
 def for_rank(rank: int, path: str, lines: Sequence[bytes], body: bytes) -> tuple[list[bytes], bytes]:
-    """Header lines and body that reach one rank of a server; a client's own wish gives way to the placement."""
+    """Return header lines and body that reach one rank of a server. A rank that the client set is replaced."""
     name = RANK_HEADER.lower().encode()
     kept = [line for line in lines if line.partition(b":")[0].lower() != name]
     kept.append(f"{RANK_HEADER}: {rank}\r\n".encode())

@@ -1,13 +1,15 @@
-"""Repairs of a request's tools, so that equal tools make equal prompts: put in one order, or the keys of their schemas.
+"""Repairs of a request's tools, so that equal tools make equal prompts: the tools, or the keys of their schemas, are
+sorted.
 
-Tools stand at the beginning of nearly every template, and are printed as they came. A client that keeps them in a set
-or a map sends the same tools in another order each time, and everything behind them is computed again.
+Tools stand at the beginning of nearly every template, and are printed in the order of the request. A client that keeps
+them in a set or a map sends the same tools in another order each time, and the engine computes the whole rest of the
+prompt again.
 
-The bytes of the `tools` value are replaced, and no others. They are found exactly: the body is walked from member to
-member, by the lengths that the decoder gave, and every name and value must stand where it should. So whatever is odd
-(a name twice, of which the last counts to engines; a name with escapes; malformed) ends the walk, and the body is
-left alone. Sorted tools keep their own bytes. A schema is written anew, without white space, only if its keys are not
-in order; strings, numbers and arrays (so `required` and `enum` keep their order) come out as the same values.
+Only the bytes of the `tools` value are replaced. They are located exactly: the body is walked from member to member, by
+the lengths that the decoder returned, and every name and value must be at its expected place. Any irregularity ends the
+walk, and the body is left unchanged: a name twice (engines take the last), a name with escapes, malformed JSON. Sorted
+tools keep their own bytes. A schema is written anew, without white space, only if its keys are not in order. Strings,
+numbers and arrays come out as the same values, so `required` and `enum` keep their order.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from router.core.prompts.bodies import UNREADABLE
 
 SORT_TOOLS, CANONICAL_TOOLS = "sort_tools", "canonical_tools"
 REPAIRS = (SORT_TOOLS, CANONICAL_TOOLS)
-PATHS = frozenset((CHAT, MESSAGES, RESPONSES))  # the paths whose bodies have tools
+PATHS = frozenset((CHAT, MESSAGES, RESPONSES))  # paths with `tools` in their bodies
 
 _TOOLS = b'"tools"'
 _SCHEMAS = ("parameters", "input_schema")
@@ -50,8 +52,7 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
 class Repairs:
-    """Repairs bodies, and remembers what became of tools: they come with every turn, and are the same. For one
-    thread."""
+    """Repairs bodies, and caches the results by tools, since the same tools come with every turn. For one thread."""
 
     def __init__(self, *, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -59,8 +60,8 @@ class Repairs:
         self._known: dict[tuple[str, tuple[str, ...], bytes], tuple[bytes, tuple[str, ...]]] = {}
 
     def repaired(self, body: bytes, wanted: tuple[str, ...], whose: str = "") -> tuple[bytes, tuple[str, ...]]:
-        """The body, and those of `wanted` that it needed; without any it is the one that was given. What was remembered
-        for others than `whose` is not found: the time that this takes would tell of it."""
+        """Return the body, and those of `wanted` that it needed. If it needed none, the body is returned unchanged.
+        Results cached for another `whose` are not found: the lookup time would reveal them."""
         place = _place(body) if _TOOLS in body else None
         if place is None:
             return body, ()
@@ -83,18 +84,18 @@ class Repairs:
         self._bytes += size
 
 
-_ENTRY_BYTES = 400  # memory of an entry besides its tools, by tracemalloc
+_ENTRY_BYTES = 400  # memory of an entry without its tools, by tracemalloc
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of these repairs in their fixed order, each once."""
+    """Return the names of these repairs in their fixed order, each once."""
     given = frozenset(names)
     return tuple([name for name in REPAIRS if name in given])
 
 
 def _place(body: bytes) -> tuple[int, int] | None:
-    """Where the value of `tools` begins and ends. None where there is none, or where any name of the body's top level
-    comes twice: a value that is decoded stands behind its name only if no other was taken for it."""
+    """Return the start and the end of the value of `tools`. None if it is absent, or if any name of the body's top
+    level comes twice: a decoded value follows its name only if no other value was taken for it."""
     try:
         members = slices.read(_decode_members, body)
     except UNREADABLE:
@@ -115,7 +116,8 @@ def _place(body: bytes) -> tuple[int, int] | None:
 
 
 def _repair(tools: bytes, wanted: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
-    """The repaired tools, and the repairs of `wanted` that they needed. Tools that no engine takes stay as they are."""
+    """Return the repaired tools, and the repairs of `wanted` that they needed. Tools that no engine takes are
+    unchanged."""
     done: list[str] = []
     try:
         pieces = [bytes(piece) for piece in _decode_pieces(tools)]
@@ -135,13 +137,13 @@ def _repair(tools: bytes, wanted: tuple[str, ...]) -> tuple[bytes, tuple[str, ..
 
 
 def _order(piece: bytes) -> tuple[str, str]:
-    """The sort key of a tool: its name; the engine's own tools, which have no name, come first, by type."""
+    """Return the sort key of a tool: its name. The engine's own tools, which have no name, come first, by type."""
     tool = _decode_tool(piece)
     return (tool.function.name if tool.function is not None else tool.name), tool.type
 
 
 def _canonical(piece: bytes) -> bytes:
-    """A tool, or the function in it, with the keys of its schema sorted at every depth; unchanged if they are
+    """Return a tool, or the function in it, with the keys of its schema sorted at every depth. Unchanged if they are
     sorted."""
     fields = {name: bytes(raw) for name, raw in _decode_members(piece).items()}
     made = dict(fields)

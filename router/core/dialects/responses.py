@@ -1,10 +1,10 @@
-"""The Responses dialect of OpenAI as vLLM speaks it.
+"""The Responses dialect of OpenAI, as implemented by vLLM.
 
-`instructions` and `input` become the chat that vLLM 0.32 makes of them (entrypoints/openai/responses/utils.py), where
-reasoning, text and tool calls that follow each other are one assistant message; so a conversation is one chain
-through either API. What an engine continues from its own store (`previous_response_id`) is unknown here.
+`instructions` and `input` become the chat that vLLM 0.32 makes of them (entrypoints/openai/responses/utils.py). There,
+consecutive reasoning, text and tool calls are one assistant message, so a conversation is one chain through either API.
+Context that an engine continues from its own store (`previous_response_id`) is unknown here.
 
-Streams begin with `response.created` and `response.in_progress`, before any prefill, and end with
+Streams begin with `response.created` and `response.in_progress`, before any prefill. They end with
 `response.completed`, which holds the whole response and its usage.
 """
 
@@ -69,7 +69,8 @@ class Responses(UsageUnasked, OpenAI):
     seen_as = (b"", b"")
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
-        """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
+        """Read the fields that placement needs. Raises BadBody for a body that is not a JSON object, or a model that is
+        no string."""
         fields = bodies.decode_body(BODY, body)
         return Ask(
             model=bodies.model_of(fields.model),
@@ -86,16 +87,16 @@ class Responses(UsageUnasked, OpenAI):
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
-        """The chat that vLLM makes of it; None for what continues an answer that an engine keeps."""
+        """Return the chat that vLLM makes of it. None if it continues an answer that an engine stores."""
         return responses_input(body)
 
     def usage(self, body: bytes) -> Usage | None:
-        """Token counts of an answer that did not stream."""
+        """Return the token counts of an answer that did not stream."""
         answer = bodies.decoded(_decode_answer, body) if len(body) <= USAGE_BODY_BYTES_MAX else None
         return _counts(answer.usage) if answer else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
-        """Token counts of the last event, of which a long answer leaves only the end in the tail."""
+        """Return the token counts of the last event. Of a long answer, the tail has only the end of that event."""
         for data in sse.payloads_backwards(tail):
             if b'"usage"' not in data:
                 continue
@@ -107,7 +108,8 @@ class Responses(UsageUnasked, OpenAI):
         return None
 
     def event_error(self, chunk: bytes) -> int | None:
-        """An event `error` or `response.failed`, or OpenAI's error object as engines send it."""
+        """Return the status of an event `error` or `response.failed`, or of OpenAI's error object as engines send
+        it."""
         event = bodies.decoded(_decode_event, sse.first_payload(chunk))
         if event is None:
             return None
@@ -116,11 +118,11 @@ class Responses(UsageUnasked, OpenAI):
         return super().event_error(b"data: " + sse.first_payload(chunk))
 
     def begun(self, chunk: bytes) -> bool:
-        """True for any event but those that say only that the request has arrived."""
+        """True for any event except those that only confirm the arrival of the request."""
         return bodies.has_event_besides(_EARLY, chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: the last event, known by its name, since it holds the whole answer."""
+        """Whole: the last event, recognised by its name, since it holds the whole answer."""
         if (found := _NAMED_LAST.findall(tail)) and found[-1] != b"failed":
             return Ending.OK
         for data in sse.payloads_backwards(tail):
@@ -132,8 +134,8 @@ class Responses(UsageUnasked, OpenAI):
         return Ending.FAILED if found else None
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """OpenAI's event `error` with the next sequence number, and the object `error`, by which OpenAI's clients know
-        it."""
+        """Return OpenAI's event `error` with the next sequence number, and the object `error`, by which OpenAI's
+        clients recognise it."""
         numbers = _NUMBER.findall(tail)
         error = msgspec.json.decode(self.error(status, code, message))["error"]
         event: dict[str, Any] = {"type": "error", "code": code, "message": message, "param": None}
@@ -142,7 +144,7 @@ class Responses(UsageUnasked, OpenAI):
 
 
 def _status(event: _Event) -> int:
-    """The status of an event `error`, whose fields may be in an object, or of `response.failed`."""
+    """Return the status of an event `error` with fields at the top level or in an object, or of `response.failed`."""
     for error in (event.error, event.response.error if event.response is not None else ABSENT):
         if bodies.given(error):
             return errors.status_of_raw(error)

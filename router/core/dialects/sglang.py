@@ -1,12 +1,12 @@
-"""SGLang's own dialect: `/generate`, where a prompt is text or token ids, and no chat template is used.
+"""SGLang's own dialect: `/generate`, which takes a prompt as text or token ids and uses no chat template.
 
-As read from SGLang 0.5.23: the body is `GenerateReqInput` (srt/managers/io_struct.py), answers are put together in
-srt/managers/tokenizer_manager.py, errors in srt/entrypoints/http_server.py. A text becomes the same canonical bytes
-as the same prompt through `/v1/completions`, so one chain serves both.
+Read in SGLang 0.5.23: the body is `GenerateReqInput` (srt/managers/io_struct.py), answers are put together in
+srt/managers/tokenizer_manager.py, errors in srt/entrypoints/http_server.py. A text becomes the same canonical bytes as
+the same prompt through `/v1/completions`, so one chain serves both.
 
-The body names no model. What it may name is a LoRA adapter (`lora_path`), which SGLang lists among its models; a
-field `model`, which SGLang ignores, tells the router which fleet is meant where it serves several. `extra_key` keeps
-caches apart as `cache_salt` does. Whatever is not understood makes the prompt unknown, never the request invalid.
+The body names no model. It may name a LoRA adapter (`lora_path`), which SGLang lists among its models. A field `model`,
+which SGLang ignores, selects the fleet if the router serves several. `extra_key` separates caches as `cache_salt` does.
+A body that cannot be interpreted makes the prompt unknown, never the request invalid.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Meta(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """An answer, a piece of one, or an error: nested in streams, flat (`object`) elsewhere."""
+    """An answer, a piece of one, or an error: nested in streams, flat (`object`) otherwise."""
 
     meta_info: _Meta | None = None
     index: Raw = ABSENT
@@ -83,7 +83,7 @@ _BODY = msgspec.json.Decoder(_Body)
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_answers = msgspec.json.Decoder(_Answer | list[_Answer]).decode
 _decode_meta = msgspec.json.Decoder(_Meta).decode
-# meta_info at the end of an event whose beginning is cut off: objects in it hold none themselves.
+# meta_info at the end of an event that is cut off at its beginning: objects in it hold none themselves.
 _META_AT = re.compile(rb'"meta_info"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})([^{}]*)')
 _ABORT = b'"abort"'
 _FINISHED = re.compile(rb'"finish_reason"\s*:\s*(?:"[^"]|\{\s*")')
@@ -98,7 +98,8 @@ class SGLang(UsageUnasked):
     seen_as = (b"", b"")
 
     def parse(self, path: str, body: bytes, *, keep: bool = True, seen: Seen | None = None) -> Ask:
-        """Read what placement needs. Raises BadBody for what is not a JSON object, or a model that is no string."""
+        """Read the fields that placement needs. Raises BadBody for a body that is not a JSON object, or a model that is
+        no string."""
         fields = bodies.decode_body(_BODY, body)
         adapter, adapters = bodies.adapter_of(fields.lora_path)
         sampling = bodies.as_type(_Sampling, fields.sampling_params) or _Sampling()
@@ -116,8 +117,8 @@ class SGLang(UsageUnasked):
         )
 
     def template_input(self, path: str, body: bytes, decoded: object = None) -> TemplateInput | None:
-        """The one prompt of the body. None for several, for media, for sessions kept by the engine, and with
-        `extra_key`: SGLang 0.5.23 announces such blocks as if they were everybody's."""
+        """Return the one prompt of the body. None for several, for media, and for sessions kept by the engine. None
+        also with `extra_key`: SGLang 0.5.23 publishes such blocks as if they had no key."""
         fields = bodies.decoded(_BODY.decode, body) or _Body()
         each = any(bodies.as_type(list, raw) is not None for raw in (fields.cache_salt, fields.lora_path))
         if (
@@ -139,8 +140,8 @@ class SGLang(UsageUnasked):
             return None
 
     def usage(self, body: bytes) -> Usage | None:
-        """Token counts of an answer that did not stream. None for several answers: the counts of several prompts
-        look like those of several answers to one (`n`)."""
+        """Return the token counts of an answer that did not stream. None for several answers: the counts of several
+        prompts look like those of several answers to one (`n`)."""
         if len(body) > USAGE_BODY_BYTES_MAX:
             return None
         answers = bodies.decoded(_decode_answers, body)
@@ -149,7 +150,8 @@ class SGLang(UsageUnasked):
         return _counts(answers.meta_info) if answers else None
 
     def stream_usage(self, tail: bytes) -> Usage | None:
-        """Token counts of the last event before [DONE]; every event has them, and the text from its beginning."""
+        """Return the token counts of the last event before [DONE]. Every event has them, and the text from its
+        beginning."""
         for data in sse.payloads_backwards(tail):
             if b'"meta_info"' in data:
                 answer = bodies.decoded(_decode_answer, data) or _cut(data)
@@ -157,7 +159,8 @@ class SGLang(UsageUnasked):
         return None
 
     def event_error(self, chunk: bytes) -> int | None:
-        """`data: {"error": {..., "code": 400}}` on status 200, or an answer that ended with an error's status."""
+        """Return the status of `data: {"error": {..., "code": 400}}` on status 200, or of an answer that ended with an
+        error's status."""
         if not chunk.startswith(b"data:") or (b'"error"' not in chunk[:4096] and _ABORT not in chunk):
             return None
         event = bodies.decoded(_decode_answer, sse.first_payload(chunk))
@@ -172,8 +175,8 @@ class SGLang(UsageUnasked):
         return code if code is not None and 400 <= code < 600 else None
 
     def aborted(self, head: bytes) -> Abort | None:
-        """Ended with reason `abort`, unless the request is at fault (SGLang, schedule_batch.py, FINISH_ABORT). An
-        abort without a status is one that was asked for."""
+        """Return the outcome of an answer with finish reason `abort`. None if the request is at fault (SGLang,
+        schedule_batch.py, FINISH_ABORT). An abort without a status was requested."""
         if _ABORT not in head:
             return None
         data = sse.first_payload(head) if head.startswith(b"data:") else head
@@ -185,13 +188,13 @@ class SGLang(UsageUnasked):
         return abort_of(head) if any(status < 400 for status in statuses) else None
 
     def begun(self, chunk: bytes) -> bool:
-        """The first event carries the first token."""
+        """True for an event with data: the first event carries the first token."""
         return is_progress(chunk)
 
     def ended(self, tail: bytes) -> Ending | None:
-        """Whole: at least one answer has a reason to finish, other than an error's status."""
+        """Whole: at least one answer has a finish reason, other than an error's status."""
         reason = _FINISHED.search(tail)
-        finished = reason is not None and sse.line_ends(tail, reason.end())  # the event is there to its end
+        finished = reason is not None and sse.line_ends(tail, reason.end())  # the event is complete
         if finished and _ABORT not in tail:
             return Ending.OK
         for data in sse.payloads_backwards(tail):
@@ -200,13 +203,13 @@ class SGLang(UsageUnasked):
         return Ending.OK if finished else None
 
     def error(self, status: int, code: str, message: str, param: str | None = None) -> bytes:
-        """SGLang's flat error, with our code instead of the status said again."""
+        """Return SGLang's flat error, with the router's code instead of a second copy of the status."""
         kind = HTTPStatus(status).phrase if status in _STATUSES else "Error"
         body = {"object": "error", "message": message, "type": kind, "param": param, "code": code}
         return msgspec.json.encode(body)
 
     def error_event(self, status: int, code: str, message: str, tail: bytes) -> bytes:
-        """An error event as SGLang 0.5.23 sends it (srt/entrypoints/http_server.py)."""
+        """Return an error event as SGLang 0.5.23 sends it (srt/entrypoints/http_server.py)."""
         return b'data: {"error":' + self.error(status, code, message) + b"}\n\n"
 
 
@@ -214,8 +217,8 @@ _STATUSES = frozenset(HTTPStatus)
 
 
 def with_rank(body: bytes, rank: int) -> bytes:
-    """The same request for one data-parallel rank. `/generate` reads no header for it (unless the server was started
-    with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES); of two equal keys its JSON parser takes the last."""
+    """Return the same request for one data-parallel rank. `/generate` reads no header for it (unless the server was
+    started with SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES); of two equal keys its JSON parser takes the last."""
     end = body.rindex(b"}")
     # A body with no field at all has no prompt either; the engine refuses it as it stands.
     comma = b"" if body[:end].rstrip().endswith(b"{") else b","
@@ -234,7 +237,7 @@ def _counts(meta: _Meta | None) -> Usage | None:
 
 
 def _cut(data: bytes) -> _Answer | None:
-    """What can be read of an event that begins in the middle of its text."""
+    """Return the readable part of an event that begins in the middle of its text."""
     found = _META_AT.findall(data)
     if not found or b'"index"' in found[-1][1]:
         return None
@@ -243,7 +246,8 @@ def _cut(data: bytes) -> _Answer | None:
 
 
 def _salt(fields: _Body) -> bytes:
-    """What separates caches besides the adapter; only `cache_salt` gives the salt of every other dialect."""
+    """Return the bytes that separate caches apart from the adapter. `cache_salt` alone gives the same salt as in every
+    other dialect."""
     salt, extra = _apart(fields.cache_salt), _apart(fields.extra_key)
     return salt + b"\x1fextra_key\x1f" + extra if extra else salt
 
@@ -255,14 +259,14 @@ def _apart(raw: Raw) -> bytes:
 
 
 def _held_by(fields: _Body) -> str | None:
-    """A session opened on one replica, which keeps the beginning of the prompt."""
+    """Return the id of a session opened on one replica, which keeps the beginning of the prompt."""
     session = bodies.as_type(dict, fields.session_params) or {}
     name = session.get("id")
     return name if isinstance(name, str) and name else None
 
 
 def _media(fields: _Body) -> list[bytes]:
-    """Identities of what is not text."""
+    """Return the identities of content that is not text."""
     found: list[bytes] = []
     for name in _MEDIA:
         raw = getattr(fields, name)
@@ -272,8 +276,8 @@ def _media(fields: _Body) -> list[bytes]:
 
 
 def _prompt(fields: _Body) -> Prompt | None:
-    """Text or ids; several prompts one behind the other, as in the OpenAI dialect. Media come first: where in the
-    text they stand is known to the model's processor only."""
+    """Return the prompt of text or ids, with several prompts chained as in the OpenAI dialect. Media come first: only
+    the model's processor knows their places in the text."""
     if bodies.given(fields.input_embeds) or _held_by(fields):
         return None
     try:

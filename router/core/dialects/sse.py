@@ -1,7 +1,7 @@
-"""Server-sent events as engines send them: splitting a byte stream into whole events, and looking at its end.
+"""Server-sent events as engines send them: splitting a byte stream into whole events, and reading its end.
 
-WHATWG HTML, section 9.2: events end with a blank line; lines end with LF, CRLF or CR. Engines and the proxies in
-front of them send LF or CRLF; a lone CR is not treated as a line end.
+WHATWG HTML, section 9.2: events end with a blank line; lines end with LF, CRLF or CR. Engines and the proxies in front
+of them send LF or CRLF; a lone CR is not treated as a line end.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ _END = re.compile(rb"\r?\n\r?\n")
 _FIELD = re.compile(rb"(?:\xef\xbb\xbf)?(?:\r?\n)*+(?:(?:data|event|id|retry)?:|\Z)")
 _DATA_LINE = re.compile(rb"^data: ?([^\n]*)", re.MULTILINE)
 _LINE_END = re.compile(rb"(?<!\r)\r++(?:\n|\Z)")
-END_BYTES_MAX = 3  # bytes of the longest terminator less one: the kept bytes may end within a terminator
-EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces rather than held
-EVENTS_BACK_MAX = (
-    1_024  # events at the end of a stream that are looked at: the tail of an ordinary one has some hundred
-)
+END_BYTES_MAX = 3  # bytes of the longest terminator less one: the buffered bytes may end within a terminator
+EVENT_BYTES_MAX = 1 << 20  # a longer event is passed on in pieces, not buffered
+EVENTS_BACK_MAX = 1_024  # events at the end of a stream that are read: the tail of an ordinary one has about a hundred
 
 
 class EventSplitter:
@@ -32,15 +30,15 @@ class EventSplitter:
 
     @property
     def holds(self) -> bool:
-        """Whether an event has begun and not ended."""
+        """True if an event has begun and not ended."""
         return bool(self._held)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Events completed by `data`; the incomplete rest is held, and only its new part searched."""
+        """Return events completed by `data`. The incomplete rest is buffered, and only its new part is searched."""
         held, events = self._held, list[bytes]()
         seen, start = max(0, len(held) - END_BYTES_MAX), 0
         held += data
-        # An expression looks at each byte, also where no line ends in a long event.
+        # An expression looks at each byte, even if a long event has no line end.
         while held.find(b"\n", max(seen, start)) >= 0 and (match := _END.search(held, max(seen, start))):
             events.append(bytes(held[start : match.end()]))
             start = match.end()
@@ -50,22 +48,22 @@ class EventSplitter:
         return events
 
     def close(self) -> bytes:
-        """What was still held when the stream ended."""
+        """Return the bytes still buffered when the stream ended."""
         held = bytes(self._held)
         self._held.clear()
         return held
 
 
 def line_ends(data: bytes, at: int) -> bool:
-    """Whether a line ends at this byte or behind it."""
+    """True if a line ends at this byte or after it."""
     return data.find(b"\n", at) >= 0 or data.find(b"\r", at) >= 0
 
 
 def begins_well(head: bytes) -> bool:
-    """Whether the first bytes of a body are the beginning of a stream of JSON events: a field or a comment, and in the
-    first event, where it is whole, an object."""
+    """True if the first bytes of a body are the beginning of a stream of JSON events. It begins with a field or a
+    comment, and the first event, if it is whole, has an object."""
     if head.startswith(b"data: {") and _is_json(head[6 : head.find(b"\n\n")]):
-        return True  # nearly all chunks end like this
+        return True  # the case of nearly all chunks
     if not _FIELD.match(head):
         return False
     first, *more = _END.split(head, 1)
@@ -82,7 +80,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def payload(event: bytes) -> bytes:
-    """The data of one event: its `data:` lines joined by LF."""
+    """Return the data of one event: its `data:` lines joined by LF."""
     if b"\n" not in event:  # nearly all events have one line
         return event.rstrip(b"\r")[5:].removeprefix(b" ") if event.startswith(b"data:") else b""
     if b"\r" in event:
@@ -91,20 +89,20 @@ def payload(event: bytes) -> bytes:
 
 
 def first_payload(chunk: bytes) -> bytes:
-    """Data of the first event of a stream's first bytes."""
+    """Return the data of the first event in a stream's first bytes."""
     return payload(_END.split(chunk, 1)[0])
 
 
 def several(head: bytes) -> bool:
-    """Whether the first bytes of a stream have more than one whole event."""
+    """True if the first bytes of a stream have more than one whole event."""
     first = _END.search(head)
     return first is not None and _END.search(head, first.end()) is not None
 
 
 def payloads_backwards(tail: bytes) -> Iterator[bytes]:
-    """Data of the whole events at the end of a stream, last first; the first piece of `tail` may be cut and is
-    given as it is. Of more events than EVENTS_BACK_MAX the last ones are given."""
-    # Bytes split ten times as fast as an expression does; where all lines end with LF it is the same.
+    """Yield the data of the whole events at the end of a stream, last first. The first piece of `tail` may be cut, and
+    is yielded unchanged. At most the last EVENTS_BACK_MAX events are read."""
+    # Splitting bytes is ten times as fast as an expression, and equivalent if all lines end with LF.
     first, *whole = _END.split(tail) if b"\r" in tail else tail.rsplit(b"\n\n", EVENTS_BACK_MAX)
     for event in reversed(whole[-EVENTS_BACK_MAX:]):
         data = payload(event)

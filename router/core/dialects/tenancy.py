@@ -1,20 +1,22 @@
-"""What of a request's body decides whose cache it uses: salts, adapters, and what engines keep by a name.
+"""Fields of a request's body that decide which cache it uses: salts, adapters, and names of state in engines.
 
-An isolated tenant's prompts are salted: the salt is an HMAC of the tenant's name under a secret of the router's, so
-nobody makes another's, and the caller's own salt goes into it, so it refines and never replaces. Engines hash it into
-the first block (vLLM) or keep a tree of their own for it (SGLang), and the router's own keys begin with it.
+An isolated tenant's prompts are salted. The salt is an HMAC of the tenant's name under a secret of the router's, so no
+tenant can make another's salt. The caller's own salt is part of the input, so it refines the salt and never replaces
+it. Engines hash it into the first block (vLLM) or keep a separate tree for it (SGLang), and the router's own keys begin
+with it.
 
-It is spliced in before the closing brace, behind whatever the body says under the same name: of two equal keys the
-JSON parsers of vLLM and SGLang take the last (as for `with_usage`). Other fields by which cached blocks are reached
-past the salt are spliced as null, which is what they are where nobody gives them.
+It is spliced in before the closing brace, after any field of the same name: of two equal keys the JSON parsers of vLLM
+and SGLang take the last (as for `with_usage`). Other fields by which cached blocks are reached past the salt are
+spliced as null, which is their value if they are absent.
 
-Of every tenant, isolated or not, that which names what all tenants share in an engine is taken out likewise: ids under
-which an engine keeps a request, sessions of SGLang's, ranks of a server, and parameters of transfers, for which an
-engine with a connector would connect to a host of the client's choice. A form with such fields is refused.
+For every tenant, isolated or not, fields that name state shared by all tenants of an engine are removed. These are ids
+under which an engine keeps a request, sessions of SGLang's, ranks of a server, and parameters of transfers. With such
+parameters an engine with a connector would connect to a host of the client's choice. A form with such fields is
+refused.
 
 Read in vLLM 0.32 (`cache_salt` in entrypoints/openai/*/protocol.py, anthropic/protocol.py, pooling/base/protocol.py)
 and SGLang 0.5.23 (`cache_salt` in srt/entrypoints/openai/protocol.py and srt/managers/io_struct.py; its embeddings and
-Messages have no such field). Any other engine may ignore the field, and would share the cache without a word.
+Messages have no such field). Any other engine may ignore the field, and would share the cache silently.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from router.core.prompts.bodies import ABSENT, UNREADABLE, BadBody, given
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES, RESPONSES, GENERATE = "/v1/messages", "/v1/responses", "/generate"
 
-# Paths on which each kind of engine heeds `cache_salt`; kinds as /v1/models says.
+# Paths on which each kind of engine supports `cache_salt`; kinds as in /v1/models.
 SALTED: dict[str, frozenset[str]] = {
     "vllm": frozenset((CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES)),
     "sglang": frozenset((CHAT, COMPLETIONS, RESPONSES, GENERATE)),
@@ -49,13 +51,13 @@ _TRANSFERRED = (
     "decode_tp_size",
     "disagg_prefill_dp_rank",
 )
-# Ranks of a server are caches of their own, and are chosen by the router.
+# Each rank of a server has a separate cache, and is chosen by the router.
 _RANKS = ("routed_dp_rank", "data_parallel_rank")
 _SHARED = (*_TRANSFERRED, *_RANKS, "session_params")
-_ARGUMENTS = "vllm_xargs"  # vLLM puts what it has next to `kv_transfer_params`, under any name
+_ARGUMENTS = "vllm_xargs"  # vLLM puts its entries next to `kv_transfer_params`, under any name
 _SAMPLING, _EXTRA = "sampling_params", "extra_args"  # /inference/v1/generate of vLLM: the same, within these
-# `extra_key` is SGLang's second salt (it went into ours); a session of SGLang's continues what somebody said, and
-# transfer parameters name blocks to be fetched from elsewhere.
+# `extra_key` is SGLang's second salt (it is part of the router's salt). A session of SGLang's continues an earlier
+# request of any tenant, and transfer parameters name blocks to be fetched from another engine.
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 _NULLED: dict[str, tuple[str, ...]] = {
     CHAT: ("extra_key", "session_params", *_TRANSFERS),
@@ -69,7 +71,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class Named(msgspec.Struct):
-    """Fields of a body that name what tenants share in an engine; all but these are passed over."""
+    """Fields of a body that name state shared by tenants in an engine. All other fields are skipped."""
 
     lora_path: Raw = ABSENT
     request_id: Raw = ABSENT
@@ -90,33 +92,33 @@ class Named(msgspec.Struct):
 
 
 FORM_FIELDS = frozenset(Named.__struct_fields__)
-"""Fields that a form of a tenant's is looked through for."""
+"""Names of the fields for which a tenant's form is checked."""
 _decode_named = msgspec.json.Decoder(Named).decode
 _NOTHING = Named()
 _decode_arguments = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def isolates(path: str, engines: Iterable[str]) -> bool:
-    """Whether every one of these kinds of engine heeds a salt on this path; False for none."""
+    """True if every one of these kinds of engine supports a salt on this path. False for an empty set."""
     kinds = list(engines)
     return bool(kinds) and all(path in SALTED.get(kind, ()) for kind in kinds)
 
 
 def tenant_salt(secret: bytes, tenant: str, own: bytes) -> bytes:
-    """64 hexadecimal digits for a tenant's prompts; `own` is what the caller gave to keep its caches apart."""
+    """Return 64 hexadecimal digits for a tenant's prompts. `own` is the caller's own salt."""
     name = tenant.encode()
     said = b"".join((_LENGTH.pack(len(name)), name, _LENGTH.pack(len(own)), own))
     return hmac.new(secret, said, sha256).hexdigest().encode()
 
 
 def with_salt(path: str, body: bytes, salt: bytes) -> bytes:
-    """The same request with this salt, which needs no escapes in JSON. `body` is a JSON object."""
+    """Return the same request with this salt, which needs no escapes in JSON. `body` is a JSON object."""
     return spliced(body, b'"cache_salt":"%b"%b' % (salt, _NULLS.get(path, b"")))
 
 
 def named(body: bytes) -> Named:
-    """What a JSON object names of this; nothing of a body that is empty. What cannot be read names everything, with a
-    value that is none."""
+    """Return these fields of a JSON object. An empty body has no such field. A body that cannot be read has all of
+    them, with an invalid value."""
     if not body:
         return _NOTHING
     try:
@@ -126,15 +128,15 @@ def named(body: bytes) -> Named:
 
 
 def without_shared(body: bytes, found: Named, id_: str) -> bytes:
-    """The same request under this id, where it names one, and without transfers and sessions. `found` is what the body
-    names. A body that has none of it stays as it is."""
+    """Return the same request without transfers and sessions. An id under which an engine would keep it is replaced by
+    `id_`. `found` are the fields of the body. A body without any of them is unchanged."""
     fields = [f'"{name}":"{id_}"' for name in ("request_id", "rid") if given(getattr(found, name))]
     return _without(body, found, _SHARED, fields)
 
 
 def without_transfers(body: bytes) -> bytes:
-    """The same request without transfers, of which the router's word is the only one where it splits requests. A body
-    that has none of them, or cannot be read, stays as it is."""
+    """Return the same request without transfers: if the router splits requests, only its own transfer fields may count.
+    A body that has no transfers, or cannot be read, is unchanged."""
     if not body:
         return body
     try:
@@ -144,7 +146,7 @@ def without_transfers(body: bytes) -> bytes:
 
 
 def _without(body: bytes, found: Named, names: Iterable[str], fields: list[str]) -> bytes:
-    """The same request with these fields behind its own, and without those of these names that it has."""
+    """Return the same request with these fields after its own, and without those of these names that it has."""
     fields += [f'"{name}":null' for name in names if given(getattr(found, name))]
     if given(found.vllm_xargs) and (arguments := _arguments(found.vllm_xargs)) is not None:
         fields.append(f'"{_ARGUMENTS}":{arguments}')
@@ -154,7 +156,8 @@ def _without(body: bytes, found: Named, names: Iterable[str], fields: list[str])
 
 
 def _sampling(raw: Raw) -> str | None:
-    """vLLM's sampling parameters without transfers, as JSON; None where they have none, as a list (SGLang) has not."""
+    """Return vLLM's sampling parameters without transfers, as JSON. None if they have no transfers; a list (SGLang) has
+    none either."""
     if bytes(raw).startswith(b"["):
         return None
     try:
@@ -167,7 +170,7 @@ def _sampling(raw: Raw) -> str | None:
 
 
 def _arguments(raw: Raw) -> str | None:
-    """vLLM's further arguments without transfers, as JSON; None where they have none."""
+    """Return vLLM's further arguments without transfers, as JSON. None if they have no transfers."""
     try:
         told = slices.read(_decode_arguments, raw)
         kept = {name: value for name, value in told.items() if name not in _SHARED}
@@ -177,7 +180,7 @@ def _arguments(raw: Raw) -> str | None:
 
 
 def check_form(fields: Iterable[tuple[str, bytes]]) -> None:
-    """Raises BadBody if a form has fields of this kind, which cannot be taken out of it. `fields` are those of the form
+    """Raise BadBody if a form has fields of this kind, which cannot be removed from it. `fields` are those of the form
     that `FORM_FIELDS` names. vLLM reads its further arguments in a form as JSON."""
     for name, value in fields:
         if name != _ARGUMENTS or (value and _arguments(Raw(value)) is not None):
@@ -185,8 +188,8 @@ def check_form(fields: Iterable[tuple[str, bytes]]) -> None:
 
 
 def adapters(found: Named) -> list[str]:
-    """LoRA adapters that a body names besides its model, as SGLang takes them on every path. One that is no string
-    is told as ""."""
+    """Return the LoRA adapters that a body names apart from its model, as SGLang takes them on every path. An adapter
+    that is not a string is returned as ""."""
     if not given(found.lora_path):
         return []
     try:
@@ -198,7 +201,7 @@ def adapters(found: Named) -> list[str]:
 
 
 def spliced(body: bytes, fields: bytes) -> bytes:
-    """The same JSON object with these fields behind its own."""
+    """Return the same JSON object with these fields after its own."""
     end = body.rindex(b"}")
     comma = b"" if body[:end].rstrip().endswith(b"{") else b","
     return b"".join((body[:end], comma, fields, body[end:]))

@@ -1,7 +1,7 @@
-"""What an answer tells of itself besides its tokens: the model that made it, why it ended, its id.
+"""Metadata of an answer: the model that made it, its finish reasons, its id, and further token counts.
 
-Only traces ask for this, so one lenient form with the fields of all dialects does. The first event of a stream names
-model and id; its last events have the reasons. A reason is the engine's own word.
+Only traces use it, so one lenient form with the fields of all dialects is enough. The first event of a stream names
+model and id; its last events have the reasons. A reason is the engine's own value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.core.prompts import bodies
 
 BODY_BYTES_MAX = 256 << 10  # longest answer that is read for this: less than a millisecond of decoding
 NAME_CHARS_MAX = 256  # a longer model, id or reason is left out
-REASONS_MAX = 128  # choices of one answer whose reasons are told
+REASONS_MAX = 128  # choices of one answer with a reported reason
 
 _REASON = re.compile(rb'"(?:finish_reason|stop_reason|status)"\s*:\s*["{]')  # fields that may hold a reason
 
@@ -48,7 +48,7 @@ class _Answer(_Part):
 
 
 class _Kind(msgspec.Struct):
-    """SGLang's reason to finish."""
+    """SGLang's finish reason."""
 
     type: str = ""
 
@@ -63,7 +63,7 @@ class _Details(msgspec.Struct):
 
 
 class _Counts(msgspec.Struct):
-    """`usage`; SGLang has the tokens of reasoning beside the others."""
+    """`usage`; SGLang has the tokens of reasoning next to the others."""
 
     reasoning_tokens: Raw = bodies.ABSENT
     cache_creation_input_tokens: Raw = bodies.ABSENT
@@ -74,11 +74,11 @@ class _Counts(msgspec.Struct):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What an answer says of itself; "" and no reasons for what it does not say."""
+    """Metadata of an answer. Absent fields are "", empty or None."""
 
     model: str = ""
     id: str = ""
-    reasons: tuple[str, ...] = ()  # one for each choice that says why it ended
+    reasons: tuple[str, ...] = ()  # one for each choice with a finish reason
     reasoning_tokens: int | None = None  # tokens of the answer that were reasoning
     cache_write_tokens: int | None = None  # tokens of the prompt that were written to a cache
 
@@ -87,12 +87,12 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def told_by(body: bytes) -> Told:
-    """What an answer that did not stream says of itself."""
+    """Return the metadata of an answer that did not stream."""
     return _told(body, (body,)) if len(body) <= BODY_BYTES_MAX else Told()
 
 
 def told_by_stream(head: bytes, tail: bytes) -> Told:
-    """What a stream with these first and last bytes says of itself."""
+    """Return the metadata of a stream with these first and last bytes."""
     return _told(sse.first_payload(head), sse.payloads_backwards(tail))
 
 
@@ -107,7 +107,7 @@ def _told(first: bytes, last: Iterable[bytes]) -> Told:
             reasoning = counts[0] if reasoning is None else reasoning
             written = counts[1] if written is None else written
         if _REASON.search(data) is not None and (event := bodies.decoded(_decode, data)) is not None:
-            reasons = dict(_reasons(event)) | reasons  # a choice's last reason is its own
+            reasons = dict(_reasons(event)) | reasons  # the last reason of a choice counts
         if len(reasons) > REASONS_MAX:
             break
     return Told(
@@ -120,7 +120,7 @@ def _told(first: bytes, last: Iterable[bytes]) -> Told:
 
 
 def _counts(data: bytes) -> tuple[int | None, int | None]:
-    """Tokens of reasoning, and those written to a cache, of an event or an answer with usage."""
+    """Return the tokens of reasoning, and those written to a cache, of an event or an answer with usage."""
     answer = bodies.decoded(_decode, data) or _Answer()
     for part in (answer, *_parts(answer)):
         counts = bodies.as_type(_Counts, part.usage)
@@ -133,12 +133,12 @@ def _counts(data: bytes) -> tuple[int | None, int | None]:
 
 
 def _details(*raws: Raw) -> _Details:
-    """The first of these fields that is an object."""
+    """Return the first of these fields that is an object."""
     return next((found for raw in raws if (found := bodies.as_type(_Details, raw)) is not None), _Details())
 
 
 def _tokens(raw: Raw) -> int | None:
-    """A number of tokens that can be."""
+    """Return a plausible number of tokens, else None."""
     tokens = bodies.as_type(int, raw)
     return tokens if tokens is not None and 0 <= tokens <= bodies.USAGE_TOKENS_MAX else None
 
@@ -149,7 +149,7 @@ def _parts(answer: _Answer) -> list[_Part]:
 
 
 def _reasons(event: _Answer) -> Iterator[tuple[int, str]]:
-    """Numbers of choices, and why they ended."""
+    """Yield the numbers of choices and their finish reasons."""
     for choice in bodies.as_type(list[_Choice], event.choices) or ():
         if reason := _reason(choice.finish_reason):
             yield bodies.as_type(int, choice.index) or 0, reason
@@ -161,13 +161,13 @@ def _reasons(event: _Answer) -> Iterator[tuple[int, str]]:
 
 
 def _ended(part: _Part) -> str:
-    """The status of a response of the Responses API that has ended."""
+    """Return the status of a response of the Responses API that has ended."""
     status = _name(part.status)
     return status if status in ("completed", "failed", "cancelled", "incomplete") else ""
 
 
 def _reason(raw: Raw) -> str:
-    """A reason to finish: text, or in SGLang's own dialect an object with a type."""
+    """Return a finish reason: text, or in SGLang's own dialect an object with a type."""
     kind = bodies.as_type(_Kind, raw)
     return kind.type if kind is not None else _name(raw)
 

@@ -1,33 +1,34 @@
-"""Takes usage out of a stream that only the router asked for, unless the engine shows that it sends usage unasked."""
+"""Removes usage that only the router requested from a stream, unless the engine turns out to send usage unrequested."""
 
 from __future__ import annotations
 
 from router.core.dialects.base import Dialect
 from router.core.dialects.sse import EventSplitter
 
-USAGE = b'"usage"'  # bytes in every event that has usage; within a string of JSON the quotes have backslashes
+USAGE = b'"usage"'  # bytes in every event that has usage; within a JSON string the quotes have backslashes
 
 
 class UsageFilter:
-    """One stream's events, without those that exist only because the router asked for usage."""
+    """Events of one stream, without those that exist only because the router requested usage."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self.unasked = False  # the engine sends usage whether it is asked or not, so that nothing is taken out
+        self.unasked = False  # the engine sends usage without a request for it, so no event is removed
         self._dialect = dialect
         self._splitter = EventSplitter()
 
     @property
     def mark(self) -> bytes:
-        """Bytes of which a piece that has them must come by here; b"" once no piece has to."""
+        """Bytes that mark a piece of the stream as one to be passed to `feed`. b"" once no piece has to be."""
         return b"" if self.unasked else USAGE
 
     @property
     def holds(self) -> bool:
-        """Whether an event has begun and not ended."""
+        """True if an event has begun and not ended."""
         return self._splitter.holds
 
     def feed(self, data: bytes) -> bytes:
-        """What is left of these bytes, and of those that were held: whole events, but for what follows the last one."""
+        """Return the filtered bytes, including earlier buffered ones: whole events, and the incomplete rest once
+        `unasked` is set."""
         if self.unasked or not (self._splitter.holds or not data.endswith(b"\n\n") or USAGE in data):
             return data
         kept = list[bytes]()
@@ -42,5 +43,5 @@ class UsageFilter:
         return b"".join(kept)
 
     def close(self) -> bytes:
-        """What was still held when the stream ended."""
+        """Return the bytes still buffered when the stream ended."""
         return self._splitter.close()

@@ -1,10 +1,11 @@
-"""The same prompt, asked for its prefill alone: a request that fills an engine's cache and makes it say little.
+"""Prefill-only requests: the same prompt, sent to fill an engine's cache, with a minimal answer.
 
-All that a chat template sees stays as it is, byte by byte. What is replaced is how much is answered, and in what form:
-one token (the Responses API takes no fewer than 16 at OpenAI, and engines copy its checks), no stream, no more than one
-choice. What asks for other work (log probabilities of a prompt are computed without the cache) or names something
-that is the request's own is left out. Fields as in vLLM 0.32 (entrypoints/openai/*/protocol.py,
-anthropic/protocol.py) and SGLang 0.5.23 (srt/entrypoints/openai/protocol.py, srt/managers/io_struct.py).
+All content that a chat template sees is unchanged, byte by byte. Fields for the length and the form of the answer are
+replaced: one token, no stream, no more than one choice. (The Responses API takes no fewer than 16 tokens at OpenAI, and
+engines copy its checks.) Fields that request other work are left out, since log probabilities of a prompt are computed
+without the cache. Fields that name state of the original request are left out too. Fields as in vLLM 0.32
+(entrypoints/openai/*/protocol.py, anthropic/protocol.py) and SGLang 0.5.23 (srt/entrypoints/openai/protocol.py,
+srt/managers/io_struct.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LEFT_OUT = (
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _ONE, _FALSE = Raw(b"1"), Raw(b"false")
 
-Fields = dict[str, Raw]  # the fields of a body: their values as they were written
+Fields = dict[str, Raw]  # the fields of a body: their values in their original JSON
 
 
 class _Said(msgspec.Struct):
@@ -39,11 +40,11 @@ _decode_said = msgspec.json.Decoder(_Said).decode
 
 
 class NotWarmable(ValueError):
-    """No request whose prompt an engine can be warmed with; the message is for humans."""
+    """The request has no prompt with which an engine can be warmed. The message is for humans."""
 
 
 def fields_of(body: bytes | Raw) -> Fields:
-    """The fields of a body. Raises NotWarmable if it is no JSON object."""
+    """Return the fields of a body. Raises NotWarmable if it is not a JSON object."""
     try:
         return _decode_fields(body)
     except UNREADABLE as error:
@@ -51,7 +52,7 @@ def fields_of(body: bytes | Raw) -> Fields:
 
 
 def prefill_only(path: str, fields: Fields) -> bytes:
-    """The body to be sent. Raises NotWarmable."""
+    """Return the body to be sent. Raises NotWarmable."""
     if path not in PATHS:
         raise NotWarmable(f"the path must be one of {', '.join(PATHS)}")
     made = {name: value for name, value in fields.items() if name not in _LEFT_OUT and name not in _LIMITS}
@@ -66,8 +67,8 @@ def prefill_only(path: str, fields: Fields) -> bytes:
 
 
 def shorter(path: str, fields: Fields, messages_min: int) -> list[Fields]:
-    """The same request cut behind one of the user's messages, shortest first, with so many messages or more; the whole
-    one is not among them. Only of what is made of messages, and that can be read."""
+    """Return the same request cut after one of the user's messages, shortest first, with at least `messages_min`
+    messages. The whole request is not in the list. Empty for a request that has no messages or cannot be read."""
     if path not in (CHAT, MESSAGES) or "messages" not in fields:
         return []
     try:

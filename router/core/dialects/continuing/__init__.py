@@ -1,15 +1,13 @@
-"""Going on with a stream that broke, on another replica, so that its client sees one answer.
+"""Stream failover: another replica continues a broken stream, and the client sees one answer.
 
-A stream can be continued exactly where the engine tells the token ids of its prompt and of every piece of text: the
-next replica gets both as a prompt of ids, and what it says stands behind what was said, with nothing doubled or lost.
-Where ids are not told, the text itself is given to be continued, which may be cut into other tokens: that is
-approximate, and only done for whoever asks for it.
+A stream can be continued exactly if the engine reports the token ids of its prompt and of every piece of text. The next
+replica gets both as a prompt of ids, and its output is appended to the text sent so far, with no text doubled or lost.
+If ids are not reported, the text itself is sent to be continued, and may be tokenised differently. That is approximate,
+and only done for requests that allow it.
 
-plan      which requests may be continued and why others may not; what the next request is made of
-carried   what a stream of OpenAI's APIs has said so far, and its events without the ids
-resumed   the next replica's events, as if the first one had sent them
-by_text   chats that are continued by their text
-messages  Messages, which become such a chat
+plan      requests that may be continued, and the body of the next request carried   text and ids that a stream of
+OpenAI's APIs has sent so far resumed   the next replica's events, rewritten as if the first one had sent them by_text
+chats that are continued by their text messages  Messages, which become such a chat
 """
 
 from __future__ import annotations
@@ -37,23 +35,27 @@ from router.core.dialects.tenancy import MESSAGES
 def plan_of(
     path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool, context_tokens: int
 ) -> ContinuationPlan:
-    """The plan of a streaming request on a model of these kinds of engines. `mode` is EXACT or APPROXIMATE; `media`:
-    its prompt has parts that are no text, or is not understood; `context_tokens`: those that the model has room for.
-    Raises NotContinued."""
+    """Return the plan of a streaming request on a model of these kinds of engines. Raises NotContinued.
+
+    - `mode`: EXACT or APPROXIMATE.
+    - `media`: its prompt has parts that are no text, or cannot be interpreted.
+    - `context_tokens`: the context length of the model.
+    """
     if path == MESSAGES:
         return messages_plan(body, engines, mode)
     return openai_plan(path, body, engines, mode, media=media, context_tokens=context_tokens)
 
 
 def carried_of(plan: ContinuationPlan, body: Callable[[], bytes]) -> CarriedStream | CarriedMessages:
-    """What carries a stream by this plan. `body` gives its request's body once more, where the plan is by text."""
+    """Return the object that carries a stream by this plan. `body` returns the request's body again, if the plan is by
+    text."""
     if plan.path == MESSAGES:
         return CarriedMessages(plan, body)
     return CarriedChat(plan, body) if plan.by_text else CarriedStream(plan)
 
 
 def resumed_of(carried: CarriedStream | CarriedMessages) -> ResumedStream | ResumedMessages:
-    """What rewrites the events of the replica that goes on."""
+    """Return the object that rewrites the events of the replica that continues."""
     if isinstance(carried, CarriedMessages):
         return ResumedMessages(carried)
     return ResumedChat(carried) if isinstance(carried, CarriedChat) else ResumedStream(carried)

@@ -1,13 +1,14 @@
-"""Chats that are continued by their text: the same chat again, with what was said as its last message, left open.
+"""Chats that are continued by their text: the same chat again, with the text so far as its last message, left open.
 
-Tools that may be called are one reason: only the engine's parser takes a call out of the text, so the next request must
-be a chat as well. The other is an engine that tells no ids. The request says `continue_final_message` and no
-`add_generation_prompt`, without which the turn would be closed and another answer begun (vLLM 0.32 and SGLang 0.5.23).
+There are two reasons for this form. If tools may be called, only the engine's parser takes a call out of the text, so
+the next request must be a chat as well. The other reason is an engine that reports no ids. The request sets
+`continue_final_message` and unsets `add_generation_prompt`. Without them the turn would be closed and another answer
+begun (vLLM 0.32 and SGLang 0.5.23).
 
-The text may be cut into other tokens than those that were said, and a template may trim it. Where ids are told, that is
-found out: the next replica tells the ids of its prompt, and only if they are those of the first prompt and of what was
-said is the continuation exact. Otherwise it is approximate, or refused. A stream that has said nothing yet is asked
-for again as it was.
+The text may be tokenised differently from the original tokens, and a template may trim it. If ids are reported, this is
+detected: the next replica reports the ids of its prompt. Only if they are those of the first prompt and of the text so
+far is the continuation exact. Otherwise it is approximate, or refused. A stream without any text so far is requested
+again unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _decode_ids = msgspec.json.Decoder(list[int]).decode
 
 
 class CarriedChat(CarriedStream):
-    """A chat that is continued as a chat. `body` gives its request's body once more."""
+    """A chat that is continued as a chat. `body` returns its request's body again."""
 
     next_path = CHAT
 
@@ -37,18 +38,18 @@ class CarriedChat(CarriedStream):
         self._text: list[str] = []
 
     def note(self, ids: Sequence[int], text: str, shown: str) -> None:
-        """Note tokens, the text that came with them, and that part of it which the client did not have."""
+        """Record tokens, the text that came with them, and the part of that text that is new to the client."""
         if shown:
             self._text.append(shown)
         super().note(ids, text, shown)
 
     def go_on_from(self, tokens: int) -> None:
-        """Another replica goes on behind so many tokens of the answer, which make all that was said."""
+        """Continue on another replica after this number of tokens of the answer, which make up all text so far."""
         self._behind = ""
         super().go_on_from(tokens)
 
     def calls(self) -> None:
-        """The answer calls a tool, or reasons: only the engine's parser can go on with that."""
+        """Record that the answer calls a tool, or reasons: only the engine's parser can continue that."""
         self._why_not = "tool_call"
 
     @property
@@ -63,8 +64,8 @@ class CarriedChat(CarriedStream):
         return "spent" if most is not None and most <= self._said() else ""
 
     def _said(self) -> int:
-        """Tokens that count as said, from which the limits of the next request are reckoned: those of the text, as far
-        as that is known. Without ids one for each piece of text."""
+        """Count the tokens sent so far, from which the limits of the next request are computed: those of the text, if
+        they are known. Without ids, each piece of text counts as one."""
         if not self._ids or not self._points:
             return len(self._text)
         return len(self._ids) if self._behind else self._points[0][0]
@@ -74,20 +75,20 @@ class CarriedChat(CarriedStream):
         return self.plan.next_chat(self._body(), "".join(self._text), self.said_tokens)
 
     def meets(self, prompt: list[int]) -> bool:
-        """Whether a prompt of these ids is the first prompt with the tokens that count as said. Their text is then all
-        that was said, and the limits are those of the whole."""
+        """True if a prompt of these ids is the first prompt with the tokens that count as sent. Their text is then all
+        text so far, and the limits are those of the whole answer."""
         if self._behind and self.plan.held_chars:
-            return False  # the tokens made more text, which is held back
+            return False  # the tokens contain more text, which is held back
         return prompt == [*_decode_ids(self._prompt or b"[]"), *self._ids[: self.said_tokens]]
 
 
 class ResumedChat(ResumedStream):
-    """Rewrites the events of a chat that goes on."""
+    """Rewrites the events of a chat that continues."""
 
     def __init__(self, carried: CarriedChat) -> None:
         super().__init__(carried)
         self._chat = carried
-        self._expected = ""  # nothing is said again
+        self._expected = ""  # no text is repeated
 
     def _rewritten(self, chunk: dict[str, Any]) -> bytes:
         prompt = chunk.pop("prompt_token_ids", None)
@@ -102,7 +103,7 @@ class ResumedChat(ResumedStream):
         return super()._rewritten(chunk)
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        """A choice as the client is to get it; None for one that only tells the role, or only tokens."""
+        """Return a choice as sent to the client. None for a choice with only the role, or only tokens."""
         ids = choice.pop("token_ids", None)
         delta = choice.get("delta") or {}
         delta.pop("role", None)

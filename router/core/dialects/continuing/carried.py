@@ -1,20 +1,21 @@
-"""What a stream of OpenAI's APIs has said so far, told event by event, and its events as the client is to see them.
+"""State of a stream of OpenAI's APIs, recorded event by event, and its events as sent to the client.
 
-vLLM 0.32 and SGLang 0.5.23 tell the prompt's ids in the first event and those of its tokens in each; they are taken
-out, so that the client gets what it would have got without them. vLLM then has the fields as null, SGLang has none.
+vLLM 0.32 and SGLang 0.5.23 report the prompt's ids in the first event and the ids of its tokens in each. They are
+removed, so that the client gets the same events as without them. vLLM then has the fields as null, SGLang does not have
+them.
 
-Ids and text do not keep step. An event may have ids and no text: half a character, or what may be the beginning of a
-stop string. An event of several tokens may end with half a character. So the stream is not continued behind its last
-id, but from its last *point*: behind an event of one token that brought text. There every character that the ids make
-was said, but for those that the engine holds back for stop strings (`ContinuationPlan.held_chars`), which are then
-said at a later point. What was said behind the point is said again by the next replica, compared, and left out; what
-was not said behind it is nobody's loss. Every stop string that may yet come begins behind the point, so that the next
-replica finds it: what may begin one is held back, or where it is sent, the point lies before it
+Ids and text are not in step. An event may have ids and no text: half a character, or the possible beginning of a stop
+string. An event of several tokens may end with half a character. So the stream does not continue after its last id, but
+from its last *point*: after an event of one token that carried text. At a point, every character of the ids was sent,
+except those that the engine holds back for stop strings (`ContinuationPlan.held_chars`). These are sent at a later
+point. Text that was sent after the point is generated again by the next replica, compared, and left out. Output after
+the point that was not sent is lost without effect. Every stop string still to come begins after the point, so that the
+next replica finds it. Characters that may begin one are held back. If they are sent, the point lies before them
 (`ContinuationPlan.open_chars`).
 
-An error event, an answer that the engine gives up, or a `[DONE]` before a reason to finish is kept from the client: the
-stream counts as broken there. The client gets the end of an answer that was given up if its replica stays, since an
-operator had it aborted then.
+An error event, an answer that the engine aborts, or a `[DONE]` before a finish reason is not sent to the client: the
+stream counts as broken there. The client gets the end of an aborted answer if its replica stays, since an operator
+aborted the request then.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ from router.core.prompts.bodies import ABSENT
 
 SAID_TOKENS_MAX = 1 << 20  # tokens that are remembered of an answer; 4 MB
 PROMPT_BYTES_MAX = 16 << 20  # bytes of a prompt's ids as JSON: two million tokens
-ABORT = "abort"  # the reason with which vLLM, told to stop, ends what runs, and with which engines end what is aborted
-GIVEN_UP_BYTES_MAX = 64 << 10  # bytes kept of the end of an answer that was given up
-BEHIND_CHARS_MAX = 64 << 10  # characters said behind the last point
+# finish reason of requests that vLLM ends at shutdown, and of requests that are aborted in either engine
+ABORT = "abort"
+GIVEN_UP_BYTES_MAX = 64 << 10  # bytes kept of the end of an answer that was aborted
+BEHIND_CHARS_MAX = 64 << 10  # characters sent after the last point
 
 _IDS, _PROMPT_IDS = b'"token_ids":[', b'"prompt_token_ids":['
 
@@ -74,12 +76,11 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class StreamDiffers(Exception):
-    """The next replica did not say again what was said: the two do not make one answer."""
+    """The next replica did not repeat the text sent so far: the two do not make one answer."""
 
 
 class SaidToEnd(Exception):
-    """All of the answer was said, and only its end is missing. `events` are the end as the engine would have sent
-    it."""
+    """The whole answer was sent, and only its end is missing. `events` are the end as the engine would have sent it."""
 
     def __init__(self, events: bytes) -> None:
         super().__init__("all of the answer was said")
@@ -93,27 +94,27 @@ class CarriedStream:
 
     def __init__(self, plan: ContinuationPlan) -> None:
         self.plan = plan
-        self.broken = False  # the engine said that it failed, or that it had ended before it had
-        self.given_up = b""  # events by which the engine gave the answer up, and those behind them
+        self.broken = False  # the engine reported a failure, or an end of the stream before its finish reason
+        self.given_up = b""  # events by which the engine aborted the answer, and those after them
         self.prompt_tokens = 0
         self.said_tokens = 0  # tokens that the next replica is given, once `next_body` was called
         self.said_chars = 0
-        self._made_chars = 0  # characters that the present replica has sent, and those before it
+        self._made_chars = 0  # characters sent by the current replica and those before it
         self._prompt = b""  # JSON array of the prompt's ids
         self._ids = array("I")
-        self._points = deque([(0, 0)])  # (ids, characters that they make); the first is where to continue from
-        self._behind = ""  # the text that was said behind the first point
+        self._points = deque([(0, 0)])  # (ids, characters that they make); the first is the one to continue from
+        self._behind = ""  # the text that was sent after the first point
         self._why_not = ""  # the reason for which it cannot be continued
         self._names: dict[str, Any] = {}  # the fields of every event: `id`, `object`, `created`, `model`
         self._fields = False  # choices have the field token_ids, as null
-        self.finished = self.told_usage = self.done = False  # its reason to finish, its usage, its end were told
-        self._reasoned = False  # whether the answer has reasoned and said nothing since
+        self.finished = self.told_usage = self.done = False  # its finish reason was sent; its usage; its end
+        self._reasoned = False  # the answer has reasoned and sent no text since
         self.approximate = plan.approximate
 
-    # -- the first replica ---------------------------------------------------------------------------------------
+    # -- first replica -------------------------------------------------------------------------------------------
 
     def take(self, event: bytes) -> bytes:
-        """What the client gets of an event, its blank line included; b"" for one that it does not get."""
+        """Return the event as sent to the client, its blank line included. b"" if it is not sent."""
         if self.broken:
             if self.given_up and len(self.given_up) < GIVEN_UP_BYTES_MAX:
                 self.given_up += event
@@ -139,7 +140,7 @@ class CarriedStream:
         for choice in chunk.choices:
             self._note(choice)
         if self.plan.path == CHAT and b'"delta":{}' in event and not self.finished:
-            return b""  # vLLM sends such an event only since ids were asked for
+            return b""  # vLLM sends such an event only because ids were requested
         return self._without_ids(event)
 
     def _begin(self, chunk: _Chunk) -> None:
@@ -156,7 +157,7 @@ class CarriedStream:
         self._fields = self.plan.engine == "vllm"
 
     def _note(self, choice: _Choice) -> None:
-        """Note what a choice has said."""
+        """Record the output of a choice."""
         text, ids = choice.text or "", choice.token_ids or []
         delta = choice.delta
         if delta is not None:
@@ -164,7 +165,7 @@ class CarriedStream:
             if bodies.given(delta.tool_calls) and bytes(delta.tool_calls) != b"[]":
                 self._why_not = "tool_call"
             if delta.reasoning or delta.reasoning_content:
-                self._points.clear()  # only the engine's parser knows how to go on
+                self._points.clear()  # only the engine's parser can continue this
                 self._behind, self._reasoned = "", True
         if text and not ids:
             self._why_not = self._why_not or "no_ids"
@@ -173,7 +174,7 @@ class CarriedStream:
             self.finished = True
 
     def note(self, ids: Sequence[int], text: str, shown: str) -> None:
-        """Note tokens, the text that came with them, and that part of it which the client did not have."""
+        """Record tokens, the text that came with them, and the part of that text that is new to the client."""
         self._ids.extend(ids)
         if len(self._ids) > SAID_TOKENS_MAX:
             self._why_not, self._ids = "too_long", array("I")
@@ -184,7 +185,7 @@ class CarriedStream:
         points = self._points
         if points:
             self._behind += shown
-        if len(ids) == 1:  # no more of them stay than characters are held back
+        if len(ids) == 1:  # at most as many points are kept as characters are held back
             points.append((len(self._ids), self._made_chars + self.plan.held_chars))
         while len(points) > 1 and points[1][1] <= self._sure_chars:
             points.popleft()
@@ -196,7 +197,7 @@ class CarriedStream:
 
     @property
     def _sure_chars(self) -> int:
-        """Characters of what was said in which no stop string has begun that is not whole yet."""
+        """Number of characters sent in which no incomplete stop string has begun."""
         return max(0, self.said_chars - self.plan.open_chars)
 
     def _without_ids(self, event: bytes) -> bytes:
@@ -206,13 +207,14 @@ class CarriedStream:
     # -- in between ----------------------------------------------------------------------------------------------
 
     def go_on_from(self, tokens: int) -> None:
-        """Another replica goes on behind so many tokens of the answer: those at which `next_body` ended."""
+        """Continue on another replica after this number of tokens of the answer: those at which `next_body` ended."""
         del self._ids[tokens:]
         self._made_chars = self.said_chars - len(self._behind)
         self._points = deque([(tokens, self._made_chars)])
 
     def next_body(self) -> bytes:
-        """The request that goes to the next replica. Raises SaidToEnd where none is needed, and NotContinued."""
+        """Return the request for the next replica. Raises SaidToEnd if no further request is needed, and
+        NotContinued."""
         if self.finished:
             raise SaidToEnd(self._end())
         if reason := self._against:
@@ -228,12 +230,12 @@ class CarriedStream:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether more is to be said, which another replica can say."""
+        """True if the answer has more to come, and another replica can generate it."""
         return not (self.finished or self._against)
 
     @property
     def _against(self) -> str:
-        """Why another replica cannot go on; "" where it can."""
+        """Reason for which another replica cannot continue, "" if it can."""
         if not self._names:
             return "answer"
         if self._why_not:
@@ -244,21 +246,21 @@ class CarriedStream:
 
     @property
     def said_again(self) -> str:
-        """What was said behind the point from which the stream is continued, so that it is said again."""
+        """Text that was sent after the point from which the stream is continued, so that it is generated again."""
         return self._behind
 
     @property
     def names(self) -> dict[str, Any]:
-        """The fields by which the client knows the answer: `id`, `object`, `created`, `model`."""
+        """Fields by which the client identifies the answer: `id`, `object`, `created`, `model`."""
         return self._names
 
     @property
     def has_fields(self) -> bool:
-        """Whether choices have the field `token_ids`, as null, though no ids were asked for."""
+        """True if the engine sends the field `token_ids`, as null, in choices of streams without ids."""
         return self._fields
 
     def _end(self) -> bytes:
-        """What is missing of an answer that was said to its reason to finish."""
+        """Return the missing events of an answer that was sent up to its finish reason."""
         if self.done:
             return b""
         end = b"data: [DONE]\n\n"
@@ -274,13 +276,13 @@ class CarriedStream:
 
 
 def data_event(chunk: dict[str, Any]) -> bytes:
-    """An event of this data."""
+    """Return an event with this data."""
     return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
 
 def _cut_out(event: bytes, name: bytes, *, null: bool) -> bytes:
-    """The event with this list of ids as null, or without it. In strings of JSON the quotes have backslashes, so what
-    is found is the field. There is one choice, so it is there once."""
+    """Return the event with this list of ids as null, or without it. In JSON strings the quotes have backslashes, so a
+    match is the field. There is one choice, so it occurs once."""
     start = event.find(name)
     if start < 0:
         return event

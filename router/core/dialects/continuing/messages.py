@@ -1,9 +1,9 @@
 """Messages that are continued by their text: as the chat that vLLM 0.32 makes of them (entrypoints/anthropic).
 
-The Messages API tells no ids, and vLLM would close a last message of the assistant's and begin another, so the next
-request is a chat whose last message is left open. Its events become those of Messages again: the text goes on in the
-block that is open, a call is a block of its own, and the counts of tokens are those of the whole answer. Without ids
-the text may be cut into other tokens, so this is approximate.
+The Messages API reports no ids, and vLLM would close a last message of the assistant's and begin another. So the next
+request is a chat with its last message left open. Its events become those of Messages again: the text continues in the
+open block, a call is a separate block, and the token counts are those of the whole answer. Without ids the text may be
+tokenised differently, so this is approximate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from router.core.prompts import bodies
 from router.core.prompts.bodies import ABSENT, UNREADABLE
 from router.core.prompts.template_messages import messages_input
 
-# Fields of the next request that a chat has under the same name, and those that say nothing to it.
+# Fields of the next request that a chat has under the same name, and fields without effect on it.
 _SAME = ("model", "temperature", "top_p", "top_k", "cache_salt", "watermarking", "priority")
 _LEFT_OUT = frozenset(
     (
@@ -61,7 +61,7 @@ _encode = msgspec.json.encode
 
 
 def messages_plan(body: bytes, engines: frozenset[str], mode: str) -> ContinuationPlan:
-    """The plan of a streaming Messages request. Raises NotContinued."""
+    """Return the plan of a streaming Messages request. Raises NotContinued."""
     if engines != {"vllm"}:
         raise NotContinued("engine")
     if mode != APPROXIMATE:
@@ -90,27 +90,27 @@ def messages_plan(body: bytes, engines: frozenset[str], mode: str) -> Continuati
 
 
 class CarriedMessages:
-    """One stream of Messages, carried to a chat on another replica. Feed it whole events. `body` gives its request's
-    body once more."""
+    """One stream of Messages, carried to a chat on another replica. Feed it whole events. `body` returns its request's
+    body again."""
 
     next_path = CHAT
     approximate = True
 
     def __init__(self, plan: ContinuationPlan, body: Callable[[], bytes]) -> None:
         self.plan = plan
-        self.broken = False  # the engine said that it failed, or that it had ended before it had
-        self.given_up = b""  # always: an answer that was given up cannot be told from one that broke
-        self.usage: dict[str, Any] = {}  # usage that the first event told
-        self.said_tokens = 0  # pieces of text: the tokens are not told
+        self.broken = False  # the engine reported a failure, or an end of the stream before its finish reason
+        self.given_up = b""  # always empty: an answer that was aborted cannot be distinguished from a broken one
+        self.usage: dict[str, Any] = {}  # usage in the first event
+        self.said_tokens = 0  # pieces of text: the tokens are not reported
         self.blocks = 0  # blocks that have begun
         self.open = False  # the last one has not ended
         self._text: list[str] = []
         self._body = body
         self._why_not = "answer"
-        self.finished = self.done = False  # its reason to stop, and its end were told
+        self.finished = self.done = False  # its stop reason was sent; its end was sent
 
     def take(self, event: bytes) -> bytes:
-        """What the client gets of an event; b"" for one that it does not get."""
+        """Return the event as sent to the client, b"" if it is not sent."""
         if self.broken:
             return b""
         data = sse.payload(event)
@@ -136,24 +136,24 @@ class CarriedMessages:
             elif told.content_block.type != "text" or self._text:
                 self._why_not = "reasoning"
         elif told.type == "content_block_stop":
-            self.open, self._why_not = False, self._why_not or "answer"  # why it ended comes next, and is not known
+            self.open, self._why_not = False, self._why_not or "answer"  # the stop reason comes next, and is not known
         elif told.type == "message_delta":
-            self.finished = True  # whatever its reason to stop, which may be null
+            self.finished = True  # for any stop reason, which may be null
         elif told.delta is not None and told.delta.text:
             self.note(told.delta.text)
 
     def note(self, text: str) -> None:
-        """Note a piece of text."""
+        """Record a piece of text."""
         self._text.append(text)
         self.said_tokens += 1
 
     def calls(self) -> None:
-        """The answer calls a tool: only the engine's parser can go on with that."""
+        """Record that the answer calls a tool: only the engine's parser can continue that."""
         self._why_not = "tool_call"
 
     @property
     def can_go_on(self) -> bool:
-        """Whether more is to be said, which another replica can say."""
+        """True if the answer has more to come, and another replica can generate it."""
         return not (self.finished or self._why_not or self._spent)
 
     @property
@@ -161,7 +161,8 @@ class CarriedMessages:
         return self.plan.tokens_max is not None and self.plan.tokens_max <= self.said_tokens
 
     def next_body(self) -> bytes:
-        """The request that goes to the next replica. Raises SaidToEnd where none is needed, and NotContinued."""
+        """Return the request for the next replica. Raises SaidToEnd if no further request is needed, and
+        NotContinued."""
         if self.finished:
             raise SaidToEnd(b"" if self.done else _STOP_EVENT)
         if self._why_not or self._spent:
@@ -194,7 +195,7 @@ class CarriedMessages:
 
 
 class ResumedMessages:
-    """Makes events of Messages of the chat that goes on. Feed it whole events."""
+    """Converts the events of the chat that continues to events of Messages. Feed it whole events."""
 
     def __init__(self, carried: CarriedMessages) -> None:
         self._carried = carried
@@ -205,7 +206,7 @@ class ResumedMessages:
         self.broken, self.given_up = False, b""
 
     def take(self, event: bytes) -> bytes:
-        """What the client gets of an event; b"" for one that it does not get. Raises StreamDiffers."""
+        """Return the event as sent to the client, b"" if it is not sent. Raises StreamDiffers."""
         if self.broken:
             return b""
         data = sse.payload(event)

@@ -1,18 +1,19 @@
-"""Which requests may be continued, and what the next request is made of.
+"""Requests that may be continued on another replica, and the body of the next request.
 
-The next request is nearly always a completion of token ids, `prompt ids + ids said so far`, with the sampling fields of
-the first: vLLM 0.32 and SGLang 0.5.23 add nothing to a prompt of ids, take the same defaults for sampling on
-`/v1/completions` as on their chat (vLLM's generation config), and give the same reasons to finish. What would make
-the second half differ from the unbroken answer is refused, field by field; so is every field that is not known here,
-since engines learn new ones.
+The next request is nearly always a completion of token ids, the prompt's ids and those sent so far, with the sampling
+fields of the first. vLLM 0.32 and SGLang 0.5.23 add nothing to a prompt of ids. They take the same sampling defaults on
+`/v1/completions` as on their chat (vLLM's generation config), and give the same finish reasons. A field that would make
+the second half differ from the unbroken answer is refused. Every unknown field is refused too, since engines learn new
+ones.
 
-- A count of what was said so far begins anew: presence and frequency penalties (vLLM's repetition penalty counts the
-  prompt too, and is carried), `bad_words`, `repetition_detection`, budgets of thinking. A seed's sequence of random
-  numbers begins anew, too, which shows where the temperature is not 0.
+- Counts over the text so far begin anew: presence and frequency penalties, `bad_words`, `repetition_detection`,
+  thinking
+  budgets. vLLM's repetition penalty counts the prompt too, and is carried. The random sequence of a seed begins anew
+  too, which shows if the temperature is not 0.
 - A grammar begins anew: `response_format`, `structured_outputs`, tools that must be called.
 - Tools that must be called are a grammar, too. Tools that may be called are taken out of a chat's text by a parser of
-  the engine, which `/v1/completions` does not ask: such a chat is continued as one (by_text.py).
-- Media are not in the ids. Several choices, several prompts, beams and `echo` make no one answer.
+  the engine, which `/v1/completions` does not use: such a chat is continued as a chat (by_text.py).
+- Media are not in the ids. Several choices, several prompts, beams and `echo` do not make one answer.
 
 Fields read in vLLM 0.32 (entrypoints/openai/{completion,chat_completion}/protocol.py) and SGLang 0.5.23
 (srt/entrypoints/openai/protocol.py).
@@ -30,18 +31,18 @@ from router.core.prompts import slices
 from router.core.prompts.bodies import ABSENT, UNREADABLE, flag_of, is_true, value_is_true, whole_number
 
 OFF, EXACT, APPROXIMATE = "off", "exact", "approximate"
-MODES = (OFF, EXACT, APPROXIMATE)  # a request's words for how its stream is to be continued
-COMPLETION_TOKENS = 16  # max_tokens of a completion that names none, or null
+MODES = (OFF, EXACT, APPROXIMATE)  # values by which a request selects the failover of its stream
+COMPLETION_TOKENS = 16  # max_tokens of a completion that has no such field, or null
 STOP_CHARS_MAX = 1_024  # the longest stop string of a stream that may be continued
 
-# Why a stream was not continued. Of the first ones a request is told apart before it is sent.
+# Reasons against a failover. The first ones, up to "stop", are known before the request is sent.
 REASONS = (
     "body", "engine", "path", "field", "choices", "prompts", "echo", "logprobs", "ids", "media", "tools", "grammar",
     "penalty", "seed", "stop",
     "no_ids", "tool_call", "reasoning", "no_point", "too_long", "spent", "answer", "budget", "replica", "failed",
     "late", "differs", "again",
 )  # fmt: skip
-# Reasons for which a stream is still continued where its client takes an approximate one.
+# Reasons that do not prevent a failover if the client accepts an approximate one.
 _BENDS = frozenset(("penalty", "seed"))
 
 # Fields that the next request has as the first one had them.
@@ -54,7 +55,7 @@ _CARRIED = frozenset(
         "watermarking", "custom_labels", "routing_key",
     )
 )  # fmt: skip
-# Fields that only say what the prompt is, how it becomes ids, or nothing to the engine: the ids are known.
+# Fields that only define the prompt, or its conversion to ids, or have no effect in the engine: the ids are known.
 _LEFT_OUT = frozenset(
     (
         "messages", "prompt", "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt",
@@ -66,8 +67,8 @@ _LEFT_OUT = frozenset(
         "mm_processor_kwargs", "mm_payload", "routed_experts_prompt_start",
     )
 )  # fmt: skip
-# Fields that must say nothing: their name, why a stream with one is not continued, and what counts as nothing besides
-# null, false, 0 and what is empty.
+# Fields that must be without effect: name -> (reason against a failover, values without effect in addition to null,
+# false, 0 and empty values).
 _NOTHING: dict[str, tuple[str, tuple[object, ...]]] = {
     "n": ("choices", (1,)),
     "best_of": ("choices", (1,)),
@@ -117,7 +118,7 @@ _encode = msgspec.json.encode
 
 
 class NotContinued(Exception):
-    """A stream that cannot be continued as its client asks. `reason` is one of REASONS."""
+    """A stream that cannot be continued in the way that its client requests. `reason` is one of REASONS."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -125,39 +126,42 @@ class NotContinued(Exception):
 
 
 class ContinuationPlan(Struct):
-    """How the stream of one request may be continued."""
+    """Conditions and fields for continuing the stream of one request."""
 
     path: str  # CHAT or COMPLETIONS
     engine: str  # kind of engine, "vllm" or "sglang"
-    approximate: bool  # something of the request begins anew with the next replica, which its client puts up with
-    kept: bytes  # fields of the next request that stay as they are: a JSON object without its last brace
-    tokens_max: int | None  # tokens that the answer may have; None: as many as the model has room for
+    approximate: bool  # some state of the request begins anew with the next replica, which its client accepts
+    kept: bytes  # fields of the next request that are unchanged: a JSON object without its last brace
+    tokens_max: int | None  # tokens that the answer may have; None: limited by the model's context only
     tokens_min: int
-    # Characters before the end of what the engine has made in which a stop string may have begun: it holds them back,
-    # or, where stop strings are part of the answer, sends them.
+    # Characters at the end of the engine's output in which a stop string may have begun. held_chars: the engine holds
+    # them back. open_chars: it sends them, because stop strings are part of the answer.
     held_chars: int
     open_chars: int
-    wants_usage: bool  # the stream is to end with its usage
-    asks_ids: bool = True  # the engine is asked for token ids
-    by_text: bool = False  # the next request is the chat again, with what was said: its body must be kept
-    takes_approximate: bool = False  # the client puts up with an answer that may come out otherwise
-    limit: bytes = b"max_tokens"  # the name by which the chat limits its tokens
-    added: bytes = b""  # fields that the router adds to its client's, each behind a comma
-    context_tokens: int = 0  # tokens of prompt and answer that the model has room for
+    wants_usage: bool  # the stream must end with its usage
+    asks_ids: bool = True  # token ids are requested from the engine
+    by_text: bool = False  # the next request is the chat again, with the text so far: its body must be kept
+    takes_approximate: bool = False  # the client accepts an answer that may differ
+    limit: bytes = b"max_tokens"  # the name of the chat's token limit
+    added: bytes = b""  # fields that the router adds to its client's, each after a comma
+    context_tokens: int = 0  # context length of the model, for prompt and answer
 
     def ask_usage(self) -> None:
-        """Ask for usage at the end of the stream, which the client did not ask for."""
+        """Request usage at the end of the stream, which the client did not request."""
         self.wants_usage = True
         self.added = b',"stream_options":{"include_usage":true}'
 
     def most(self, prompt_tokens: int) -> int:
-        """Tokens that the answer to a prompt of so many may have."""
+        """Return the number of tokens that the answer to a prompt of this length may have."""
         return self.tokens_max if self.tokens_max is not None else self.context_tokens - prompt_tokens
 
     def next_body(self, prompt: bytes, prompt_tokens: int, said_tokens: int) -> bytes:
-        """The next request, for `/v1/completions`. `prompt` is a JSON array of ids: the prompt's, and those of the
-        `said_tokens` tokens that are said, which are fewer than it may have. It must say a limit: a completion without
-        one, or with null, has COMPLETION_TOKENS."""
+        """Return the next request, for `/v1/completions`. It must have a limit: a completion without one, or with null,
+        has COMPLETION_TOKENS.
+
+        - `prompt`: a JSON array of ids: the prompt's, and those of the tokens sent so far.
+        - `said_tokens`: number of tokens sent so far, less than the limit.
+        """
         fields = [self.kept, self.added, b',"max_tokens":%d' % (self.most(prompt_tokens) - said_tokens)]
         if self.tokens_min > said_tokens:
             fields.append(b',"min_tokens":%d' % (self.tokens_min - said_tokens))
@@ -165,8 +169,8 @@ class ContinuationPlan(Struct):
         return b"".join(fields)
 
     def next_chat(self, body: bytes, text: str, said_tokens: int) -> bytes:
-        """The chat of this body again, with a text of so many tokens as its last message, left open. Where nothing was
-        said it is the same chat."""
+        """Return the chat of this body again, with a text of this number of tokens as its last message, left open. If
+        no text was sent it is the same chat."""
         fields = self.added
         if self.tokens_max is not None:
             fields += b',"%b":%d' % (self.limit, self.tokens_max - said_tokens)
@@ -180,13 +184,13 @@ class ContinuationPlan(Struct):
 def openai_plan(
     path: str, body: bytes, engines: frozenset[str], mode: str, *, media: bool, context_tokens: int
 ) -> ContinuationPlan:
-    """The plan of a streaming chat or completion (`plan_of`). Raises NotContinued."""
+    """Return the plan of a streaming chat or completion (`plan_of`). Raises NotContinued."""
     if path not in (CHAT, COMPLETIONS):
         raise NotContinued("path")
     engine = next(iter(engines)) if len(engines) == 1 else ""
     asks_ids = engine == "vllm" or path == COMPLETIONS
     if engine not in ("vllm", "sglang") or not (asks_ids or mode == APPROXIMATE):
-        raise NotContinued("engine")  # SGLang refuses to tell ids on a chat that streams
+        raise NotContinued("engine")  # SGLang does not report ids on a chat that streams
     if media and path == CHAT:
         raise NotContinued("media")
     try:
@@ -203,7 +207,7 @@ def openai_plan(
     if bends and mode != APPROXIMATE:
         raise NotContinued(bends)
     if by_text and opened:
-        raise NotContinued("stop")  # a stop string may have begun in what was said
+        raise NotContinued("stop")  # a stop string may have begun in the text so far
     kept = _encode({name: raw for name, raw in fields.items() if name in _CARRIED})[:-1]
     plan = ContinuationPlan(path, engine, bool(bends), kept, tokens_max, tokens_min, held, opened, wants_usage)
     plan.asks_ids, plan.by_text, plan.takes_approximate = asks_ids, by_text, mode == APPROXIMATE
@@ -214,13 +218,15 @@ def openai_plan(
 
 
 def with_ids(body: bytes) -> bytes:
-    """The same request, asking for token ids. A last duplicate key wins in the JSON parsers of vLLM and SGLang."""
+    """Return the same request with token ids requested. A last duplicate key wins in the JSON parsers of vLLM and
+    SGLang."""
     end = body.rindex(b"}")
     return b"".join((memoryview(body)[:end], b',"return_token_ids":true', memoryview(body)[end:]))
 
 
 def _looked_at(fields: dict[str, Raw]) -> str:
-    """Why the continuation would only be approximate; "" where it would be exact. Raises NotContinued."""
+    """Return the reason for which the continuation would only be approximate, "" if it would be exact. Raises
+    NotContinued."""
     bends = ""
     for name, raw in fields.items():
         if name in _NOTHING:
@@ -236,7 +242,7 @@ def _looked_at(fields: dict[str, Raw]) -> str:
         elif name not in _CARRIED and name not in _LEFT_OUT and bytes(raw) != b"null":
             raise NotContinued("field")
     if _is_true(fields, "return_token_ids") or _is_true(fields, "return_tokens_as_token_ids"):
-        raise NotContinued("ids")  # the client counts on ids, and gets those of pieces that may be said anew
+        raise NotContinued("ids")  # the client relies on ids, and would get those of pieces that may be generated again
     if _value(fields, "tools") and _value(fields, "tool_choice") not in (None, "auto", "none"):
         raise NotContinued("tools")  # a call that must be made is made by a grammar
     for name in ("presence_penalty", "frequency_penalty"):
@@ -248,7 +254,7 @@ def _looked_at(fields: dict[str, Raw]) -> str:
 
 
 def _may_call(fields: dict[str, Raw]) -> bool:
-    """Whether the answer may call tools."""
+    """True if the answer may call tools."""
     return bool(_value(fields, "tools")) and _value(fields, "tool_choice") != "none"
 
 
@@ -262,7 +268,7 @@ def _is_true(fields: dict[str, Raw], name: str) -> bool:
 
 
 def _limits(path: str, fields: dict[str, Raw]) -> tuple[int | None, int]:
-    """Most tokens and fewest tokens of the answer. Raises NotContinued."""
+    """Return the maximum and minimum number of tokens of the answer. Raises NotContinued."""
     most = _number(fields, "max_tokens")
     if path == CHAT:
         given = _number(fields, "max_completion_tokens")
@@ -273,7 +279,8 @@ def _limits(path: str, fields: dict[str, Raw]) -> tuple[int | None, int]:
 
 
 def _number(fields: dict[str, Raw], name: str) -> int | None:
-    """A count of tokens as engines read it; None where there is none. Raises NotContinued for one that they refuse."""
+    """Return a token count as engines read it. None if it is absent. Raises NotContinued for a value that they
+    refuse."""
     value = _value(fields, name)
     number = whole_number(value)
     if number is None and value is not None:
@@ -282,8 +289,8 @@ def _number(fields: dict[str, Raw], name: str) -> int | None:
 
 
 def _stop_chars(fields: dict[str, Raw], engine: str) -> tuple[int, int]:
-    """`held_chars` and `open_chars`: vLLM's are the longest stop string less one. Raises NotContinued for stop strings
-    of SGLang, which looks for them behind what it has sent."""
+    """Return `held_chars` and `open_chars`: vLLM's are the longest stop string less one. Raises NotContinued for stop
+    strings of SGLang, which searches for them in text that it has already sent."""
     stop = _value(fields, "stop")
     listed = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
     longest = max((len(each) for each in listed if isinstance(each, str)), default=0)
@@ -299,15 +306,15 @@ def _wants_usage(fields: dict[str, Raw]) -> bool:
 
 
 def _one_prompt(prompt: bytes) -> None:
-    """Raises NotContinued for a list of prompts, of texts or of ids, unless there is one."""
+    """Raise NotContinued for a list of several prompts, of texts or of ids."""
     inside = prompt.lstrip()[1:].lstrip()[:1]
     if inside in (b"[", b'"') and not slices.is_single(prompt):
         raise NotContinued("prompts")
 
 
 def _chat_body(body: bytes, text: str, fields: bytes) -> bytes:
-    """The same chat with this text as its last message, and with these fields, which go before the same ones of the
-    body: of two equal names the engines' parsers take the last."""
+    """Return the same chat with this text as its last message, and with these fields. They override the same fields of
+    the body: of two equal names the engines' parsers take the last."""
     end = body.rindex(b"}")
     parts = [memoryview(body)[:end]]
     if text:

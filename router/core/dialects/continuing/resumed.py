@@ -1,8 +1,8 @@
-"""The next replica's events, a completion's, as if the first replica had gone on sending its own.
+"""Events of the next replica, a completion's, rewritten as if the first replica had continued to send its own.
 
-All events bear the names of the first one. What was said already is compared and left out. Counts of tokens are those
-of the whole answer: the prompt is the client's, and what was said before counts as said. Of the tokens found cached
-no more are told than the client's prompt has: they are those of the replica that went on.
+All events carry the names of the first one. Text that was sent already is compared and left out. Token counts are those
+of the whole answer: the prompt is the client's, and tokens sent before count as completion tokens. The number of cached
+tokens is that of the replica that continues, and at most the length of the client's prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OWN = ("id", "object", "created", "model", "choices", "usage", "prompt_token_id
 
 
 class ResumedStream:
-    """Rewrites the events of the replica that goes on. Feed it whole events."""
+    """Rewrites the events of the replica that continues. Feed it whole events."""
 
     def __init__(self, carried: CarriedStream) -> None:
         """`carried` has made the request that the replica got."""
@@ -30,11 +30,11 @@ class ResumedStream:
         self._expected = carried.said_again
         self._begun = False
         self._tokens = carried.said_tokens
-        self.broken = False  # the engine said that it failed, or that it had ended before it had
-        self.given_up = b""  # as CarriedStream has it
+        self.broken = False  # the engine reported a failure, or an end of the stream before its finish reason
+        self.given_up = b""  # as in CarriedStream
 
     def take(self, event: bytes) -> bytes:
-        """What the client gets of an event; b"" for one that it does not get. Raises StreamDiffers."""
+        """Return the event as sent to the client, b"" if it is not sent. Raises StreamDiffers."""
         if self.broken:
             if self.given_up and len(self.given_up) < GIVEN_UP_BYTES_MAX:
                 self.given_up += self._behind_abort(event)
@@ -75,7 +75,8 @@ class ResumedStream:
         return data_event(made | {name: value for name, value in chunk.items() if name not in _OWN})
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any] | None:
-        """A choice as the first replica would have sent it; None where the client has it. Raises StreamDiffers."""
+        """Return a choice as the first replica would have sent it. None if the client already has it. Raises
+        StreamDiffers."""
         carried, ids = self._carried, choice.pop("token_ids", None) or ()
         prompt = choice.pop("prompt_token_ids", None)
         if not self._begun:
