@@ -1,9 +1,7 @@
-"""Why prompts miss the cache.
+"""Reasons why prompts miss the cache.
 
-memory       what earlier prompts said, and whom a prompt is compared with
-difference   where two prompts first differ, and how
-ledger       what misses add up to, and what to do about them
-generations  what is remembered of blocks and prompts, within a strict bound
-places       where each token of a breakdown ended, from asked to hit
-explain      a placement and a sighting make a breakdown: every token a hit, or a miss with a reason
+memory       texts of earlier prompts, and the choice of the one to compare a prompt with difference   first difference
+of two prompts, and its kind ledger       sums of misses, and advice against them generations  bounded memory of blocks
+and prompts places       outcome of each token of a breakdown, from requested to hit explain      breakdown of a
+placement: every token a hit, or a miss with a reason
 """

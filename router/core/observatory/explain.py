@@ -1,20 +1,20 @@
-"""A placement and a sighting make a breakdown: every token of the prompt a hit, or a miss with a reason.
+"""Breakdown of a placed prompt: every token is a hit, or a miss with a reason.
 
-Reasons are stretches of the prompt, one behind the other, each cut off where the prompt's full blocks end:
+Reasons are consecutive stretches of the prompt, each cut off at the end of the prompt's full blocks:
 
     hit | spilled | evicted, replica_lost | identity | diverged | cold or new | tail
 
-What a replica is believed to hold ends the first two. What was computed before, by the memory of blocks or by the
-texts of earlier prompts, and is held by nobody now was evicted, or its holder is gone: a cache has a number (see
-Member.life), which a restart changes. Behind that the texts say what else an earlier prompt had (`Sighting`); the
-rest was not seen before. What is left over is the tail: the last token, a begun block of the engine's, and of ours the
-part that earlier prompts had, for which there is no key.
+The first two end with the blocks that a replica is estimated to hold. Blocks that were computed before, by the memory
+of blocks or by the texts of earlier prompts, and that no replica holds now, were evicted, or their replica is gone. A
+cache has an epoch (see Member.life), which a restart changes. After these, the texts of earlier prompts give the
+reasons. The rest was not seen before. The remainder is the tail: the last token, a partial block of the engine's, and
+the part of a router's block that earlier prompts had, for which no key exists.
 
-Texts are remembered when they are read, so they know of prompts that came to nothing, too. Of those the memory of
-blocks forgets what it was told when they were placed, and keeps the key of the first block that is then unknown: where
-that is asked for again, texts are not believed.
+Texts are remembered when they are read, so they include prompts that were placed and never computed. For such a prompt
+the memory of blocks drops the entries of its placement, and keeps the key of the first block that is then unknown. If
+that block is requested again, the result from the texts is cut off there.
 
-So a breakdown adds up by construction, and does so still when the engine has counted (`settled`): its word is final.
+So a breakdown adds up by construction. It still does after the engine's count is applied (`settled`), which is final.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from router.core.observatory.generations import CHAIN_MAX, Generations
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
 
 NEVER_MAX = 8_192  # prompts that are known not to have been computed
-PROMPTS_PART = 4  # one prompt is remembered for so many blocks: those of a load test have several each
+PROMPTS_PART = 4  # blocks for each remembered prompt: the prompts of a load test have several blocks each
 LOST_MAX = 512  # blocks looked up for one prompt; a longer prompt is sampled at even distances
-RATIO_SPREAD = 4  # bytes per token of a part of a prompt are those of the whole, give or take a quarter
+RATIO_SPREAD = 4  # bytes per token of a part of a prompt are those of the whole prompt, plus or minus a quarter
 
 # An enum's member costs as much as a call to look up.
 _DIVERGED, _EVICTED, _SPILLED, _LOST, _IDENTITY = (
@@ -47,7 +47,8 @@ _NOTHING = Sighting()
 
 
 class Explainer:
-    """Remembers which blocks were computed before, by which cache last, and which prompts were asked for."""
+    """Index of blocks that were computed before, each with the cache that computed it last, and of requested
+    prompts."""
 
     def __init__(self, blocks_max: int, *, replay_window_s: float) -> None:
         self._blocks: Generations[int] = Generations(blocks_max)
@@ -69,11 +70,14 @@ class Explainer:
         lives: Callable[[], Collection[int]],
         retry: bool = False,
     ) -> None:
-        """Write `miss` and `replay` into the receipt, and take note that the chosen replica computes the prompt now.
+        """Write `miss` and `replay` into the receipt, and record that the chosen replica computes the prompt now.
 
-        Of the prompt's blocks it has the first `depth` by our own estimate; its cache is number `life`, its engine's
-        block `block_tokens` long. `lives()` are the caches that there are. With `retry` the memory knows the request
-        itself, from its first attempt: what was known before is then the sighting's word alone.
+        - `depth`: number of the prompt's leading blocks that the replica holds by the router's estimate.
+        - `life`: its cache epoch. `lives()` are the epochs of all current caches.
+        - `block_tokens`: length of its engine's block.
+        - `retry`: the memory contains the request itself, from its first attempt. Earlier knowledge then comes from the
+          texts
+          only.
         """
         prompt_tokens, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens
         if hit > prompt_tokens:
@@ -95,7 +99,7 @@ class Explainer:
             receipt.seen_blocks = seen
             if known_blocks > seen and not retry and seen < len(keys) and self._never.get(keys[seen]):
                 sighting = replace(sighting, known_bytes=seen * BLOCK_BYTES)
-        if retry:  # blocks that the first attempt was to compute count as held there
+        if retry:  # blocks that the first attempt was going to compute count as held there
             receipt.seen_blocks = min(seen, known_blocks)
             spilled = min(spilled, max(0, int(sighting.known_bytes / bytes_per_token) - hit))
         elif asked_s is not None and now_s - asked_s <= self._replay_window_s:
@@ -110,8 +114,9 @@ class Explainer:
             blocks.put_chain(keys, young, depth, life)
 
     def take_back(self, receipt: Receipt, keys: Sequence[int], end_key: int, placed_s: float, life: int) -> None:
-        """What was placed was not computed: whoever asks again asks for the first time. Of `keys`, those that the cache
-        was to compute are forgotten, but not those that another one has begun with since."""
+        """Undo the record of a placed prompt that was not computed: the next request for it counts as the first. The
+        `keys` that the cache was going to compute are dropped, except those that another cache has begun to compute
+        since."""
         seen = receipt.seen_blocks
         for key in keys[seen:CHAIN_MAX]:
             self._blocks.drop(key, life)
@@ -121,7 +126,7 @@ class Explainer:
             self._never.put(keys[seen], True)
 
     def turned_away(self, chain: Chain) -> None:
-        """A prompt was never placed, though its text may be remembered."""
+        """Record that a prompt was never placed, although its text may be remembered."""
         _, seen = self._blocks.depths(chain.keys)
         if seen < len(chain.keys):
             self._never.put(chain.keys[seen], True)
@@ -139,10 +144,10 @@ class Explainer:
         life: int,
         lives: Callable[[], Collection[int]],
     ) -> Breakdown:
-        """One stretch behind the other, each with what the ones before it have left.
+        """Return the stretches in order, each cut off by the ones before it.
 
-        Of what was computed before, and that nobody holds, there is what a replica could hold (`evicted`), and what has
-        no key (`part`).
+        Tokens that were computed before and that no replica holds are split in two: those that a replica could hold
+        (`evicted`), and those without a key (`part`).
         """
         prompt_tokens, known_bytes, replay = receipt.prompt_tokens, sighting.known_bytes, receipt.replay
         whole = (prompt_tokens - 1) // block_tokens * block_tokens
@@ -179,8 +184,9 @@ class Explainer:
     def _dropped(
         self, tokens: int, keys: Sequence[int], life: int, lives: Callable[[], Collection[int]]
     ) -> tuple[int, int]:
-        """How many of `tokens`, held by nobody any more, were computed last by caches that are gone, and how many by
-        another cache than number `life`; the rest was dropped there, as far as is known. `keys` are their blocks."""
+        """Return (the number of `tokens` computed last by caches that are gone, the number computed last by another
+        cache than `life`). No replica holds these tokens any longer. Cache `life` is taken to have dropped the rest.
+        `keys` are their blocks."""
         looked_up = keys[:: -(-len(keys) // LOST_MAX)] if len(keys) > LOST_MAX else keys
         alive, gone, others = lives(), 0, 0
         for key in looked_up:
@@ -196,10 +202,11 @@ class Explainer:
 
 
 def _evicted(grade: Grade, ratio: float, block_tokens: int, known: int, at: int, left: int) -> int:
-    """Tokens between `at` and `known`, of the `left` ones, that a replica could hold, and none does.
+    """Return the tokens between `at` and `known`, of the `left` ones, that a replica could hold, and that no replica
+    holds.
 
-    What is held is counted in whole blocks of the engine's, so less than that says nothing of an eviction. Where it is
-    known by token ids, the two are of different measure: where a block ends in tokens is a guess.
+    Held tokens are counted in whole blocks of the engine's, so a smaller gap is no evidence of an eviction. If the hit
+    is known by token ids, the two counts use different measures: the end of a block in tokens is then a guess.
     """
     gap, slack = known - at, max(BLOCK_BYTES / ratio / 2, block_tokens)
     if grade is not _ESTIMATED:
@@ -208,7 +215,8 @@ def _evicted(grade: Grade, ratio: float, block_tokens: int, known: int, at: int,
 
 
 def _part(grade: Grade, ratio: float, block_tokens: int, part: int, left: int) -> int:
-    """Tokens that were computed before but have no key: less than a block of ours and one of the engine's."""
+    """Return the tokens that were computed before and have no key: less than a block of the router's and one of the
+    engine's."""
     part_max = block_tokens + (int(BLOCK_BYTES / ratio) if grade is _ESTIMATED else 0)
     return min(part, part_max, left)
 
@@ -223,7 +231,8 @@ def _named(
     evicted: int,
     lost: int,
 ) -> dict[Miss, int]:
-    """The misses before the tail, the avoidable ones first; `rest` tokens of them were never held, as far as known."""
+    """Return the misses before the tail, the avoidable ones first. `rest` tokens of them were never held, to current
+    knowledge."""
     misses: dict[Miss, int] = {}
     nothing_known = not (known or sighting.repeated_bytes)
     identity = 0
@@ -249,8 +258,7 @@ def _named(
 
 
 def _saved_ms(receipt: Receipt) -> float:
-    """How much longer the first token would have taken at the replica that holds most of the prompt, where that could
-    have been asked."""
+    """Return the additional time to first token at the replica that holds most of the prompt, if it was a candidate."""
     chosen = next((c for c in receipt.candidates if c.id == receipt.replica), None)
     if chosen is None:
         return 0.0
@@ -267,14 +275,15 @@ def _first_token_ms(c: Candidate) -> float:
 
 
 def brought(miss: Breakdown, receipt: Receipt) -> None:
-    """Note what of a predicted hit is to be brought to the GPU first."""
+    """Record the part of a predicted hit that must be brought to the GPU first."""
     miss.loaded = min(miss.hit, receipt.predicted_tier_tokens)
     if receipt.pull is not None:
         miss.pulled = min(miss.hit - miss.loaded, receipt.pull.tokens)
 
 
 def unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
-    """The breakdown of a request that no observatory explained: hits by the engine's own count, where it told."""
+    """Return the breakdown of a request that no observatory explained. Hits are the engine's own count, if it reported
+    one."""
     tokens, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens
     if usage is not None and usage.verified:
         tokens, hit = usage.prompt_tokens, usage.cached_tokens or 0
@@ -287,7 +296,7 @@ def unexplained(receipt: Receipt, usage: Usage | None) -> Breakdown:
 
 
 def settled(miss: Breakdown, usage: Usage | None) -> Breakdown:
-    """The breakdown by the engine's own count, where it told how many tokens it found; else the same."""
+    """Return the breakdown with the engine's own count, if it reported the number of cached tokens; else unchanged."""
     if usage is None or usage.cached_tokens is None or usage.prompt_tokens <= 0:
         return miss
     total, hit = usage.prompt_tokens, usage.cached_tokens
@@ -297,15 +306,16 @@ def settled(miss: Breakdown, usage: Usage | None) -> Breakdown:
 
 
 def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
-    """Where the engine's prompt is longer or shorter than ours, what we predicted ends somewhere between our count and
-    the same part of its: at its own count, if that is there. Behind that all stretches grow or shrink alike."""
+    """Apply the engine's count. If its prompt is longer or shorter than the router's, the predicted hit ends between
+    the router's count and the same fraction of the engine's prompt: at the engine's count, if that lies between them.
+    All stretches after it grow or shrink by the same factor."""
     predicted, before = miss.hit, miss.misses
     if total != miss.prompt_tokens:
         scaled = predicted * total // miss.prompt_tokens if miss.prompt_tokens else 0
         low, high = (predicted, scaled) if predicted < scaled else (scaled, predicted)
         predicted = min(low if hit < low else min(hit, high), total)
     left, rest, found = miss.prompt_tokens - miss.hit, total - predicted, hit - predicted
-    if not left:  # nothing was known of its length
+    if not left:  # the length was unknown
         before, left = {_UNSUPPORTED: 1}, 1
     misses: dict[Miss, int] = {}
     upto = end = 0
@@ -313,19 +323,20 @@ def _settled(miss: Breakdown, total: int, hit: int) -> Breakdown:
     for reason in before if sorted_ else [reason for reason in _BY_POSITION if reason in before]:
         upto += before[reason]
         begin, end = end, upto * rest // left
-        if end > begin and end > found:  # a stretch that ends before `found` was a hit, though not predicted
+        if end > begin and end > found:  # a stretch that ends before `found` was a hit, although not predicted
             misses[reason] = end - (begin if begin > found else found)  # noqa: FURB136 - half the time
     if found < 0:
         misses[_MISPREDICTED] = -found
         sorted_ = False
     if not sorted_:
         misses = {reason: misses[reason] for reason in _AVOIDABLE_FIRST if reason in misses}
-    # What is loaded lies behind what the GPU has, and what is pulled behind that: what the engine did not find is
-    # missing from there first.
+    # Loaded tokens follow those on the GPU, and pulled tokens follow the loaded ones. Tokens that the engine did not
+    # find are subtracted in reverse order.
     on_gpu = miss.hit - miss.loaded - miss.pulled
     loaded = max(0, min(miss.loaded, hit - on_gpu))
     pulled = max(0, min(miss.pulled, hit - on_gpu - miss.loaded))
-    # Nobody knows where in the stretch of evicted tokens those are that others dropped: of its rest they are as many.
+    # The positions of tokens that others dropped are unknown within the evicted stretch. Its rest has the same share of
+    # them.
     elsewhere = miss.dropped_elsewhere
     if elsewhere:
         elsewhere = elsewhere * misses.get(_EVICTED, 0) // before.get(_EVICTED, 1)

@@ -1,9 +1,9 @@
-"""A memory with a strict bound, at the price of a dict: a young generation and an old one.
+"""Memory with a strict bound, at the cost of a dict: a young generation and an old one.
 
-What is used is in the young one, or is put there. When that is full it becomes the old one, and the old one goes: so
-what was used lately is kept, and nothing is kept in order. A dict of a quarter of a million entries takes ten
-milliseconds to go, so it goes a few entries at a time, twice as fast as new ones come: all three together are never
-more than the two that are full.
+A used entry is in the young generation, or is put there. When that is full it becomes the old one, and the old one is
+dropped. So recently used entries are kept, without any order. Freeing a dict of a quarter of a million entries takes
+ten milliseconds, so it is freed a few entries at a time, twice as fast as new ones come. All three dicts together never
+have more entries than two full ones.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
-CHAIN_MAX = 4_096  # keys of one chain, 2 MB of text: to put down more takes over a millisecond
+CHAIN_MAX = 4_096  # keys of one chain, 2 MB of text: storing more takes over a millisecond
 
 
 class Generations(Generic[V]):
-    """Block keys, or keys of whole prompts, with something known of each. Where they are chains, every generation has
-    each key's whole prefix, so how much of a chain is known is found by bisection."""
+    """Block keys, or keys of whole prompts, with a value for each. If they are chains, every generation has each key's
+    whole prefix, so the known length of a chain is found by bisection."""
 
     def __init__(self, entries_max: int) -> None:
         self._half = max(1, entries_max // 2)
@@ -31,12 +31,12 @@ class Generations(Generic[V]):
         return len(self.young) + len(self.old) + len(self._dying)
 
     def get(self, key: int) -> V | None:
-        """What is known of a key; None: nothing."""
+        """Return the value of a key, None if it is unknown."""
         value = self.young.get(key)
         return self.old.get(key) if value is None else value
 
     def put(self, key: int, value: V) -> V | None:
-        """Remember a key that is in no chain. Returns what was known of it before."""
+        """Store a key that is in no chain. Returns its earlier value."""
         young = self.young
         before = young.get(key)
         if before is None:
@@ -50,24 +50,23 @@ class Generations(Generic[V]):
         return before
 
     def drop(self, key: int, value: V) -> None:
-        """Forget one, if this is what is known of it. Of a chain, drop all that is behind it, too."""
+        """Drop a key if it has this value. Of a chain, drop all keys after it, too."""
         if self.get(key) == value:
             self.young.pop(key, None)
             self.old.pop(key, None)
 
     def depths(self, keys: Sequence[int], guess: int = 0) -> tuple[int, int]:
-        """How many leading keys are known: by the young generation, and by either. `guess`, where it is right, saves
-        the search."""
+        """Count the known leading keys: of the young generation, and of either. A correct `guess` saves the search."""
         young, count = self.young, len(keys)
         if not (0 < guess <= count and keys[guess - 1] in young and (guess == count or keys[guess] not in young)):
             guess = depth(young, keys)
-        if guess == count or keys[guess] not in self.old:  # the old generation knows no more of the chain
+        if guess == count or keys[guess] not in self.old:  # the old generation has no longer part of the chain
             return guess, guess
         return guess, depth(self.old, keys)
 
     def put_chain(self, keys: Sequence[int], young: int, kept: int, value: V) -> None:
-        """Remember a chain of which the young generation has `young` leading keys; those behind `kept` have the new
-        value from now on. Of a chain that is too long the beginning is remembered."""
+        """Store a chain of which the young generation has `young` leading keys. Keys after the first `kept` get the new
+        value. Of a chain that is too long only the beginning is stored."""
         if len(keys) > self._chain_max:
             keys = keys[: self._chain_max]
         count = len(keys)
@@ -76,7 +75,7 @@ class Generations(Generic[V]):
         ages = len(self.young) + count - young > self._half
         if young >= kept and not ages:  # nearly always
             remembered = self.young
-            for key in keys[kept:]:  # takes two thirds of what `update(dict.fromkeys(...))` does
+            for key in keys[kept:]:  # takes two thirds of the time of `update(dict.fromkeys(...))`
                 remembered[key] = value
             if self._dying:
                 self._sweep(2 * (count - kept))
@@ -103,7 +102,7 @@ class Generations(Generic[V]):
 
 
 def depth(known: dict[int, V], keys: Sequence[int]) -> int:
-    """How many leading keys are known. Searched from the end: most keys of a conversation's next turn are known."""
+    """Count the known leading keys. The search starts at the end: most keys of a conversation's next turn are known."""
     at = len(keys) - 1
     if at < 0 or keys[0] not in known:
         return 0

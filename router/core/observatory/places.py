@@ -1,10 +1,10 @@
-"""The funnel: a breakdown says in which place each token of a prompt ended, from asked to hit.
+"""Funnel of a breakdown: the place in which each token of a prompt ended, from requested to hit.
 
     asked > seen before > unchanged > kept > reached > hit
 
-A prompt loses tokens at each stage (misses.STAGES), and what is left at the end was found. Every token is in one place,
-so places add up to the prompt as hits and misses do; by the engine's own count where it told. A breakdown is all that
-is needed, so nothing is kept of a request for this while it is open: places are made once, at its end.
+A prompt loses tokens at each stage (misses.STAGES), and the tokens left at the end were found. Every token is in one
+place, so places add up to the prompt as hits and misses do. They follow the engine's own count if it reported one. Only
+a breakdown is needed, so no state is kept for an open request: places are computed once, at its end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TIER, _PULLED, _REPLAY, _GENUINE = TokenPlace.TIER, TokenPlace.PULLED, TokenPla
 
 
 def places_of(miss: Breakdown, *, replay: bool) -> dict[TokenPlace, int]:
-    """Tokens by place, of places that have any; they add up to the prompt. `replay`: the very prompt was asked for
-    before."""
+    """Return tokens by place, for places that have any; they add up to the prompt. `replay`: the same prompt was
+    requested before."""
     places: dict[TokenPlace, int] = {}
     for reason, tokens in miss.misses.items():
         place = _PLACES[reason]

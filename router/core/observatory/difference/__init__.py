@@ -1,10 +1,7 @@
-"""Where two prompts first differ, and how.
+"""First difference of two prompts, and its kind.
 
-compare           where they first differ, of which kind that is, and what repeats behind it
-first_difference  in which tool or message that is, and what happened there
-rewording         of which kind a change of a text is
-shapes            dates, identifiers and numbers, told by how they look
-json_changes      where two JSON values, or two lists of tools, first differ
-json_paths        what a place is called in the request's body
-overlap           what two texts have in common
+compare           position and kind of the first difference, and the bytes that repeat after it first_difference  tool
+or message of the difference, and the change in it rewording         kind of a change in a text shapes            dates,
+identifiers and numbers, recognised by their form json_changes      first difference of two JSON values, or of two lists
+of tools json_paths        path of a place in the request's body overlap           common parts of two texts
 """

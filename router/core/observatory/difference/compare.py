@@ -1,9 +1,9 @@
-"""Where two prompts first differ, of which kind the difference is, and how much is computed again because of it.
+"""First difference of two prompts: its position and kind, and the bytes that are computed again because of it.
 
 Both are canonical bytes (prompts/canonical.py). The first byte that differs is found by bisection.
 
-Prompts that part and never meet again do not differ in this sense: all that is behind is new, as in a conversation on
-a shared system prompt, or behind an answer that was made anew.
+Prompts that part and never meet again have no difference in this sense: the whole rest is new, as in a conversation on
+a shared system prompt, or after a regenerated answer.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from router.core.observatory.difference.overlap import common_prefix, repeated_l
 from router.core.observatory.difference.shapes import shape
 
 REPEATED_BYTES_MIN = 64  # about a block of an engine: less is not computed again for any reason
-REPEATED_SHARE_MIN = 16  # 1 in so many bytes behind a difference must repeat; fewer repeat by chance
+REPEATED_SHARE_MIN = 16  # 1 in this number of bytes after a difference must repeat; fewer repeat by chance
 ALIKE_SHARE_MIN = 4  # two messages are the same one, changed, if they share at least 1/4 of the shorter
 ALIKE_WORDS_SHARE_MIN = 2  # reworded messages must share 1/2 of the longer: any two questions have phrases in common
-PIECE_BYTES_MIN = 64  # text that replaces another counts as at least so many bytes
+PIECE_BYTES_MIN = 64  # text that replaces another counts as at least this number of bytes
 CONTEXT_BYTES = 60  # bytes shown around a difference, in excerpts
 ROLES = ("", "system", "developer", "user", "assistant", "tool", "function")
 _TOKENS = (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER)
-OTHER_ROLE = "other"  # any other role: a client's own word, or one forged by a text, so it is not shown
+OTHER_ROLE = "other"  # any other role: chosen by a client, or forged by a text, so it is not shown
 
 
 class Compared(NamedTuple):
-    """What an earlier prompt says of a new one. Bytes are canonical bytes of the new one."""
+    """Comparison of a new prompt with an earlier one. Bytes are canonical bytes of the new one."""
 
-    difference: Difference | None  # None: there is none, or nothing repeats behind it
-    repeated_bytes: int  # bytes computed again: what repeats behind the first difference, and what changed itself
+    difference: Difference | None  # None: the prompts do not differ, or no text repeats after the difference
+    repeated_bytes: int  # bytes computed again: text that repeats after the first difference, and the change itself
     same_bytes: int  # bytes before the first difference
-    appended: bool  # the new prompt begins with all of the earlier one
+    appended: bool  # the new prompt begins with the whole earlier one
 
 
 def compare(
     before: bytes, after: bytes, *, from_bytes: int = 0, body: bytes = b"", path: str = "", excerpts: bool = False
 ) -> Compared:
-    """Compare an earlier prompt with a new one, both whole. Their first `from_bytes` are known to be the same; `body`
+    """Compare an earlier prompt with a new one, both whole. Their first `from_bytes` are known to be the same. `body`
     and `path` are of the new prompt's request, and name places in it."""
     same = common_prefix(before, after, from_bytes)
     if same == len(before) or same == len(after):
@@ -54,8 +54,8 @@ def compare(
 
 
 def _repeated(found: Found, behind: int, behind_new: int) -> int:
-    """Bytes that are computed again; 0 where the prompts part for good. `behind` and `behind_new` are the bytes of the
-    earlier and the new prompt from the first difference on."""
+    """Count the bytes that are computed again, 0 if the prompts part for good. `behind` and `behind_new` are the bytes
+    of the earlier and the new prompt from the first difference on."""
     if found.items and not _same_messages(found):
         return 0
     old, new = found.olds[:1], found.news[:1]
@@ -82,13 +82,13 @@ def _repeated(found: Found, behind: int, behind_new: int) -> int:
 
 
 def _same_messages(found: Found) -> bool:
-    """Whether messages repeat behind tools that came or went; if none do, another agent has some of the same tools."""
+    """True if messages repeat after added or removed tools. If none do, another agent has some of the same tools."""
     olds, news, exact = unmatched(found.olds[found.items[0] :], found.news[found.items[1] :])
     return exact + repeated_lines(olds, news) >= REPEATED_BYTES_MIN
 
 
 def _alike(found: Found, own: int, size: int, size_new: int) -> bool:
-    """Whether two messages in one place are the same one, changed; they have `own` bytes in common."""
+    """True if two messages in one place are the same one, changed. They have `own` bytes in common."""
     if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
         return True
     if found.change in (Change.EDITED_HISTORY, Change.TRUNCATED_HISTORY):
@@ -97,7 +97,8 @@ def _alike(found: Found, own: int, size: int, size_new: int) -> bool:
 
 
 def _piece_bytes(found: Found, replaced: int) -> int:
-    """Bytes of the change itself: a token, all that is only written in another way, or text in another's place."""
+    """Count the bytes of the change itself: a token, all text that is only written in another way, or replacing
+    text."""
     if found.change in (Change.WHITESPACE, Change.KEY_ORDER):
         return len(found.after)
     if found.change in _TOKENS:

@@ -1,7 +1,7 @@
-"""The first place where two prompts differ: in which tool or message it is, and what happened there.
+"""First place at which two prompts differ: its tool or message, and the change in it.
 
-Only the piece that the first byte is in is taken apart. What happened to whole messages and tools is asked first: some
-gone, some in another order. Only then are the two texts looked at (rewording.py).
+Only the piece with the first different byte is analysed. Changes of whole messages and tools are considered first: some
+removed, some in another order. Only then are the two texts compared (rewording.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from router.core.observatory.difference.shapes import Span, word
 from router.core.prompts.canonical import GS, RS
 from router.core.prompts.canonical_openai import FIELDS, HEAD
 
-LEADS_MAX = 64  # separators tried for a message's beginning before it is given up: texts may contain some
+LEADS_MAX = 64  # separators tried for the beginning of a message before the search is given up: texts may contain some
 FIELDS_MAX = 64  # fields read of one message
 
 _LEAD = re.compile(rb"\x1e([^\x1d-\x1f]{0,64})\x1f")
@@ -41,9 +41,9 @@ _Fields = list[tuple[str, bytes]]
 
 
 class Found(Struct):
-    """A difference whose place has no name yet; `before` and `after` are the texts of the value that changed."""
+    """A difference without a path yet. `before` and `after` are the texts of the value that changed."""
 
-    change: Change | None  # None: words, as far as can be told
+    change: Change | None  # None: words, if no other kind is recognised
     before: bytes
     after: bytes
     at: int
@@ -55,12 +55,12 @@ class Found(Struct):
     cut: int = 0  # bytes of the first pieces before the difference
     olds: list[bytes] = []  # pieces of the earlier prompt, from the one that differs on
     news: list[bytes] = []
-    placed: bool = True  # whether the first pieces are one piece that changed
-    items: tuple[int, ...] = ()  # how many of the pieces are tools, where some came or went
+    placed: bool = True  # the first pieces are one piece that changed
+    items: tuple[int, ...] = ()  # number of the pieces that are tools, if some were added or removed
 
 
 def find(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """What changed at byte `same`, the first where the prompts differ."""
+    """Return the change at byte `same`, the first at which the prompts differ."""
     start = _message_start(before, after, same)
     if start is not None:
         return _in_message(before, after, same, start, places)
@@ -70,7 +70,7 @@ def find(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
 
 
 def _message_start(before: bytes, after: bytes, same: int) -> int | None:
-    """The first byte of the message that byte `same` is in; None where that byte is in no message."""
+    """Return the first byte of the message that contains byte `same`. None if that byte is in no message."""
     start = same
     for _ in range(LEADS_MAX):
         start = after.rfind(RS, 0, start)
@@ -82,7 +82,7 @@ def _message_start(before: bytes, after: bytes, same: int) -> int | None:
 
 
 def _messages(before: bytes, start: int, after: bytes, other: int) -> tuple[list[bytes], list[bytes]]:
-    """The messages of both prompts from a byte on; the messages that both end with are one piece."""
+    """Return the messages of both prompts from a byte on. The messages that both end with are one piece."""
     tail = common_suffix(before, after, max(start, other))
     lead = _LEAD.search(after, len(after) - tail)
     shared = len(after) - lead.start() if lead else 0
@@ -109,7 +109,7 @@ def _read(message: bytes) -> _Message:
 
 
 def _fields(text: bytes, start: int = 0) -> tuple[_Fields, int]:
-    """The fields that stand behind a content, and where the content ends."""
+    """Return the fields that follow a content, and the end of the content."""
     found = [*islice(_FIELD.finditer(text, start), FIELDS_MAX)]
     ends = [*[each.start() for each in found[1:]], len(text)]
     fields = [
@@ -141,14 +141,15 @@ def _in_message(before: bytes, after: bytes, same: int, start: int, places: Json
 
 
 def _in_one(one: _Message, other: _Message, index: int, places: JsonPlaces, told: Change | None) -> Found:
-    """The difference of two messages in one place; `told` is the change if they are known to be different ones."""
+    """Return the difference of two messages in one place. `told` is the change if they are known to be different
+    ones."""
     if one.content != other.content:
         found = _changed(Changed((), one.content, other.content, told))
         found.path, found.at_bytes = places.content(index, found.at)
         return found
     pairs = zip([*one.fields, ("", b"")], [*other.fields, ("", b"")], strict=False)
     (name, old), (named, new) = next(pair for pair in pairs if pair[0] != pair[1])
-    if name != named:  # a field came or went
+    if name != named:  # a field was added or removed
         found = _changed(Changed((), old, new, told), 0)
         field = named if named and named not in [each for each, _ in one.fields] else name or named
         found.path = places.field(index, field, (), 0, 0)[0]
@@ -161,19 +162,19 @@ def _in_one(one: _Message, other: _Message, index: int, places: JsonPlaces, told
 
 
 def _arguments(calls: bytes, steps: Steps) -> bytes:
-    """The arguments of the call that the steps lead to, as canonical JSON."""
+    """Return the arguments of the call that the steps lead to, as canonical JSON."""
     if steps[1:3] != ("function", "arguments"):
         return b""
     return text_of(decoded(calls)[steps[0]]["function"]["arguments"])
 
 
 def _of_messages(olds: list[bytes], news: list[bytes]) -> tuple[Change | None, bool]:
-    """What happened to whole messages, and whether the first ones may be one that changed."""
+    """Return the change of whole messages, and True if the first ones may be one that changed."""
     times = Counter(olds)
     places = {message: n for n, message in enumerate(olds) if times[message] == 1}
     for n, message in enumerate(news):
         if n < len(olds) and olds[n] == message:
-            return None, True  # a message for a message
+            return None, True  # one message in place of another
         place = places.get(message)
         if place is None:
             continue
@@ -186,7 +187,7 @@ def _of_messages(olds: list[bytes], news: list[bytes]) -> tuple[Change | None, b
 
 
 def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
-    """What happened where the first new message stood at `place` in the earlier prompt."""
+    """Return the change if the first new message was at `place` in the earlier prompt."""
     gone = olds[0]
     if news.count(gone) < olds.count(gone):
         return Change.TRUNCATED_HISTORY
@@ -195,11 +196,11 @@ def _of_moved(olds: list[bytes], news: list[bytes], place: int) -> Change:
 
 
 def _in_head(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """The difference before the messages: in the tools, or in arguments of the template."""
+    """Return the difference before the messages: in the tools, or in arguments of the template."""
     one, other = [lead.start() if (lead := _LEAD.search(text)) else len(text) for text in (before, after)]
     fields = _fields(before[:one])[0], _fields(after[:other])[0]
     name, old, new = _first_field(*fields)
-    if not name:  # nothing that a dialect writes
+    if not name:  # not a field that a dialect writes
         return _in_text(before, after, same, places)
     olds, news = [items_of(value) if value else [] for value in (old, new)]
     index = next((n for n, (a, b) in enumerate(zip(olds, news, strict=False)) if a != b), min(len(olds), len(news)))
@@ -217,7 +218,8 @@ def _in_head(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Foun
 
 
 def _first_field(olds: _Fields, news: _Fields) -> tuple[str, bytes, bytes]:
-    """The first field that changed: its name, and its values; empty where it came or went."""
+    """Return the first field that changed: its name, and its values. A value is empty if the field was added or
+    removed."""
     for (name, old), (named, new) in zip([*olds, ("", b"")], [*news, ("", b"")], strict=False):
         if name == named and old != new:
             return name, old, new
@@ -238,7 +240,7 @@ def _of_field(name: str, old: bytes, new: bytes, olds: list[bytes], news: list[b
 
 
 def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Found:
-    """The difference of two prompts that are no chats."""
+    """Return the difference of two prompts that are not chats."""
     found = _changed(Changed((), before, after))
     _look_put_in(found)
     found.message, found.cut, found.olds, found.news = 0, same, [before], [after]
@@ -247,7 +249,7 @@ def _in_text(before: bytes, after: bytes, same: int, places: JsonPlaces) -> Foun
 
 
 def _look_put_in(found: Found) -> None:
-    """Say of words of a template whether a date or an identifier came or went with them."""
+    """Set the change of words of a template if a date or an identifier was added or removed with them."""
     if found.change is not None:
         return
     told = put_in(found.before, found.after, found.at)
@@ -257,7 +259,7 @@ def _look_put_in(found: Found) -> None:
 
 
 def _changed(changed: Changed, at: int | None = None) -> Found:
-    """A change as a difference; `at` is its first byte, None to look for it."""
+    """Return a change as a difference. `at` is its first byte, None to search for it."""
     _, before, after, change = changed
     at = common_prefix(before, after) if at is None else at
     if change is None and before != after:

@@ -1,7 +1,7 @@
-"""Where two JSON values first differ, and whether they differ in more than order.
+"""First difference of two JSON values, and a check for a mere change of order.
 
-Values are walked from the top, the two side by side, into the first child that is not written the same; children are
-compared as they are written, since dicts that are equal may print their keys in another order.
+Values are walked from the top, the two side by side, into the first child with different JSON. Children are compared as
+JSON text, since equal dicts may print their keys in another order.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from router.core.observatory.difference.rewording import reworded
 from router.core.prompts.bodies import UNREADABLE
 
 STEPS_MAX = 64
-WALKED_BYTES_MAX = 4 << 20  # JSON written anew on the way down: each level is as long as all that is below it
+WALKED_BYTES_MAX = 4 << 20  # JSON encoded again on the way down: the JSON of each level includes all levels below it
 Steps = tuple[str | int, ...]
 
 
 class Changed(NamedTuple):
-    """The innermost value that changed; `before` and `after` are its texts, or its JSON where the value is no text."""
+    """The innermost value that changed. `before` and `after` are its texts, or its JSON if the value is not a text."""
 
     steps: Steps  # path from the top to the value
     before: bytes
     after: bytes
-    change: Change | None = None  # None: to be told from the two texts
+    change: Change | None = None  # None: to be determined from the two texts
 
 
 def first_change(before: object, after: object) -> Changed:
-    """The innermost difference of two values that are not written the same."""
+    """Return the innermost difference of two values with different JSON."""
     steps: list[str | int] = []
     walked_bytes = 0
     while len(steps) < STEPS_MAX and walked_bytes < WALKED_BYTES_MAX:
@@ -62,7 +62,7 @@ def _in_dicts(before: dict[str, Any], after: dict[str, Any]) -> tuple[str | None
 def _in_lists(before: list[Any], after: list[Any]) -> tuple[int | None, Change | None]:
     ones, others = [*map(text_of, before)], [*map(text_of, after)]
     if Counter(ones) == Counter(others):
-        return None, Change.KEY_ORDER  # a set, such as `required`, printed as it came
+        return None, Change.KEY_ORDER  # a set, such as `required`, printed in arbitrary order
     for index, (one, other) in enumerate(zip(ones, others, strict=False)):
         if one != other:
             return index, None
@@ -70,14 +70,14 @@ def _in_lists(before: list[Any], after: list[Any]) -> tuple[int | None, Change |
 
 
 def text_of(value: object) -> bytes:
-    """A string as it is, anything else as JSON."""
+    """Return a string unchanged, any other value as JSON."""
     if isinstance(value, str):
         return value.encode(errors="surrogatepass")
     return msgspec.json.encode(value)
 
 
 def decoded(value: bytes) -> Any:  # noqa: ANN401  # JSON of any kind
-    """The value; None where it is no JSON."""
+    """Decode the value. None if it is not JSON."""
     try:
         return msgspec.json.decode(value)
     except UNREADABLE:
@@ -85,7 +85,8 @@ def decoded(value: bytes) -> Any:  # noqa: ANN401  # JSON of any kind
 
 
 def change_of(before: bytes, after: bytes) -> Changed:
-    """The innermost difference of two JSON texts that are not the same; the whole texts where one cannot be read."""
+    """Return the innermost difference of two JSON texts that are not the same, or of the whole texts if one cannot be
+    read."""
     try:
         return first_change(msgspec.json.decode(before), msgspec.json.decode(after))
     except UNREADABLE:
@@ -93,7 +94,7 @@ def change_of(before: bytes, after: bytes) -> Changed:
 
 
 def items_of(value: bytes) -> list[bytes]:
-    """The JSON of each item of a list; the whole if it is none."""
+    """Return the JSON of each item of a list, or the whole if it is not a list."""
     try:
         return [*map(bytes, msgspec.json.decode(value, type=list[Raw]))]
     except UNREADABLE:
@@ -101,7 +102,8 @@ def items_of(value: bytes) -> list[bytes]:
 
 
 def tools_change(before: list[bytes], after: list[bytes]) -> Changed:
-    """The difference of two lists of tools: the first tool that is not where it was, or what changed within it."""
+    """Return the difference of two lists of tools: the first tool that is not at its earlier place, or the change in
+    it."""
     index = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
     if index is None:  # one is longer
         index = min(len(before), len(after))
@@ -116,7 +118,7 @@ def tools_change(before: list[bytes], after: list[bytes]) -> Changed:
 
 def _of_names(before: list[bytes], after: list[bytes], index: int) -> Change | None:
     if before[index] == after[index]:
-        return None  # changed in itself, before any tool that came, went or moved
+        return None  # the tool itself changed, before any tool that was added, removed or moved
     olds, news = set(before), set(after)
     if [name for name in before if name in news] != [name for name in after if name in olds]:
         return Change.TOOL_ORDER
@@ -128,7 +130,7 @@ def _of_names(before: list[bytes], after: list[bytes], index: int) -> Change | N
 
 
 def tool_name(tool: bytes) -> bytes:
-    """A tool's name; the tool itself where it has none."""
+    """Return a tool's name, or the tool itself if it has no name."""
     value = decoded(tool)
     function = value.get("function", value) if isinstance(value, dict) else None
     name = function.get("name") if isinstance(function, dict) else None

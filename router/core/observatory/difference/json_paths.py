@@ -1,8 +1,8 @@
-"""What a place in canonical bytes is called in the request's body.
+"""Paths in the request's body for places in canonical bytes.
 
-The dialects make one chat of every API's request (core/prompts/canonical.py); here the same way is walked back for one
-message: which message, block or item it was made of, and which of their texts follow each other in its content. Without
-a body, or where it does not fit, a place is called as OpenAI's chat completions would have it.
+The dialects make one chat of every API's request (core/prompts/canonical.py). This module walks the same way back for
+one message: it finds the message, block or item that it was made of, and the order of their texts in its content.
+Without a body, or if the body does not fit, a place is named as in OpenAI's chat completions.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from router.core.prompts.canonical import BILLING_HEADER, OPAQUE_REPEATS
 PATH_CHARS_MAX = 200
 _OPAQUE_BYTES = 16 * OPAQUE_REPEATS
 _PLAIN = re.compile(r"[A-Za-z_$][\w$-]*")
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.?)*+"?|\S', re.DOTALL)  # a string without an end goes to the end of the text
+# a string without an end extends to the end of the text
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.?)*+"?|\S', re.DOTALL)
 
 
 class MessageSource(Struct):
-    """What one canonical message was made of."""
+    """Origin of one canonical message."""
 
     element: str
     texts: list[tuple[str, int, int]] = []  # path, bytes in the content, bytes of the body's text left out before them
     joint_bytes: int = 1  # bytes between two texts
-    calls: list[tuple[str, str, bool]] = []  # path of each, path of its arguments within, whether its fields are flat
+    calls: list[tuple[str, str, bool]] = []  # path of each, path of its arguments within, True if its fields are flat
     fields: dict[str, str] = {}  # paths of other fields
 
 
 def joined(base: str, steps: Steps) -> str:
-    """The path of a value that is some steps below another."""
+    """Return the path of a value that is some steps below another."""
     for step in steps:
         if isinstance(step, int):
             base += f"[{step}]"
@@ -64,7 +65,7 @@ class JsonPlaces:
         return found
 
     def head(self, name: str, steps: Steps) -> str:
-        """The path of a field before the messages, or of a value below it."""
+        """Return the path of a field before the messages, or of a value below it."""
         if name == "tools" and steps and isinstance(steps[0], int):
             return self._tool(steps[0], steps[1:])
         if name == "reasoning_effort" and self._dialect != "openai":
@@ -81,7 +82,7 @@ class JsonPlaces:
         return joined("tools", (index, *steps))
 
     def plain(self, at: int) -> tuple[str, int]:
-        """The path of the text with byte `at` of a prompt that is no chat, and which byte of that text it is."""
+        """Return the path of the text with byte `at` of a prompt that is not a chat, and the offset in that text."""
         if self._dialect == "sglang":
             return "text", at
         name = "input" if self._path.endswith("/embeddings") else "prompt"
@@ -94,11 +95,11 @@ class JsonPlaces:
         return name, at
 
     def message(self, index: int) -> str:
-        """The path of a whole message."""
+        """Return the path of a whole message."""
         return self._made(index).element
 
     def content(self, index: int, at: int) -> tuple[str, int]:
-        """The path of the text with byte `at` of a message's content, and which byte of that text it is."""
+        """Return the path of the text with byte `at` of a message's content, and the offset in that text."""
         made = self._made(index)
         for n, (path, size, left_out) in enumerate(made.texts):
             if at < size or (at == size and (n + 1 == len(made.texts) or made.joint_bytes)):
@@ -107,7 +108,7 @@ class JsonPlaces:
         return (made.texts[-1][0] if made.texts else f"{made.element}.content"), max(at, 0)
 
     def field(self, index: int, name: str, steps: Steps, at: int, canonical_at: int) -> tuple[str, int]:
-        """The path of the text with byte `at` below another field of a message, and which byte of that text it is.
+        """Return the path of the text with byte `at` below another field of a message, and the offset in that text.
         `canonical_at` is the byte in a call's arguments as canonical JSON."""
         made = self._made(index)
         if name != "tool_calls":
@@ -142,12 +143,12 @@ class JsonPlaces:
                 if n >= PIECES_MAX:
                     break
         except (AttributeError, KeyError, TypeError, ValueError):
-            pass  # not what the dialect would have read
+            pass  # a body that the dialect would not have read
         return MessageSource(f"messages[{index}]")
 
 
 def _in_text(given: str, canonical_at: int) -> int:
-    """The byte of a JSON text that is byte `canonical_at` of the same JSON without white space."""
+    """Return the byte of a JSON text that is byte `canonical_at` of the same JSON without white space."""
     read = 0
     for n, token in enumerate(_JSON_TOKEN.finditer(given)):
         text = token.group()
@@ -163,7 +164,7 @@ def _in_text(given: str, canonical_at: int) -> int:
 
 
 def _shown(tools: object, index: int) -> str:
-    """Which of a Responses request's tools is the one of that index among those that a model is shown."""
+    """Return the path of the tool of a Responses request that has this index among the tools shown to a model."""
     for n, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
         inner = tool.get("tools") if kind == "namespace" else None
@@ -182,7 +183,7 @@ def _text(path: str, text: str, *, system: bool = False) -> tuple[str, int, int]
 
 
 def _texts(path: str, content: object, *, system: bool = False) -> list[tuple[str, int, int]]:
-    """The texts of a content; what is no text is as long as its canonical bytes."""
+    """Return the texts of a content. The length of a part that is not text is that of its canonical bytes."""
     if isinstance(content, str):
         return [_text(path, content, system=system)]
     made = []
@@ -222,7 +223,7 @@ def _of_anthropic(body: dict[str, Any]) -> Iterator[MessageSource]:
 
 
 def _of_blocks(base: str, role: str, blocks: list[dict[str, Any]]) -> Iterator[MessageSource]:
-    """One message, behind the tool results that it brings."""
+    """Yield one message, after the tool results in it."""
     own = MessageSource(base, [], calls=[], fields={})
     for n, block in enumerate(blocks):
         path, kind = f"{base}.content[{n}]", block["type"]
@@ -281,7 +282,7 @@ def _of_responses(body: dict[str, Any]) -> Iterator[MessageSource]:
 
 
 def _taken(made: MessageSource, kind: str) -> bool:
-    """Whether an assistant's message has an item of this kind already, so that the item begins another message."""
+    """True if an assistant's message has an item of this kind already, so that the item begins another message."""
     if kind in ("function_call", "custom_tool_call"):
         return False
     return "reasoning" in made.fields if kind == "reasoning" else bool(made.texts)

@@ -1,7 +1,7 @@
-"""Two texts laid side by side: where they part, and how much of one is in the other behind that.
+"""Alignment of two texts: the point at which they part, and the part of one that the other repeats after it.
 
-What repeats is counted in pieces of falling size: whole messages and tools, then their lines, then sentences, as a
-multiset each time; what is left is paired in order, and the ends that a pair has in common count. Each step is linear
+Repetition is counted in pieces of decreasing size: whole messages and tools, then their lines, then sentences, as a
+multiset each time. The remaining pieces are paired in order, and the common ends of a pair count. Each step is linear
 in the size of the texts, and bytes are compared in slices, at the speed of C.
 """
 
@@ -17,14 +17,14 @@ PARTS_MAX = 4_096  # pairs of sentences in all pairs of lines together; each pai
 PARTS_OF_PAIR_MIN = 8
 LINE_BYTES_MIN = 8  # a shorter line repeats by chance, unless the one before it did too
 SENTENCE_BYTES_MIN = 24
-SPLIT_BYTES_MIN = 128  # a pair of lines that differ in more is looked at by sentences
+SPLIT_BYTES_MIN = 128  # a pair of lines that differ in more is compared by sentences
 _STEP_BYTES = 256
 
 _ENDS = (b"? ", b"! ", b"; ", b"}, ", b"},", b"> ", b"| ", b"\n")
 
 
 def common_prefix(one: bytes, other: bytes, start: int = 0) -> int:
-    """Bytes that both begin with; `start` of them are known to be the same."""
+    """Count the bytes that both begin with. `start` of them are known to be the same."""
     end, step = min(len(one), len(other)), _STEP_BYTES
     at = min(start, end)
     while at < end and one[at : at + step] == other[at : at + step]:
@@ -43,7 +43,7 @@ def common_prefix(one: bytes, other: bytes, start: int = 0) -> int:
 
 
 def common_suffix(one: bytes, other: bytes, least: int = 0) -> int:
-    """Bytes that both end with, without the first `least` of either."""
+    """Count the bytes that both end with, without the first `least` of either."""
     end, step, size = min(len(one), len(other)) - least, _STEP_BYTES, 0
     ones, others = len(one), len(other)
     while size < end:
@@ -62,28 +62,30 @@ def common_suffix(one: bytes, other: bytes, least: int = 0) -> int:
 
 
 def cut(text: bytes, places: Iterable[int]) -> list[bytes]:
-    """The text in pieces that begin at `places`, which ascend; the first one's are all bytes up to the second."""
+    """Cut the text into pieces that begin at `places`, which ascend. All bytes up to the second place are the first
+    piece."""
     found = list(islice(places, PIECES_MAX))
     return [text[start:end] for start, end in pairwise([*found, len(text)])]
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """Lines with their ends."""
+    """Return the lines with their ends."""
     lines = text.split(b"\n", PIECES_MAX)
     return [*[line + b"\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
 
 
 def sentences_of(text: bytes) -> list[bytes]:
-    """The text cut at full stops and the like."""
+    """Cut the text at full stops and similar marks."""
     for end in _ENDS:
         text = text.replace(end, b". ")
     return text.split(b". ", PIECES_MAX)
 
 
 def unmatched(before: list[bytes], after: list[bytes], least: int = 0) -> tuple[list[bytes], list[bytes], int]:
-    """What either has alone, in order, and bytes of `after` that `before` has too, in whatever order.
+    """Return the pieces that only one of them has, in order, and the number of bytes in `after` that `before` has too,
+    in any order.
 
-    Pieces below `least` bytes match only directly behind one that did.
+    Pieces below `least` bytes match only directly after one that did.
     """
     pool = Counter(before)
     alone, size, matched = [], 0, False
@@ -105,8 +107,8 @@ def _left(pieces: list[bytes], pool: Counter[bytes]) -> Iterator[bytes]:
 
 
 def repeated_lines(before: list[bytes], after: list[bytes]) -> int:
-    """Bytes of the texts `after` that the texts `before` have too, by lines; the first ones of both begin with the
-    first byte that differs."""
+    """Count the bytes of the texts `after` that the texts `before` have too, by lines. The first texts of both begin
+    with the first byte that differs."""
     end = 0
     if len(before) == len(after) == 1:  # most often only the beginnings of two long texts differ
         end = _lines_at_end(before[0], after[0])
@@ -124,19 +126,20 @@ def repeated_lines(before: list[bytes], after: list[bytes]) -> int:
 
 
 def _lines_at_end(one: bytes, other: bytes) -> int:
-    """Bytes of whole lines that both end with."""
+    """Count the bytes of whole lines that both end with."""
     tail = common_suffix(one, other)
     start = other.find(b"\n", len(other) - tail)
     return len(other) - start - 1 if start >= 0 else 0
 
 
 def _if_alike(same: int, new: bytes) -> int:
-    """Common bytes of a pair that only its place brought together; 0 unless they are at least half of the new piece."""
+    """Return the common bytes of a pair that was paired by its place only. 0 unless they are at least half of the new
+    piece."""
     return same if 2 * same >= len(new) else 0
 
 
 def _of_pair(old: bytes, new: bytes, split_bytes: int, parts_max: int) -> int:
-    """Bytes of a line that another has too; `parts_max` of its sentences are looked at."""
+    """Count the bytes of a line that another has too. At most `parts_max` of its sentences are compared."""
     head = common_prefix(old, new)
     tail = common_suffix(old, new, head)
     size = head + tail

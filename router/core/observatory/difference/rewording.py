@@ -1,8 +1,8 @@
-"""The kind of a change in a text, told from the two texts: what differs first decides.
+"""Kind of a change in a text, determined from the two texts: the first difference decides.
 
-White space first, which nothing else looks like; then order, as a passage that moved may begin with a date or an
-identifier; then tokens at the first byte that differs. A token counts only where both texts go on alike behind it:
-otherwise the text was written anew, and any two log lines differ in their dates.
+White space is checked first, since no other kind resembles it. Order is next, since a passage that moved may begin with
+a date or an identifier. Tokens at the first byte that differs are last. A token counts only if both texts continue
+alike after it: otherwise the text was written anew, and any two log lines differ in their dates.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from router.core.observatory.difference import shapes
 from router.core.observatory.difference.overlap import PIECES_MAX, common_suffix, lines_of, sentences_of
 from router.core.observatory.difference.shapes import Span
 
-SAME_BEHIND_BYTES = 5  # bytes that must be the same behind a token for it to be the only change there
+SAME_BEHIND_BYTES = 5  # bytes that must be the same after a token for it to be the only change there
 SAME_END_BYTES = 32  # common bytes at the texts' ends that show the same
 MOVED_BYTES_MIN = 12  # a shorter piece is found in two places by chance
-LINE_BYTES_MAX = 65_536  # longest line, and longest text that is looked at by sentences and words
+LINE_BYTES_MAX = 65_536  # longest line, and longest text that is compared by sentences and words
 LINES_FEW_MAX = 3
 OBJECTS_BEFORE_MAX = 16  # braces that may begin the JSON object that a byte is in
 OBJECT_BYTES_MAX = 16_384  # bytes from an object's opening brace to the byte
-PUT_IN_BYTES_MAX = 192  # longest text put in before an old one that is searched for a date or an identifier
-PUT_IN_SAME_BYTES = 12  # bytes of the old text that must go on behind what was put in
+PUT_IN_BYTES_MAX = 192  # longest text inserted before an old one that is searched for a date or an identifier
+PUT_IN_SAME_BYTES = 12  # bytes of the old text that must continue after the inserted text
 
 _SPACES = re.compile(rb"\s+")
-_WIDE_SPACES = (b"\xc2\xa0", b"\xe2\x80", b"\xe3\x80\x80", b"\xef\xbb\xbf")  # UTF-8 of wide spaces, or how it begins
+# UTF-8 of wide spaces, or the beginning of it
+_WIDE_SPACES = (b"\xc2\xa0", b"\xe2\x80", b"\xe3\x80\x80", b"\xef\xbb\xbf")
 _ITEM = re.compile(rb"[^\s,;|]+")
 _decode = json.JSONDecoder().raw_decode
 
 
 class Reworded(NamedTuple):
-    """The kind of a change with its span in the old and the new text; None: words, as far as can be told."""
+    """Kind of a change with its span in the old and the new text. None: words, if no other kind is recognised."""
 
     change: Change | None
     before: Span
@@ -42,7 +43,7 @@ class Reworded(NamedTuple):
 
 
 def reworded(before: bytes, after: bytes, at: int) -> Reworded:
-    """What changed at byte `at`, the first where the texts differ."""
+    """Return the change at byte `at`, the first at which the texts differ."""
     tail = common_suffix(before, after, at)
     ends = len(before) - tail, len(after) - tail
     spans = shapes.word(before, at, ends[0]), shapes.word(after, at, ends[1])
@@ -67,7 +68,7 @@ _KINDS = (
 
 
 def _goes_on(before: bytes, end: int, after: bytes, other: int, tail: int) -> bool:
-    """Whether the texts are alike behind a token, numbers aside."""
+    """True if the texts are alike after a token, except for numbers."""
     if tail >= min(SAME_END_BYTES, len(after) - other) and tail >= min(SAME_END_BYTES, len(before) - end):
         return True
     ones = shapes.digitless(before[end : end + 4 * SAME_BEHIND_BYTES])
@@ -76,7 +77,7 @@ def _goes_on(before: bytes, end: int, after: bytes, other: int, tail: int) -> bo
 
 
 def _put_in(before: bytes, after: bytes) -> Change | None:
-    """TIMESTAMP where only one of the two texts has anything and it is a date or a time; None otherwise."""
+    """Return TIMESTAMP if only one of the two texts is non-empty and it is a date or a time, else None."""
     gone, come = before.strip(), after.strip()
     if bool(gone) == bool(come):
         return None
@@ -84,8 +85,8 @@ def _put_in(before: bytes, after: bytes) -> Change | None:
 
 
 def put_in(before: bytes, after: bytes, at: int) -> Reworded | None:
-    """A date or an identifier within a short text that was put in at byte `at`, or taken out there: what a release has
-    done is told from one prompt before it and one after it. None where the old text does not go on behind it."""
+    """Find a date or an identifier in a short text that was inserted or removed at byte `at`: the effect of a release
+    shows in one prompt before it and one after it. None if the old text does not continue after it."""
     for old, new, came in ((before, after, True), (after, before, False)):
         same = old[at : at + PUT_IN_SAME_BYTES]
         if len(same) == PUT_IN_SAME_BYTES:
@@ -106,7 +107,7 @@ def _behind(text: bytes, at: int) -> int:
 
 
 def _spaces(before: bytes, after: bytes, at: int, tail: int) -> bool:
-    """Whether only white space differs: here, and then at least as far as a line goes."""
+    """True if only white space differs: at this byte, and in the following text for at least a line's length."""
     if not (_blank(before, at) or _blank(after, at)):
         return False
     one, other = before[at : len(before) - tail], after[at : len(after) - tail]
@@ -125,12 +126,12 @@ def _blank(text: bytes, at: int) -> bool:
 
 
 def _alike(one: bytes, other: bytes) -> bool:
-    """Whether 48 bytes are the same, white space gone."""
+    """True if the first 48 bytes are the same, white space removed."""
     return len(one) >= 48 and one[:48] == other[:48]
 
 
 def _keys_moved(before: bytes, after: bytes, at: int) -> bool:
-    """Whether the byte is in a JSON object that is the same but for the order of its keys."""
+    """True if the byte is in a JSON object that is the same except for the order of its keys."""
     low, end = max(0, at - OBJECT_BYTES_MAX), at
     if b'"' not in before[at - 1 : at + 1] and b'"' not in before[max(0, at - 64) : at]:
         return False
@@ -149,12 +150,12 @@ def _keys_moved(before: bytes, after: bytes, at: int) -> bool:
 def _equal(one: object, other: object) -> bool:
     try:
         return one == other
-    except RecursionError:  # nested deeper than can be compared, though not than can be read
+    except RecursionError:  # nested too deep to be compared, though not too deep to be read
         return False
 
 
 def _object(text: bytes, start: int) -> object:
-    """The JSON object that begins there; None if none does."""
+    """Return the JSON object that begins there, or None."""
     try:
         found = _decode(text[start : start + 2 * OBJECT_BYTES_MAX].decode(errors="replace"))[0]
     except (ValueError, RecursionError):
@@ -163,7 +164,7 @@ def _object(text: bytes, start: int) -> object:
 
 
 def moved(before: bytes, after: bytes, at: int, tail: int) -> bool:
-    """Whether most of the new text is the old one in another order: by lines, or if these are few, sentences or
+    """True if most of the new text is the old one in another order: by lines, or if these are few, sentences or
     words."""
     start = max(before.rfind(b"\n", 0, at) + 1, at - LINE_BYTES_MAX)
     one, other = [_to_line_end(text, start, len(text) - tail) for text in (before, after)]
@@ -181,14 +182,14 @@ def moved(before: bytes, after: bytes, at: int, tail: int) -> bool:
 
 
 def _to_line_end(text: bytes, start: int, end: int) -> bytes:
-    """The text from `start` to the end of the line that byte `end` is in."""
+    """Return the text from `start` to the end of the line that byte `end` is in."""
     stop = text.find(b"\n", end, end + LINE_BYTES_MAX)
     return text[start : stop if stop >= 0 else end + LINE_BYTES_MAX]
 
 
 def in_other_order(before: list[bytes], after: list[bytes], least: int) -> bool:
-    """Whether at least half of the bytes of either are pieces of both, not in the same order; numbers aside, as
-    passages may be numbered anew."""
+    """True if at least half of the bytes of either are pieces of both, not in the same order. Numbers are ignored, as
+    passages may be renumbered."""
     if _moved(before, after, least):
         return True
     ones, others = [shapes.digitless(b"\0".join(pieces)).split(b"\0") for pieces in (before, after)]

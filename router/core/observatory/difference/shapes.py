@@ -1,8 +1,8 @@
-"""What stands around a byte of a text: a date, an identifier, a number; and how it looks without being read.
+"""Tokens around a byte of a text: a date, an identifier, a number. Also the shape of a text without its content.
 
-A kind of token is told by its form first, then by its neighbours: ten digits are a time where a time is spoken of, or
-where both texts have nearly the same; they are an identifier behind `request_id=`. Only a window around the byte is
-looked at, so that the size of the text does not matter.
+The kind of a token follows from its form first, then from its neighbours. Ten digits are a time if the context mentions
+a time, or if both texts have nearly the same value. They are an identifier after `request_id=`. Only a window around
+the byte is read, so the size of the text does not matter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from router.core.facts.misses import SHAPE_CHARS_MAX
 
-WINDOW_BYTES = 96  # bytes looked at on either side; no date is longer
+WINDOW_BYTES = 96  # bytes read on either side; no date is longer
 LABEL_BYTES = 40
 Span = tuple[int, int]
 
@@ -81,24 +81,24 @@ _DIGIT = re.compile(rb"\d")
 
 
 def shape(piece: bytes) -> str:
-    """A piece's looks: digits as 0, letters as a and A."""
+    """Return the shape of a piece: digits as 0, letters as a and A."""
     looks = piece[:SHAPE_CHARS_MAX].translate(_LOOKS).decode("ascii")
     return "".join([char if char.isprintable() else " " for char in looks])
 
 
 def digitless(text: bytes) -> bytes:
-    """The text without digits, so that texts that differ in numbers only are the same."""
+    """Return the text without digits, so that texts that differ in numbers only are the same."""
     return text.translate(None, b"0123456789")
 
 
 def _around(pattern: re.Pattern[bytes], text: bytes, at: int) -> list[Span]:
-    """Spans of the pattern's matches over byte `at`, or up to it."""
+    """Return spans of the pattern's matches over byte `at`, or up to it."""
     low, high = max(0, at - WINDOW_BYTES), min(len(text), at + WINDOW_BYTES)
     return [found.span() for found in pattern.finditer(text, low, high) if found.start() <= at <= found.end()]
 
 
 def _both(pattern: re.Pattern[bytes], before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
-    """A match over the byte in either text, where the two differ."""
+    """Return a match over the byte in either text, if the two differ."""
     for span in _around(pattern, before, at):
         for other in _around(pattern, after, at):
             if max(span[1], other[1]) > at and before[slice(*span)] != after[slice(*other)]:
@@ -107,7 +107,8 @@ def _both(pattern: re.Pattern[bytes], before: bytes, after: bytes, at: int) -> t
 
 
 def stamps(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
-    """A date or a time of day at byte `at`, up to which the texts are the same, and another one there in the other."""
+    """Return a date or a time of day at byte `at`, up to which the texts are the same, and the other one in the other
+    text."""
     found = _both(_STAMP, before, after, at)
     if found is not None:
         one, other = before[slice(*found[0])], after[slice(*found[1])]
@@ -124,14 +125,14 @@ def stamps(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
 
 
 def is_stamp(piece: bytes) -> bool:
-    """Whether the piece is a date or a time, with what is put around one, and nothing else."""
+    """True if the piece is only a date or a time, and punctuation around it."""
     found = _STAMP.search(piece) if len(piece) <= WINDOW_BYTES else None
     return found is not None and not _RUN.search(piece[: found.start()] + piece[found.end() :])
 
 
 def token(text: bytes, low: int, end: int) -> tuple[bool, Span] | None:
-    """The first date or time (True), or else identifier (False), that begins before byte `end` and ends behind byte
-    `low`. With nothing to compare it with, words such as "today", bare years and plain numbers are none."""
+    """Return the first date or time (True), or else identifier (False), that begins before byte `end` and ends after
+    byte `low`. Without a text to compare, words such as "today", bare years and plain numbers do not count."""
     start, stop = max(0, low - 4), min(len(text), end + WINDOW_BYTES)
     for found in _STAMP.finditer(text, start, stop):
         if found.start() < end and found.end() > low and _DIGIT.search(found[0]) and not _YEAR.fullmatch(found[0]):
@@ -147,7 +148,7 @@ def token(text: bytes, low: int, end: int) -> tuple[bool, Span] | None:
 
 
 def _is_identifier(text: bytes, start: int, piece: bytes) -> bool:
-    """Whether a token that stands alone was drawn at random: by its looks, or by its label as well."""
+    """True if a token without a counterpart is random: by its form, or by its label as well."""
     if _UUID.fullmatch(piece):
         return True
     split = max(piece.rfind(b"_"), piece.rfind(b"-")) + 1
@@ -160,7 +161,7 @@ def _is_identifier(text: bytes, start: int, piece: bytes) -> bool:
 
 
 def identifiers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
-    """A UUID, a hash, a request id or the like at byte `at`, and another one there in the other text."""
+    """Return a UUID, a hash, a request id or a similar token at byte `at`, and the other one in the other text."""
     found = _both(_UUID, before, after, at) or _both(_ADDRESS, before, after, at)
     if found is not None:
         return found
@@ -183,7 +184,7 @@ def identifiers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | Non
 
 
 def _numbered(one: bytes, other: bytes, at: int) -> bool:
-    """Whether they are the same but for one run of digits, as step17b and step18b, and no hash."""
+    """True if they are the same except for one run of digits, as step17b and step18b, and are no hash."""
     start = at
     while start > 0 and one[start - 1 : start].isdigit():
         start -= 1
@@ -192,13 +193,13 @@ def _numbered(one: bytes, other: bytes, at: int) -> bool:
 
 
 def _far(one: bytes, other: bytes) -> bool:
-    """Whether two numbers have nothing to do with each other."""
+    """True if two numbers are unrelated."""
     low, high = sorted(int(re.sub(rb"\D", b"", number)[:WINDOW_BYTES] or b"0") for number in (one, other))
     return high - low > max(1000, min(low // 1024, 1_000_000))
 
 
 def _random(one: bytes, other: bytes, *, labelled: bool) -> bool:
-    """Whether both tokens look as if they were drawn at random."""
+    """True if both tokens look random."""
     if _HEX.fullmatch(one) and _HEX.fullmatch(other) and len(one) == len(other):
         return labelled or any(48 <= byte < 58 for byte in one + other)
     if labelled and min(len(one), len(other)) >= 5:
@@ -209,7 +210,7 @@ def _random(one: bytes, other: bytes, *, labelled: bool) -> bool:
 
 
 def _drawn(token: bytes) -> bool:
-    """Letters and digits mixed: few words have both, and none change between them often."""
+    """True if letters and digits are mixed: few words have both, and none change between them often."""
     looks = token.translate(_LOOKS).replace(b"A", b"a")
     digits, letters = looks.count(b"0"), looks.count(b"a")
     turns = looks.count(b"a0") + looks.count(b"0a")
@@ -222,7 +223,7 @@ def _mixed_case(token: bytes) -> bool:
 
 
 def numbers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
-    """A number at byte `at`, in digits or as a word, and another one there in the other text."""
+    """Return a number at byte `at`, in digits or as a word, and the other one in the other text."""
     found = _both(_NUMBER, before, after, at)
     if found is None:
         words = _both(_NUMBER_WORD, before, after, at)
@@ -230,13 +231,13 @@ def numbers(before: bytes, after: bytes, at: int) -> tuple[Span, Span] | None:
             return words
         one, other = _around(_NUMBER_WORD, before, at), _around(_NUMBER_WORD, after, at)
         ones, others = _around(_NUMBER, before, at), _around(_NUMBER, after, at)
-        mixed = (one or ones)[:1] + (other or others)[:1]  # "one left" behind "2 left"
+        mixed = (one or ones)[:1] + (other or others)[:1]  # "one left" after "2 left"
         return (mixed[0], mixed[1]) if len(mixed) == 2 else None
     return found
 
 
 def word(text: bytes, at: int, end: int) -> Span:
-    """The words from byte `at` to byte `end`, both words whole, as far as WINDOW_BYTES go."""
+    """Return the span of the words from byte `at` to byte `end`, both words whole, within WINDOW_BYTES."""
     low = max([text.rfind(space, max(0, at - WINDOW_BYTES), at) for space in (b" ", b"\n")]) + 1
     low = low or max(0, at - WINDOW_BYTES)
     end = min(max(end, at), at + WINDOW_BYTES)

@@ -1,2 +1,1 @@
-"""What all requests add up to: by time (timeline), template (branches), kind (groups), difference (losses); and
-advice."""
+"""Sums over all requests: by time (timeline), template (branches), kind (groups), difference (losses); and advice."""

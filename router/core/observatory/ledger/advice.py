@@ -1,8 +1,8 @@
-"""What to do about misses, most costly first: one piece of advice for each fault (faults.py) that costs something, and
-one for each other reason that takes more than a hundredth of all prompt tokens.
+"""Advice against misses, most costly first: one row for each fault (faults.py) with a cost, and one for each other
+reason that takes more than a hundredth of all prompt tokens.
 
-No figure is made up from seconds: rates by the hour need five minutes and twenty requests, and before that it is said
-what was lost in the time that there was. What is shown does not flicker (shown.py).
+No figure is extrapolated from seconds: hourly rates need five minutes and twenty requests. Before that, the loss of the
+elapsed time is reported. The list does not flicker (shown.py).
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from router.core.observatory.ledger.shown import Shown
 from router.core.observatory.ledger.sums import AT, HIT, PROMPT, REPLAY, REQUESTS, SAVED_MS
 
 WORTH = 0.01  # least share of all prompt tokens for a line about a reason
-LOSS_WORTH = 0.001  # least share of all prompt tokens for a line about a difference, which says where to look
+LOSS_WORTH = 0.001  # least share of all prompt tokens for a line about a difference, which names a place to look at
 COLD_WORTH = 0.2  # least share of all prompt tokens for a line about unseen prompts: some always are
 REPLAYS_WORTH = 0.5  # least share of all hits for a line about replays
-HOURLY_S_MIN, HOURLY_REQUESTS_MIN = 300.0, 20  # a rate by the hour of less says nothing
-NOTHING = f"Nothing above {100 * LOSS_WORTH:g} % of prompt tokens"  # what is said where there is no row
+HOURLY_S_MIN, HOURLY_REQUESTS_MIN = 300.0, 20  # an hourly rate of less is meaningless
+NOTHING = f"Nothing above {100 * LOSS_WORTH:g} % of prompt tokens"  # text shown if the list has no row
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the advice is about: `sums` and losses of the last hour, as they fade."""
+    """Inputs of the advice: `sums` and losses of the last hour, as they fade."""
 
     sums: Sequence[float]  # sums of the window, their weights divided out
-    weight: float  # weight that sums of losses are to be divided by
-    per_hour: float | None  # factor that makes a sum of the window a rate by the hour; None: too little time has passed
-    span: str  # time that sums are of, in words
+    weight: float  # divisor for sums of losses
+    per_hour: float | None  # factor from a sum of the window to an hourly rate; None: too little time has passed
+    span: str  # time covered by the sums, in words
     ms_per_token: float  # price of prefill in the middle of a mean prompt
-    kv_tokens: int  # tokens that the fleet has room for; 0: unknown
+    kv_tokens: int  # KV capacity of the fleet in tokens; 0: unknown
     branches: Branches
 
     def by_hour(self, value: float, requests: float) -> float | None:
-        """The rate by the hour of a sum that so many requests add up to; None: they are too few."""
+        """Return the hourly rate of a sum over this number of requests. None if they are too few."""
         enough = self.per_hour is not None and round(requests) >= HOURLY_REQUESTS_MIN
         return value * self.per_hour if enough and self.per_hour is not None else None
 
     def told(self, value: float, requests: float, what: str) -> str:
-        """A sum in words: by the hour, or of the time that there was."""
+        """Return a sum in words: by the hour, or for the elapsed time."""
         rate = self.by_hour(value, requests)
         return f"{_short(value)} {what} {self.span}" if rate is None else f"{_short(rate)} {what} an hour"
 
@@ -53,8 +53,9 @@ class Situation:
 def advise(
     losses: Iterable[Loss], of: Situation, rows_max: int, shown: Shown | None = None, now_s: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Rows of `/admin/advice`. That hits are replays costs nothing, but is said in any case, last. `shown` are the rows
-    that there were, at `now_s` they are asked for again; without it there were none."""
+    """Return the rows of `/admin/advice`. A row about replayed hits has no cost, but is always included, and last.
+    `shown` are the rows of the previous call, and `now_s` is the time of this one. Without `shown` no earlier rows are
+    known."""
     shown = Shown() if shown is None else shown
     branches, parent = of.branches, cache(of.branches.parent_of)
     head = heads(parent)
@@ -89,7 +90,7 @@ def advise(
 
 
 def _evicted_last(order: list[Any], cost: Mapping[Any, float]) -> list[Any]:
-    """The keys of rows, with evictions behind the faults that may have caused them."""
+    """Return the keys of rows, with evictions after the faults that may have caused them."""
     if Miss.EVICTED not in order:
         return order
     least = cost[Miss.EVICTED] * FILLS_SHARE
@@ -127,8 +128,8 @@ def _row(change: str, text: str, lost_tokens: float, requests: float, of: Situat
 
 
 def _templates(fault: Fault, head: Head, branches: Branches) -> int:
-    """The number of templates that have a fault. One that goes on behind the difference is one form of it only: a time
-    is in the prompts of one second, and an order of tools in those that came in it."""
+    """Count the templates that have a fault. A template that extends beyond the difference is only one form of it: it
+    has the time of one second, or one order of the tools."""
     heads_ = heads_of(fault, head)
     offset = fault.loss.last.offset_bytes
     return max(sum(branches.prompt_bytes(each) <= offset for each in heads_), min(1, len(heads_)))
@@ -152,7 +153,8 @@ def _of_fault(fault: Fault, head: Head, of: Situation) -> dict[str, Any]:
         "path": last.path[:PATH_CHARS_MAX],
         "at_bytes": loss.begin_bytes,
         "evicted_tokens": round(evicted),
-        "last_at_s": round(loss.last_at_s, 3),  # time of the last request that lost: the cause may be mended since
+        # time of the last request that lost tokens: the cause may be fixed since
+        "last_at_s": round(loss.last_at_s, 3),
         "shape": last.shape,
         "before": last.before,
         "after": last.after,
@@ -164,7 +166,7 @@ def _of_fault(fault: Fault, head: Head, of: Situation) -> dict[str, Any]:
 _AWAY = "Everything behind it is computed again each time: move it to the end, into the last user message."
 _TOOLS = "All behind them is computed again. Bring the same tools with every request, and narrow them with tool_choice."
 
-# `{place}` begins a sentence, `{at}` is a byte, `{orders}` says how many were seen.
+# `{place}` begins a sentence, `{at}` is a byte, `{orders}` is the number of orders seen.
 _SAID: Mapping[Change, str] = {
     Change.TIMESTAMP: "{place} holds a date or a time at byte {at} that changes. " + _AWAY,
     Change.IDENTIFIER: "{place} holds an identifier (a UUID, a request id) at byte {at} that changes. " + _AWAY,
@@ -186,7 +188,7 @@ _SAID: Mapping[Change, str] = {
 
 
 def said_of(loss: Loss) -> str:
-    """One or two sentences: what is wrong, and what to do about it."""
+    """Return one or two sentences: the problem, and its remedy."""
     last, count = loss.last, len(loss.pieces)
     return _SAID[loss.change].format(
         place=_place(loss),
@@ -208,7 +210,7 @@ def _place(loss: Loss) -> str:
 
 
 def _of_reason(miss: Miss, tokens: float, above: Sequence[Any], of: Situation) -> dict[str, Any]:
-    """The row of a reason, below the rows of the keys `above`."""
+    """Return the row of a reason, below the rows of the keys `above`."""
     mend_first = miss is Miss.EVICTED and any(not isinstance(key, Miss) for key in above)
     if mend_first:
         text = _crowded_out(tokens, of)
@@ -272,12 +274,12 @@ def _of_replays(of: Situation) -> list[dict[str, Any]]:
 
 
 def span(seconds: float) -> str:
-    """A time in words, seconds up to two minutes."""
+    """Return a time in words, in seconds up to two minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def _short(number: float) -> str:
-    """Three digits, and a letter for thousands."""
+    """Return a number with three digits, and a letter for thousands."""
     for letter in ("", "k", "M", "G"):
         if number < 999.5:
             return f"{number:.3g}{letter}"

@@ -1,7 +1,7 @@
-"""Templates, and what became of the requests that begin with them: the branches of a radix tree.
+"""Templates, and sums over the requests that begin with them: the branches of a radix tree.
 
-What a template is, whoever saw the texts says (`know`); what it was asked for, the ends of requests say (ledger.py). A
-request counts for the longest template that it begins with; pages count it for all that it begins with, so that a
+Processes that see texts define the templates (`know`). The ends of requests provide the sums (ledger.py). A request
+counts for the longest template that it begins with. Pages count it for all templates that it begins with, so that a
 branch is as wide as its twigs together. Sums fade: see sums.py.
 """
 
@@ -17,25 +17,25 @@ from router.core.facts.misses import Template
 from router.core.observatory.ledger.slivers import slivers
 from router.core.observatory.ledger.sums import HIT, PROMPT, REQUESTS, misses_of, ratio, zeros
 
-BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates go without
+BODIES_BYTES_MAX = 16 << 20  # bytes of all templates' shortest requests together; the least used templates have no body
 BODY_BYTES_MAX = 256 << 10  # longest body that is kept of one template
 MAP_MAX = 64  # branches on the map: more cannot be seen
-BRANCHING_MAX = 16  # levels of longer templates that are asked for a holder where nobody seems to hold one
-OTHERS_ROWS_MAX = 16  # of templates that are drawn as one, so many say what they are like and who holds them
-MARGIN = 8  # 1 in so many templates, the least used, make room at once: sorting is dear
-ANCESTORS_MAX = 16  # levels of shorter templates that are asked for a label
-SOURCES_MAX = 1_024  # processes whose counts of one template are kept
+BRANCHING_MAX = 16  # levels of longer templates that are searched for a holder if a template has no known holder
+OTHERS_ROWS_MAX = 16  # templates drawn as one for which the common properties and holders are listed
+MARGIN = 8  # 1 in this number of templates, the least used, is evicted at once: sorting is expensive
+ANCESTORS_MAX = 16  # levels of shorter templates that are searched for a label
+SOURCES_MAX = 1_024  # processes with a stored count for one template
 
 
 class Branch:
-    """One template. `facts` is None while nobody has said what it is."""
+    """One template. `facts` is None until a process has defined it."""
 
     __slots__ = ("conversations", "crowded_out", "facts", "model", "sums")
 
     def __init__(self) -> None:
         self.facts: Template | None = None
-        self.sums = zeros()  # weighed sums (sums.Fading)
-        self.crowded_out = 0.0  # weighed tokens evicted while the template, or one that it begins with, had a loss
+        self.sums = zeros()  # weighted sums (sums.Fading)
+        self.crowded_out = 0.0  # weighted tokens evicted while the template, or one that it begins with, had a loss
         self.model = ""  # model of the last request
         self.conversations: dict[str, int] = {}  # number of conversations, by the process that saw them
 
@@ -49,7 +49,7 @@ class Branches:
         self.all: dict[int, Branch] = {}
 
     def of(self, id_: int) -> Branch:
-        """The branch of a template, made if need be."""
+        """Return the branch of a template. It is created if it is missing."""
         branch = self.all.get(id_)
         if branch is None:
             if len(self.all) >= self._branches_max:
@@ -59,8 +59,8 @@ class Branches:
         return branch
 
     def know(self, templates: Iterable[Template], source: str) -> None:
-        """Learn what templates are from a process that sees texts. Each of several processes has seen other
-        conversations, and may not know the shorter templates yet. A body that was told once need not be told again."""
+        """Store the definitions of templates from a process that sees texts. Each of several processes has seen other
+        conversations, and may not know the shorter templates yet. A body that was sent once need not be sent again."""
         for told in templates:
             if not told.id:
                 continue
@@ -77,8 +77,8 @@ class Branches:
             self._drop_bodies()
 
     def label(self, id_: int) -> str:
-        """What a template is called: by its own words, or by those of the nearest one that it begins with, or else by
-        what it is made of; "" where nothing is known of it."""
+        """Return the label of a template: its own words, or those of the nearest one that it begins with, or else a
+        description of its contents. "" if it is unknown."""
         at = id_
         for _ in range(ANCESTORS_MAX):
             branch = self.all.get(at)
@@ -91,21 +91,21 @@ class Branches:
         return made_of(own.facts) if own is not None and own.facts is not None else ""
 
     def prompt_bytes(self, id_: int) -> int:
-        """The length of a template; 0: unknown."""
+        """Return the length of a template, 0 if it is unknown."""
         branch = self.all.get(id_)
         return branch.facts.prompt_bytes if branch is not None and branch.facts is not None else 0
 
     def conversations(self, id_: int) -> int:
-        """The number of conversations that have begun with a template, as far as was told."""
+        """Return the number of conversations that have begun with a template, as reported by all processes."""
         branch = self.all.get(id_)
         return sum(branch.conversations.values()) if branch is not None else 0
 
     def crowded_out(self) -> dict[int, float]:
-        """Weighed tokens that were evicted while there was a loss that may have caused it, by template."""
+        """Return weighted tokens that were evicted while a loss existed that may have caused it, by template."""
         return {id_: branch.crowded_out for id_, branch in self.all.items() if branch.crowded_out}
 
     def upwards(self, id_: int) -> Iterator[int]:
-        """A template and those that it begins with."""
+        """Yield a template and those that it begins with."""
         for _ in range(ANCESTORS_MAX):
             if not id_:
                 return
@@ -119,12 +119,12 @@ class Branches:
             branch.crowded_out *= factor
 
     def hottest(self, count: int) -> list[Template]:
-        """The templates with the most prompt tokens of late for which there is a request to send."""
+        """Return the templates with the most recent prompt tokens for which a request to send is known."""
         bodied = [each for each in self._by_use() if each.facts is not None and each.facts.body]
         return [each.facts for each in reversed(bodied) if each.facts is not None][:count]
 
     def through(self) -> dict[int, list[float]]:
-        """Sums of all requests that begin with each, weighed: its own, and those of longer ones."""
+        """Return weighted sums of all requests that begin with each template: its own, and those of longer ones."""
         sums = {id_: branch.sums for id_, branch in self.all.items()}
         known = [each.facts for each in self.all.values() if each.facts is not None]
         for facts in sorted(known, key=lambda each: -each.prompt_bytes):
@@ -134,14 +134,15 @@ class Branches:
         return sums
 
     def parent(self, facts: Template) -> int:
-        """A shorter template that is known; 0: none. Shorter, so that there is no way round in a circle."""
+        """Return the id of a known shorter template, 0 if it has no such parent. A parent must be shorter, so that no
+        cycle can exist."""
         parent = self.all.get(facts.parent)
         if parent is None or parent.facts is None or parent.facts.prompt_bytes >= facts.prompt_bytes:
             return 0
         return facts.parent
 
     def parent_of(self, id_: int) -> int:
-        """The parent of a template that is given by its id; 0: none."""
+        """Return the parent of the template with this id, 0 if it has no parent."""
         branch = self.all.get(id_)
         return self.parent(branch.facts) if branch is not None and branch.facts is not None else 0
 
@@ -166,8 +167,8 @@ class Branches:
 
 
 def made_of(facts: Template) -> str:
-    """What a template is, without a word of it: its tools and messages are counted, and the beginning of its id tells
-    it from another one that is made alike."""
+    """Describe a template without a word of it: by the counts of its tools and messages. The beginning of its id
+    distinguishes it from another one with the same counts."""
     parts = [_counted(facts.tools, "tool")] if facts.tools else []
     if facts.messages == 1:
         parts.append("a system prompt" if parts else "System prompt")
@@ -182,13 +183,13 @@ def _counted(count: int, what: str) -> str:
 
 
 def named(id_: int) -> str:
-    """A template's name on pages; "" for none."""
+    """Return a template's name on pages, "" for 0."""
     return f"{id_:016x}" if id_ else ""
 
 
 class Views:
-    """Branches as pages show them, at one moment: `weight` is of now, `bytes_per_token` of a model, `holders` of a
-    block."""
+    """Branches as pages show them, at one moment. `weight` is the current one. `bytes_per_token` takes a model,
+    `holders` a block."""
 
     def __init__(
         self,
@@ -207,15 +208,15 @@ class Views:
         for id_, parent in self._parents.items():
             self._children.setdefault(parent, []).append(id_)
         self._through = branches.through()
-        self.most = sorted(self._through, key=self._rank)  # most served first, each behind its parent
+        self.most = sorted(self._through, key=self._rank)  # most served first, each after its parent
 
     def _rank(self, id_: int) -> tuple[float, int]:
         facts = self._all[id_].facts
         return -self._through[id_][PROMPT], facts.prompt_bytes if facts is not None else 0
 
     def drawn(self) -> tuple[list[int], list[tuple[int, list[int]]]]:
-        """The templates that the map draws one by one, most served first; and those that it draws as one, by their
-        parent."""
+        """Return the templates that the map draws one by one, most served first; and those that it draws as one, by
+        their parent."""
         own = {id_: branch.sums[PROMPT] for id_, branch in self._all.items()}
         through = {id_: sums[PROMPT] for id_, sums in self._through.items()}
         groups = slivers(self.most, self._parents, through, own, MAP_MAX)
@@ -223,7 +224,7 @@ class Views:
         return [id_ for id_ in self.most if id_ not in small], list(groups.items())
 
     def others(self, parent: int, ids: Sequence[int]) -> dict[str, Any]:
-        """A row of the map for several templates with one parent, and for their branches."""
+        """Return a row of the map for several templates with one parent, and for their branches."""
         among = set(ids)
         tops = [id_ for id_ in ids if self._parents.get(id_, 0) not in among]
         rows = [self.branch(id_) for id_ in tops[:OTHERS_ROWS_MAX]]
@@ -244,7 +245,7 @@ class Views:
         }
 
     def branch(self, id_: int) -> dict[str, Any]:
-        """A row of the map."""
+        """Return a row of the map."""
         sums, facts, parent = self._through[id_], self._all[id_].facts, self._parents.get(id_, 0)
         bytes_per_token = self._bytes_per_token(self._all[id_].model)
         size = facts.prompt_bytes if facts is not None else 0
@@ -262,9 +263,9 @@ class Views:
         }
 
     def _holding(self, id_: int, deeper: int) -> Collection[str]:
-        """Replicas that hold all of a template. Its own block may be known by another key than the one it was learned
-        with (a block's key tells of all that is before it, and of how the prompt was read); a replica that holds a
-        longer template holds this one too."""
+        """Return the replicas that hold the whole template. Its own block may be known by another key than the one it
+        was learned with: a block's key depends on everything before it, and on the way the prompt was read. A replica
+        that holds a longer template holds this one too."""
         facts = self._all[id_].facts
         held = self._holders(facts.key) if facts is not None and facts.key else ()
         if held or not deeper:
@@ -272,7 +273,7 @@ class Views:
         return {holder for child in self._children.get(id_, ()) for holder in self._holding(child, deeper - 1)}
 
     def template(self, id_: int, differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A row of the list, with the differences that were found in the template."""
+        """Return a row of the list, with the differences that were found in the template."""
         facts, sums = self._all[id_].facts, self._through[id_]
         return {
             **self.branch(id_),

@@ -1,13 +1,14 @@
-"""Losses put together as faults: what is mended in one place is one row of advice, however many templates have it.
+"""Losses grouped into faults: losses that are fixed in one place are one row of advice, for any number of templates.
 
-- Losses of one kind and place are one fault. Where a date, an identifier or a number changes, "one place" is within a
-  token; words that change are one fault only in templates that are branches of each other.
-- What a release puts into a prompt is first seen against older prompts, as words that changed, and then as the date
-  that it is: both are one fault.
-- What only tells templates apart is none. A number or a word in which the prompts of several agents differ ("You are
-  agent 1") is the same in all conversations of each agent; one that changes is another in most conversations.
-- Prompts that are never asked for twice fill the caches: tokens that were evicted under a template, since it has had a
-  fault, are charged to that, or to the fault of the nearest one that it begins with.
+- Losses of one kind and place are one fault. For a date, an identifier or a number that changes, "one place" means
+  within a token. Words that change are one fault only in templates that are branches of each other.
+- Content that a release adds to a prompt is first compared with older prompts, and appears as words that changed. Later
+  it appears as a date. Both are one fault.
+- A difference that only distinguishes templates is not a fault. A number or a word that differs between the prompts of
+  several agents ("You are agent 1") is the same in all conversations of each agent. A value that changes is another one
+  in most conversations.
+- Prompts that are never requested twice fill the caches. Tokens that were evicted under a template while it had a fault
+  are charged to that fault, or to the fault of the nearest template that it begins with.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from router.core.facts.misses import Change
 from router.core.observatory.ledger.losses import PIECES_MAX, Loss, place_of
 
 TOKEN_BYTES = 16  # bytes between two beginnings of a token that count as one place
-PUT_IN_BYTES = 256  # words that changed so many bytes before a token, or fewer, came together with it
-NAMES_MAX = 32  # different values that may be names; of more values in most conversations, each is another one
-FILLS_SHARE = 0.1  # part of evicted tokens that a fault must cost itself to be what fills the caches
-OWN_SHARE_MIN = 4  # 1 in so many differences must be within a conversation, where agents only have their names
-ANCESTORS_MAX = 16  # levels of shorter templates that are looked at
+PUT_IN_BYTES = 256  # words that changed at most this number of bytes before a token belong to its fault
+# fewer different values may be names; more values may be names only if they differ in a minority of conversations
+NAMES_MAX = 32
+FILLS_SHARE = 0.1  # fraction of evicted tokens that a fault must cost itself to count as their cause
+# if at least 1 in this number of differences is within a conversation, they are more than names of agents
+OWN_SHARE_MIN = 4
+ANCESTORS_MAX = 16  # levels of shorter templates that are searched
 
 _TOKENS = (Change.TIMESTAMP, Change.IDENTIFIER, Change.COUNTER)
-_OF_TOOLS = (Change.TOOL_ORDER, Change.TOOL_ADDED, Change.TOOL_REMOVED)  # one loss, wherever in the list it is seen
+_OF_TOOLS = (Change.TOOL_ORDER, Change.TOOL_ADDED, Change.TOOL_REMOVED)  # one loss, at any place in the list
 _NAMING = (Change.COUNTER, Change.OTHER)
 _TEMPLATE_ROLES = ("", "system", "developer")
 _TOOLS = (-1, "tools")
 
 Place = tuple[int, str]  # message, path
 Key = tuple[Change, int, str, int]  # change, message, path; then a token's first byte, or words' topmost template
-Parent = Callable[[int], int]  # the parent of a template; 0: none
+Parent = Callable[[int], int]  # the parent of a template; 0: no parent
 Head = Callable[[int], int]  # the topmost template that a template begins with
 
 
 @dataclass(slots=True)
 class Fault:
-    """Losses that are mended in one place. Sums are weighed (sums.Fading)."""
+    """Losses that are fixed in one place. Sums are weighted (sums.Fading)."""
 
     loss: Loss  # sums of all, named by the most costly one
     key: Key
@@ -54,7 +57,7 @@ class Fault:
 
 
 def heads(parent: Parent) -> Head:
-    """Looks up topmost templates, each once."""
+    """Return a function that looks up topmost templates, each once."""
     known: dict[int, int] = {0: 0}
 
     def head(template: int) -> int:
@@ -71,7 +74,8 @@ def heads(parent: Parent) -> Head:
 
 
 def faults_of(losses: Iterable[Loss], head: Head, conversations: Callable[[int], int]) -> list[Fault]:
-    """The faults, in no order. `conversations(template)` are those that have begun with a template, as far as known."""
+    """Return the faults, in no order. `conversations(template)` is the known number of conversations begun with a
+    template."""
     alike: dict[tuple[Change, Place], list[Loss]] = {}
     for loss in losses:
         place = _TOOLS if loss.change in _OF_TOOLS else place_of(loss.last)
@@ -88,8 +92,8 @@ def faults_of(losses: Iterable[Loss], head: Head, conversations: Callable[[int],
 
 
 def charge(faults: Iterable[Fault], evicted: Mapping[int, float], parent: Parent) -> float:
-    """Charge tokens that were evicted, by template, to faults. Returns the sum of what was charged: a fault that costs
-    next to nothing beside them has not filled the caches."""
+    """Charge evicted tokens, by template, to faults. Returns the sum of the charged tokens. A fault with a negligible
+    cost in comparison has not filled the caches."""
     of: dict[int, Fault] = {}
     for fault in faults:
         for template in fault.templates:
@@ -109,7 +113,7 @@ def charge(faults: Iterable[Fault], evicted: Mapping[int, float], parent: Parent
 
 
 def heads_of(fault: Fault, head: Head) -> set[int]:
-    """The topmost templates that its templates begin with."""
+    """Return the topmost templates that its templates begin with."""
     return {top for template in fault.templates if (top := head(template))}
 
 
@@ -118,7 +122,7 @@ def _fault(losses: list[Loss], key: Key) -> Fault:
 
 
 def _upwards(template: int, parent: Parent) -> Iterable[int]:
-    """A template and those that it begins with."""
+    """Yield a template and those that it begins with."""
     for _ in range(ANCESTORS_MAX):
         if not template:
             return
@@ -134,7 +138,7 @@ def _by_head(losses: Iterable[Loss], head: Head) -> dict[int, list[Loss]]:
 
 
 def _by_token(losses: Iterable[Loss]) -> list[list[Loss]]:
-    """Losses in groups whose tokens begin within TOKEN_BYTES of the next one's."""
+    """Return losses in groups of tokens that begin within TOKEN_BYTES of the next one."""
     groups: list[list[Loss]] = []
     for loss in sorted(losses, key=lambda each: each.begin_bytes):
         if not groups or loss.begin_bytes - groups[-1][-1].begin_bytes > TOKEN_BYTES:
@@ -144,7 +148,7 @@ def _by_token(losses: Iterable[Loss]) -> list[list[Loss]]:
 
 
 def _folded(faults: list[Fault], head: Head) -> list[Fault]:
-    """The faults, with words that came together with a token in that token's fault."""
+    """Return the faults. Words that were inserted together with a token are part of that token's fault."""
     tokens = [fault for fault in faults if fault.key[0] in _TOKENS]
     tops = [heads_of(fault, head) for fault in tokens]
     left = []
@@ -171,19 +175,19 @@ def _folded(faults: list[Fault], head: Head) -> list[Fault]:
 
 
 def _names_only(fault: Fault, head: Head, conversations: Callable[[int], int]) -> bool:
-    """Whether the difference only tells templates apart, as far as is known by now."""
+    """True if, by current knowledge, the difference only distinguishes templates."""
     loss = fault.loss
     if loss.change not in _NAMING or loss.last.role not in _TEMPLATE_ROLES or loss.message > 0:
         return False
     values = len(loss.pieces)
-    if OWN_SHARE_MIN * loss.in_conversations >= loss.times:  # words that all have changed once are a release's
+    if OWN_SHARE_MIN * loss.in_conversations >= loss.times:  # words that all changed once come from a release
         return loss.change is Change.OTHER and values < 2
     begun = sum(map(conversations, heads_of(fault, head)))
     return values < NAMES_MAX or 2 * loss.times < begun
 
 
 def _sum(losses: list[Loss], name: Loss | None = None) -> Loss:
-    """One loss with the sums of all, named by `name`, or else by the most costly."""
+    """Return one loss with the sums of all, named by `name`, or else by the most costly."""
     if len(losses) == 1:
         return losses[0]
     most = max(losses, key=lambda each: each.tokens)

@@ -1,7 +1,6 @@
-"""Requests by route, tenant, whether they bring tools, the step of an agent that they say they are, and the kind of
-agent by what its client says.
+"""Groups of requests by route, tenant, presence of tools, step and kind of agent, both as the client reports them.
 
-Names of steps come from clients, so they are bounded, and so are groups: whatever comes too late is `other`.
+Clients choose the names of steps, so these are bounded, and so are groups. Any later one is `other`.
 """
 
 from __future__ import annotations
@@ -15,42 +14,42 @@ from typing import Any, NamedTuple
 from router.core.observatory.ledger.sums import HIT, PROMPT, REPLAY, REQUESTS, TOOL_CALLS, VERIFIED, ratio, zeros
 
 OTHER = "other"
-GROUP_TTFT_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)  # bounds of buckets: few, for there are many groups
-GROUP_PROMPT_TOKENS = (500.0, 2_000.0, 8_000.0, 32_000.0, 128_000.0)  # likewise, of lengths of prompts
-RECENT = 128  # requests that medians are taken of
+GROUP_TTFT_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)  # bounds of buckets: few, because the number of groups is large
+GROUP_PROMPT_TOKENS = (500.0, 2_000.0, 8_000.0, 32_000.0, 128_000.0)  # the same for prompt lengths
+RECENT = 128  # requests from which medians are computed
 STEP_CHARS_MAX = 64
 
 
 class Label(NamedTuple):
-    """What a group's requests have in common."""
+    """Common properties of a group's requests."""
 
     route: str
     tenant: str
     tools: bool
     step: str
-    agent: str = ""  # one of the few that the table of clients knows (core/prompts/agents.py)
+    agent: str = ""  # one of the few in the table of clients (core/prompts/agents.py)
 
 
 REST = Label(OTHER, OTHER, False, OTHER, OTHER)
 
 
 class Group:
-    """Counters since the router began, and what its last requests were like. Callers add to the fields directly: a call
+    """Counters since the router began, and samples of its last requests. Callers add to the fields directly: a call
     would cost more."""
 
     __slots__ = ("faded", "lengths", "now", "prompts", "sums", "ttft", "ttfts_s")
 
     def __init__(self) -> None:
-        self.now = zeros()  # sums of the step of time under way
+        self.now = zeros()  # sums of the current time step
         self.sums = zeros()  # sums of all steps before
-        self.faded = [0.0, 0.0, 0.0]  # tokens of prompts, of hits and of replays, weighed: see sums.Fading
+        self.faded = [0.0, 0.0, 0.0]  # weighted tokens of prompts, of hits and of replays: see sums.Fading
         self.ttft = [0.0] * (len(GROUP_TTFT_S) + 2)  # requests by bucket; the last entry is the sum in s
         self.lengths = [0.0] * (len(GROUP_PROMPT_TOKENS) + 2)  # prompts by bucket; the last entry is the sum in tokens
         self.ttfts_s: deque[float] = deque(maxlen=RECENT)
         self.prompts: deque[float] = deque(maxlen=RECENT)
 
     def settle(self, weight: float) -> list[float]:
-        """Close the step under way, and return its sums."""
+        """Close the current step, and return its sums."""
         now, faded = self.now, self.faded
         self.sums = list(map(add, self.sums, now))
         faded[0] += now[PROMPT] * weight
@@ -61,12 +60,12 @@ class Group:
 
     @property
     def prompt_tokens_p50(self) -> float | None:
-        """The median of its last requests."""
+        """Median of its last requests."""
         return _of_recent(self.prompts, 0.5)
 
 
 class Groups:
-    """The groups, `groups_max` at most; `tenant` names whoever may be named."""
+    """All groups, at most `groups_max`. `tenant` maps a tenant to a label that may be shown."""
 
     def __init__(self, groups_max: int, steps_max: int, tenant: Callable[[str], str]) -> None:
         self._groups_max, self._steps_max = groups_max, steps_max
@@ -75,7 +74,7 @@ class Groups:
         self.all: dict[Label, Group] = {}
 
     def of(self, route: str, tenant: str, tools: bool, step: str, agent: str = "") -> Group:
-        """The group of such requests; the last group that there is room for takes all others."""
+        """Return the group of such requests. The last group takes all others once the limit is reached."""
         if step not in self._steps:
             step = step[:STEP_CHARS_MAX]
             if len(self._steps) <= self._steps_max:
@@ -96,8 +95,8 @@ class Groups:
             group.faded = [value * factor for value in group.faded]
 
     def rows(self, groups_max: int) -> list[dict[str, Any]]:
-        """Rows of the page, groups with the most prompt tokens of late first. Requests and tokens are counted since the
-        router began; rates are of the last hour, times and lengths of the last requests."""
+        """Return rows of the page, groups with the most recent prompt tokens first. Requests and tokens are counted
+        since the router began. Rates are of the last hour, times and lengths of the last requests."""
         most = sorted(self.all.items(), key=lambda each: -each[1].faded[0])[:groups_max]
         return [_row(label, group) for label, group in most]
 
@@ -123,7 +122,7 @@ def _row(label: Label, group: Group) -> dict[str, Any]:
 
 
 def _of_recent(values: deque[float], part: float) -> float | None:
-    """The percentile by nearest rank; None of no values."""
+    """Return the percentile by nearest rank. None if no value exists."""
     if not values:
         return None
     return round(sorted(values)[max(0, ceil(part * len(values)) - 1)], 4)

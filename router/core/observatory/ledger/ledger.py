@@ -1,9 +1,10 @@
-"""What all requests of a router add up to, by time, template, group and difference.
+"""Sums over all requests of a router, by time, template, group and difference.
 
-Every request comes by at its end, so that is kept short: a look-up of its group and one of its template, and some
-additions to each. All else is made of these when a step of time is over, or when a page asks: what a group's requests
-add up to is counted once, and the steps, the totals and the metrics of misses and hits are sums over groups.
-No text of a prompt is kept but the excerpts that the settings allow.
+The ledger runs at the end of every request, so that path is short: a look-up of its group and one of its template, and
+some additions to each. All other figures are computed at the end of a time step, or when a page is requested. Each
+group's requests are counted once. The steps, the totals and the metrics of misses and hits are sums over groups.
+
+No text of a prompt is kept, except the excerpts that the settings allow.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ from router.core.observatory.ledger.timeline import Timeline
 
 WINDOW_S = 3_600.0
 DIVERSITY_WINDOW_S = 300.0
-KINDS_MAX = 4_096  # kinds of requests whose groups are remembered
+KINDS_MAX = 4_096  # kinds of requests with a remembered group
 
-Kind = tuple[str, str, bool, str, str]  # route, tenant, tools, step, agent, as they came
+Kind = tuple[str, str, bool, str, str]  # route, tenant, tools, step, agent, as received
 _DIVERGED, _EVICTED, _UNSUPPORTED = Miss.DIVERGED, Miss.EVICTED, Miss.UNSUPPORTED
 
 
 class Placement(Protocol):
-    """What is needed of a receipt."""
+    """Required fields of a receipt."""
 
     predicted_cached_tokens: int
     replay: bool
 
 
 class Ended(Protocol):
-    """What is needed of a request's record."""
+    """Required fields of a request's record."""
 
     route: str
     at_s: float
@@ -71,19 +72,19 @@ class Ended(Protocol):
 
     @property
     def receipt(self) -> Placement | None:
-        """None where it was not placed."""
+        """None if it was not placed."""
 
     @property
     def sighting(self) -> Sighting | None:
-        """None where its prompt was not read."""
+        """None if its prompt was not read."""
 
     @property
     def miss(self) -> Breakdown | None:
-        """None where nothing is known of its tokens."""
+        """None if no token of it is explained."""
 
 
 class Ledger:
-    """Times are Unix time. Bounded: at most so many templates, groups and names of steps."""
+    """Sums of all requests. Times are Unix time. Bounded in templates, groups and names of steps."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Ledger:
         tenant: Callable[[str], str],
         now_s: float,
     ) -> None:
-        """`tenant` names whoever may be named in a label."""
+        """`tenant` maps a tenant to a label that may be shown."""
         self.totals = zeros()
         self.timeline = Timeline(now_s)
         self.branches = Branches(templates_max)
@@ -103,15 +104,16 @@ class Ledger:
         self.losses = Losses(excerpts=excerpts)
         self.fading = Fading(WINDOW_S, now_s)
         self.shown = Shown()
-        self.differences = dict.fromkeys(Change, 0)  # requests by what differed
-        self.diversity = FadingRatio(DIVERSITY_WINDOW_S)  # share of prompts that are no replays, where that can be told
-        self._hour = zeros()  # weighed sums of the last hour
+        self.differences = dict.fromkeys(Change, 0)  # requests by kind of difference
+        # share of prompts that are no replays, of those for which this is known
+        self.diversity = FadingRatio(DIVERSITY_WINDOW_S)
+        self._hour = zeros()  # weighted sums of the last hour
         self._kinds: dict[Kind, Group] = {}
         self._branches, self._weight = self.branches.all, self.fading.weight
         self._end_s, self._ttft = self.timeline.end_s, self.timeline.now.ttft
 
     def observe(self, record: Ended) -> None:
-        """Count a request that ended. A request that was not placed says nothing of caches."""
+        """Count a request that ended. A request that was not placed carries no information about caches."""
         receipt = record.receipt
         if receipt is None:
             return
@@ -181,7 +183,7 @@ class Ledger:
                 sums[AT[reason]] += of_reason * weight
 
     def _evicted(self, template: int, branch: Branch, tokens: int) -> None:
-        """Note tokens that were evicted while their template had a loss."""
+        """Count tokens that were evicted while their template had a loss."""
         if not self.losses.templates.isdisjoint(self.branches.upwards(template)):
             branch.crowded_out += tokens * self._weight
 
@@ -192,14 +194,15 @@ class Ledger:
             self.differences[difference.change] += 1
 
     def _kind(self, kind: Kind) -> Group:
-        """The group of a kind, found by its labels once and remembered for a while: names of steps are anybody's."""
+        """Return the group of a kind, found by its labels once and remembered for a while: any client can choose names
+        of steps."""
         if len(self._kinds) >= KINDS_MAX:
             self._kinds.clear()
         group = self._kinds[kind] = self.groups.of(*kind)
         return group
 
     def settle(self, now_s: float) -> None:
-        """Add the step under way to everything else, and move on to `now_s`."""
+        """Add the current step to all sums, and move on to `now_s`."""
         weight = self._weight
         groups = [group.settle(weight) for group in self.groups.all.values() if group.now[REQUESTS]]
         if groups:
@@ -220,13 +223,14 @@ class Ledger:
                 faded.fade(factor)
 
     def know(self, templates: Iterable[Template], source: str = "") -> None:
-        """Learn what templates are from `source`, a process that sees texts."""
+        """Store the definitions of templates from `source`, a process that sees texts."""
         self.branches.know(templates, source)
 
     # -- pages ---------------------------------------------------------------------------------------------------
 
     def totals_row(self) -> dict[str, Any]:
-        """Totals since the router began; times and diversity are of the last ten minutes. Call `settle` first."""
+        """Return totals since the router began. Times and diversity are of the last ten minutes. Call `settle`
+        first."""
         totals = self.totals
         p50_s, p90_s, p99_s = self.timeline.ttft_s(0.5, 0.9, 0.99)
         return {
@@ -245,8 +249,11 @@ class Ledger:
         }
 
     def advice(self, rows_max: int, *, ms_per_token: Callable[[float], float], kv_tokens: int) -> list[dict[str, Any]]:
-        """What to do, most costly first. `ms_per_token(context)` is the fleet's price of prefill behind so many tokens;
-        `kv_tokens` is what it has room for. `settle` first."""
+        """Return advice, most costly first. Call `settle` first.
+
+        - `ms_per_token(context)`: the fleet's price of prefill after a context of this number of tokens.
+        - `kv_tokens`: its KV capacity.
+        """
         weight = self.fading.weight
         hour = [value / weight for value in self._hour]
         middle = hour[PROMPT] / hour[REQUESTS] / 2 if hour[REQUESTS] > 0 else 0.0

@@ -1,6 +1,6 @@
-"""What differences have cost: tokens computed again, by template, kind of difference and place.
+"""Costs of differences: tokens computed again, by template, kind of difference and place.
 
-Places in a conversation's history move with every turn: behind the first two messages, places that differ by their
+Places in a conversation's history move with every turn. After the first two messages, places that differ by their
 number only are one.
 """
 
@@ -15,14 +15,14 @@ from router.core.facts.misses import Change, Difference
 LOSSES_MAX = 1_024
 PIECES_MAX = 64  # different pieces that are counted
 PATH_CHARS_MAX = 200
-FIRST_MESSAGES = 2  # the system prompt, and what the conversation begins with
-MARGIN = 8  # 1 in so many losses, the least costly, make room at once
+FIRST_MESSAGES = 2  # the system prompt, and the first message of the conversation
+MARGIN = 8  # 1 in this number of losses, the least costly, is evicted at once
 
 Key = tuple[int, Change, int, str]  # template, change, message, path
 
 
 class Loss:
-    """The cost of one kind of difference in one place. Sums are weighed (sums.Fading)."""
+    """The cost of one kind of difference in one place. Sums are weighted (sums.Fading)."""
 
     __slots__ = (
         *(
@@ -42,28 +42,30 @@ class Loss:
     def __init__(self, template: int, difference: Difference) -> None:
         self.template = template
         self.change = difference.change
-        self.message = difference.message  # number of the first message where the difference was found
+        self.message = difference.message  # number of the first message in which the difference was found
         self.last = difference
         self.last_at_s = 0.0
         self.begin_bytes = begin_of(difference)
         self.requests = self.tokens = 0.0
-        self.times = self.in_conversations = 0  # requests, and those of them that changed what their conversation had
-        self.pieces: set[int] = set()  # hashes of what differed
+        # requests, and those of them that changed earlier text of their own conversation
+        self.times = self.in_conversations = 0
+        self.pieces: set[int] = set()  # hashes of the differing texts
 
 
 class Losses:
-    """All losses, LOSSES_MAX at most. Without `excerpts` nothing of a prompt's text is kept, whatever is told."""
+    """All losses, at most LOSSES_MAX. Without `excerpts` no text of a prompt is kept, even if a difference contains
+    some."""
 
     def __init__(self, *, excerpts: bool) -> None:
         self._excerpts = excerpts
         self.all: dict[Key, Loss] = {}
-        self.templates: set[int] = set()  # that have a loss
+        self.templates: set[int] = set()  # templates that have a loss
 
     def add(
         self, template: int, difference: Difference, tokens: int, weight: float, now_s: float, *, own: bool = False
     ) -> None:
-        """A request of this template differed, and so many tokens had to be computed again. `own`: from what its own
-        conversation had said."""
+        """Record that a request of this template differed, and that `tokens` had to be computed again. `own`: it
+        changed earlier text of the same conversation."""
         if not self._excerpts and (difference.before or difference.after):
             difference = _without_text(difference)
         key = (template, difference.change, *place_of(difference))
@@ -94,7 +96,7 @@ class Losses:
             loss.tokens *= factor
 
     def by_template(self, weight: float, losses_max: int) -> Callable[[int], list[dict[str, Any]]]:
-        """Rows of a template's page, most costly first; made when they are asked for."""
+        """Return a function that makes the rows of a template's page, most costly first."""
         of: dict[int, list[Loss]] = {}
         for loss in sorted(self.all.values(), key=lambda each: -each.tokens):
             of.setdefault(loss.template, []).append(loss)
@@ -108,12 +110,13 @@ class Losses:
 
 
 def begin_of(difference: Difference) -> int:
-    """Where the token begins that changes, or else the first byte that differs: the same place for every request."""
+    """Return the beginning of the token that changes, or else the first byte that differs: the same place for every
+    request."""
     return difference.token_bytes if difference.token_bytes >= 0 else difference.at_bytes
 
 
 def place_of(difference: Difference) -> tuple[int, str]:
-    """Message and path, with those of a conversation's history in one."""
+    """Return message and path. Places in a conversation's history are merged."""
     message, path = difference.message, difference.path[:PATH_CHARS_MAX]
     if message >= FIRST_MESSAGES:
         message, path = FIRST_MESSAGES, re.sub(r"\[\d+\]", "[*]", path)

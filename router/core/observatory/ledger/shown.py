@@ -1,8 +1,9 @@
-"""What is on the list of advice, so that it does not flicker.
+"""Rows on the list of advice, with hysteresis so that the list does not flicker.
 
-Shares of all tokens move with every request, so a row at the limit would come and go. It comes when it is worth a line,
-and goes when it has been worth less than half of that for a minute. And a row passes another one only when it costs a
-quarter more, so that two that cost about the same do not change places, nor the last of a short list with the next one.
+Shares of all tokens move with every request, so a row at the limit would come and go. A row is added when it reaches
+the limit, and removed when it has been below half of the limit for a minute. A row moves before another one only if it
+costs a quarter more. So two rows of about the same cost do not change places, nor does the last row of a short list
+with the next one.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-STAYS_S = 60.0  # seconds for which a row stays that is worth too little by now
-STAYS_SHARE = 0.5  # part of the limit from which on a row that is shown is still worth it
-PASSES_RATIO = 1.25  # how much more a row must cost to pass one that was before it
+STAYS_S = 60.0  # seconds for which a row below the limit stays
+STAYS_SHARE = 0.5  # fraction of the limit above which a shown row still counts as worth it
+PASSES_RATIO = 1.25  # cost ratio at which a row moves before an earlier one
 ROWS_MAX = 2_048
 
 
@@ -20,11 +21,11 @@ class Shown:
     """The rows that are shown. Times ascend."""
 
     def __init__(self) -> None:
-        self._worth_s: OrderedDict[Hashable, float] = OrderedDict()  # when each was worth it last
+        self._worth_s: OrderedDict[Hashable, float] = OrderedDict()  # last time at which each was worth it
         self._ranks: dict[Hashable, int] = {}
 
     def wants(self, key: Hashable, share: float, least: float, now_s: float) -> bool:
-        """Whether to show a row that is a `share` of all and should be `least`."""
+        """True if a row with this `share` of all tokens is shown. `least` is the limit."""
         known = self._worth_s
         if share > least or (key in known and share > least * STAYS_SHARE):
             known[key] = now_s
@@ -35,7 +36,7 @@ class Shown:
         return key in known and now_s - known[key] < STAYS_S
 
     def ordered(self, costs: Sequence[tuple[Hashable, float]], now_s: float) -> list[Hashable]:
-        """The keys of all rows that are shown now, most costly first, but for those that cost about the same."""
+        """Return the keys of all rows that are shown now, most costly first, except those of about the same cost."""
         while self._worth_s and now_s - next(iter(self._worth_s.values())) >= STAYS_S:
             self._worth_s.popitem(last=False)
         before, cost = self._ranks, dict(costs)

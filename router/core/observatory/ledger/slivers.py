@@ -1,8 +1,8 @@
-"""Which templates the map draws one by one, and which it draws as one: "others".
+"""Templates that the map draws one by one, and those that it draws as one: "others".
 
-Shuffled tools make a template of every order, each with next to none of the traffic. The least served templates, which
-together have a quarter of all tokens at most and a fiftieth each, are slivers; those of one parent are one branch of
-the map, if they are more than a few. So are those that there is no room for.
+Shuffled tools make a template of every order, each with a tiny part of the traffic. Slivers are the least served
+templates that together have at most a quarter of all tokens, and at most a fiftieth each. Slivers of one parent are one
+branch of the map, if they are more than a few. The same holds for templates beyond the map's limit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ def slivers(
     own: Mapping[int, float],
     rows_max: int,
 ) -> dict[int, list[int]]:
-    """The templates that are not drawn one by one, by the nearest one that is and that they begin with (0: none).
-    `most` are all, the most served first and each behind its parent; `through` are the tokens of requests that begin
-    with each, `own` of those that begin with none of its branches."""
+    """Return the templates that are not drawn one by one, by the nearest drawn one that they begin with (0: no such
+    template).
+
+    - `most`: all templates, the most served first and each after its parent.
+    - `through`: tokens of requests that begin with each.
+    - `own`: tokens of those that begin with none of its branches.
+    """
     total = sum(own.values())
     small: set[int] = set()
     left = total * SLIVERS_SHARE
@@ -42,7 +46,7 @@ def slivers(
 
 
 def _grouped(most: Sequence[int], parents: Mapping[int, int], small: set[int]) -> dict[int, list[int]]:
-    """Slivers by the nearest template that is none and that they begin with."""
+    """Return slivers by the nearest template that is not a sliver and that they begin with."""
     above: dict[int, int] = {}
     groups: dict[int, list[int]] = {}
     for id_ in most:

@@ -1,8 +1,8 @@
-"""What requests add up to: the layout of a sum, windows that fade, and percentiles of a histogram.
+"""Sums over requests: the layout of a sum, windows that fade, and percentiles of a histogram.
 
-A window fades exponentially: what was added a window ago counts for a third of what is added now. Nothing is faded
-where it lies. What is added is weighed the heavier the later it comes, and a sum is read against the weight of now,
-which comes to the same:
+A window fades exponentially: a value added one window ago counts for a third of a value added now. Stored sums are not
+multiplied. Instead, a later value is added with a larger weight, and a sum is divided by the current weight when it is
+read. The result is the same:
 
     sum of x * exp((t - now) / window) = (sum of x * exp((t - begin) / window)) / exp((now - begin) / window)
 """
@@ -15,31 +15,32 @@ from math import exp
 
 from router.core.facts.misses import Miss
 
-# Places in a sum; the reasons of misses stand behind the others.
-REQUESTS, PROMPT, PREDICTED, HIT, REPLAY, REPLAYS, UNTOLD, TOOL_CALLS, SAVED_MS = range(9)  # UNTOLD: replays or not
-VERIFIED, VERIFIED_HIT, VERIFIED_PREDICTED = range(9, 12)  # prompt tokens of answers whose engine told what was cached
+# Indices in a sum; the reasons of misses follow the others.
+REQUESTS, PROMPT, PREDICTED, HIT, REPLAY, REPLAYS, UNTOLD, TOOL_CALLS, SAVED_MS = range(9)  # UNTOLD: unknown if replay
+# prompt tokens of answers with a cached-token count from the engine
+VERIFIED, VERIFIED_HIT, VERIFIED_PREDICTED = range(9, 12)
 MISSES = 12
 SIZE = MISSES + len(Miss)
 AT = {miss: MISSES + number for number, miss in enumerate(Miss)}
 
 TTFT_S = tuple(round(0.005 * 1.25**step, 6) for step in range(50))  # bounds of buckets, to 280 s
-RAISE_WINDOWS = 256.0  # windows after which weights begin anew: e^256 is nothing that a float cannot hold
+RAISE_WINDOWS = 256.0  # windows after which weights begin anew: a float can hold e^256
 AGAIN_S = 0.25
 
 
 def zeros() -> list[float]:
-    """A sum of nothing."""
+    """Return an empty sum."""
     return [0.0] * SIZE
 
 
 def misses_of(sums: Sequence[float]) -> dict[str, int]:
-    """Tokens by reason, of all reasons."""
+    """Return tokens by reason, for all reasons."""
     return {miss.value: round(sums[at]) for miss, at in AT.items()}
 
 
 def verified_of(sums: Sequence[float]) -> dict[str, int]:
-    """Prompt tokens of answers whose engine told how many were cached; those that it found, and those that it was
-    predicted to find."""
+    """Return prompt tokens of answers with a cached-token count from the engine; those that it found, and those that it
+    was predicted to find."""
     return {
         "verified_tokens": round(sums[VERIFIED]),
         "verified_hit_tokens": round(sums[VERIFIED_HIT]),
@@ -48,12 +49,13 @@ def verified_of(sums: Sequence[float]) -> dict[str, int]:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """The quotient, to four digits; None where there is nothing to divide by."""
+    """Return the quotient, to four digits. None if the divisor is zero."""
     return round(part / whole, 4) if whole > 1e-9 else None
 
 
 def percentile(counts: Sequence[float], bounds: Sequence[float], part: float) -> float | None:
-    """A percentile of a histogram with an open last bucket, taken as even within a bucket; None where it is empty."""
+    """Return a percentile of a histogram with an open last bucket, assuming an even distribution within a bucket. None
+    if it is empty."""
     sums = list(accumulate(counts))
     total = sums[-1] if sums else 0.0
     if total <= 0:
@@ -68,15 +70,15 @@ def percentile(counts: Sequence[float], bounds: Sequence[float], part: float) ->
 
 
 class FadingRatio:
-    """A ratio over a window of its own."""
+    """A ratio over a separate window."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._part = self._whole = self._at_s = 0.0
 
     def add(self, part: float, whole: float, now_s: float) -> None:
-        """Add to part and whole, and fade what was added before; steps of less than AGAIN_S are let pass."""
-        if now_s > self._at_s + AGAIN_S:  # records of several workers need not come in order
+        """Add to part and whole, and fade earlier values. Steps of less than AGAIN_S are not faded."""
+        if now_s > self._at_s + AGAIN_S:  # records of several workers may be out of order
             fade = exp((self._at_s - now_s) / self._window_s)
             self._part, self._whole, self._at_s = self._part * fade, self._whole * fade, now_s
         self._part += part
@@ -84,12 +86,12 @@ class FadingRatio:
 
     @property
     def value(self) -> float | None:
-        """None until something was added."""
+        """None until a value was added."""
         return self._part / self._whole if self._whole > 1e-9 else None
 
 
 class Fading:
-    """Weights of a window. `weight` is what to multiply with when something is added, and to divide by when read."""
+    """Weights of a window. Added values are multiplied with `weight`, and sums are divided by it when read."""
 
     def __init__(self, window_s: float, now_s: float) -> None:
         self._window_s = window_s
@@ -108,17 +110,17 @@ class Fading:
 
     @property
     def now_s(self) -> float:
-        """The time up to which all was moved."""
+        """Time of the last move."""
         return self._now_s
 
     @property
     def age_s(self) -> float:
-        """Seconds that sums are of: a window, or less where less has passed."""
+        """Seconds covered by the sums: a window, or less if less has passed."""
         return min(self._now_s - self._began_s, self._window_s)
 
     @property
     def per_hour(self) -> float:
-        """What a faded sum is to be multiplied with to be a rate by the hour: less than a window may have passed. Of
-        the first seconds it is no rate that says anything."""
+        """Factor from a faded sum to an hourly rate, corrected if less than a window has passed. Within the first
+        seconds the rate is not meaningful."""
         age_s = max(self._now_s - self._began_s, 1.0)
         return 3_600.0 / self._window_s / (1 - exp(-age_s / self._window_s))

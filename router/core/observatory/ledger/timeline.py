@@ -1,4 +1,4 @@
-"""The last ten minutes in steps of five seconds: a ring. Steps that are over never change, and are rendered once."""
+"""Ring of the last ten minutes in steps of five seconds. Steps that are over never change, and are rendered once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Step:
 
 
 class Timeline:
-    """The steps of the last ten minutes; `now` is the step that is under way."""
+    """The steps of the last ten minutes. `now` is the current step."""
 
     def __init__(self, now_s: float) -> None:
         self.now = Step(int(now_s // STEP_S))
@@ -47,11 +47,11 @@ class Timeline:
 
     @property
     def end_s(self) -> float:
-        """When the step that is under way is over."""
+        """End time of the current step."""
         return (self.now.number + 1) * STEP_S
 
     def move(self, now_s: float) -> None:
-        """Begin a new step if the one under way is over by `now_s`."""
+        """Begin a new step if the current one is over by `now_s`."""
         number = int(now_s // STEP_S)
         if number > self.now.number:
             self.now.point = _point(self.now)
@@ -59,7 +59,7 @@ class Timeline:
             self.now = Step(number)
 
     def points(self) -> list[dict[str, Any]]:
-        """Rows of all steps of the last ten minutes, oldest first; a step in which nothing happened is all zeros."""
+        """Return rows of all steps of the last ten minutes, oldest first. A step without requests is all zeros."""
         last = self.now.number
         known = {step.number: step for step in self._over}
         points = []
@@ -69,12 +69,12 @@ class Timeline:
         return [*points, _point(self.now)]
 
     def ttft_s(self, *parts: float) -> list[float | None]:
-        """Percentiles of the last ten minutes."""
+        """Return percentiles of the last ten minutes."""
         counts = list(map(sum, zip(*(step.ttft for step in self._recent()), strict=True)))
         return [_rounded(percentile(counts, TTFT_S, part)) for part in parts]
 
     def diversity(self) -> float | None:
-        """The part of the last ten minutes' requests whose prompt was not a replay."""
+        """Return the part of the last ten minutes' requests that were not replays."""
         steps = self._recent()
         requests = sum(step.sums[REQUESTS] for step in steps)
         return ratio(requests - sum(step.sums[REPLAYS] for step in steps), requests)

@@ -1,11 +1,8 @@
-"""What earlier prompts looked like, and whom a prompt is compared with.
+"""Texts of earlier prompts, and the choice of the earlier prompt to compare a prompt with.
 
-texts      what earlier prompts said: a bounded radix tree of texts
-anchors    what a prompt is recognised by where its beginning has changed
-templates  prefixes that conversations share, learned as they fork
-watcher    which conversation and template a prompt is of, and what it is to be compared with: sightings
-glance     the same in microseconds, for nearly all prompts
-suspect    a prompt that takes more than a glance, and what it will be found by
-relatives  whom such a prompt is compared with
-assumed    what the last comparisons found, for prompts that are not compared
+texts      bounded radix tree of the texts of earlier prompts anchors    marks by which a prompt is recognised if its
+beginning has changed templates  prefixes that conversations share, learned as they fork watcher    conversation and
+template of a prompt, and the prompt to compare it with glance     the same in microseconds, for nearly all prompts
+suspect    a prompt that needs a longer search, and the marks by which it can be found relatives  the earlier prompt to
+compare such a prompt with assumed    results of the last comparisons, for prompts that are not compared
 """

@@ -1,11 +1,13 @@
-"""What a prompt is recognised by where its beginning has changed: hashes of its messages, and of lines of its template.
+"""Marks by which a prompt is recognised if its beginning has changed: hashes of its messages, and of lines of its
+template.
 
-A message is an anchor: another prompt with the same words in it is most likely of the same conversation. Templates
-have no messages of their own, and change in the middle of a text; of theirs the longest lines are taken. Two texts
-that have most lines in common have most likely one of these in common, wherever it stands, and finding the longest
-takes a fraction of the time that hashing all of them does.
+A message is an anchor: another prompt with the same words in it most likely belongs to the same conversation. Templates
+have no messages of their own, and change in the middle of a text. For them the longest lines are used. Two texts that
+have most lines in common most likely have one of these in common, at any place. Finding the longest lines takes a
+fraction of the time of hashing all of them.
 
-Hashes are seeded with the root of the prompt's chain, so that identities never meet.
+Hashes are seeded with the root of the prompt's chain, so that prompts of different identities never match. The marks of
+`prefixes` have another seed, since they serve to find the same text under another identity.
 """
 
 from __future__ import annotations
@@ -19,23 +21,23 @@ from router.core.prompts.canonical import RS
 
 USER = RS + b"user\x1f"
 ASSISTANT = RS + b"assistant\x1f"
-TELLING = 2  # weight of a message that no model wrote: one such tells whose prompt it is
-MESSAGE_BYTES_MIN = 32  # a shorter message may be anybody's
+TELLING = 2  # weight of a message that no model wrote: one such message identifies a conversation
+MESSAGE_BYTES_MIN = 32  # a shorter message may be common to many conversations
 MESSAGES_KEPT_MAX = 4  # messages that are kept of a prompt's new part
 MESSAGES_ASKED_MAX = 32
 LINE_BYTES_MIN = 24
 LINES_KEPT_MAX = 4
 PARAGRAPH_BYTES = 1 << 10  # a longer line is cut at its full stops
-SKETCHES_MAX = 256  # messages in a row without a line of an earlier one, after which most are skipped
-SKETCHED_SHARE = 8  # 1 in so many of the next messages is looked at
-PREFIX_BYTES_MIN = 512  # shortest prefix that gets a mark, whoever's text it is; each next one is twice as long
+SKETCHES_MAX = 256  # consecutive messages without a line of an earlier one, after which most are skipped
+SKETCHED_SHARE = 8  # 1 in this number of the next messages is examined
+PREFIX_BYTES_MIN = 512  # shortest prefix that gets a mark, whatever text it has; each next one is twice as long
 
 _TOOL = b'{"type":"function"'  # begins each tool; they stand in one line
 
 
 class Sketches:
-    """Whether users' long messages are worth looking at line by line, which takes longer than all else. Where none of
-    many messages had a line of an earlier one, as without retrieval, only some are looked at."""
+    """Sampling of users' long messages. A message is examined line by line, which takes longer than all other work. If
+    none of many messages had a line of an earlier one, as without retrieval, only some are examined."""
 
     def __init__(self) -> None:
         self._left = SKETCHES_MAX
@@ -43,11 +45,11 @@ class Sketches:
 
     @property
     def on(self) -> bool:
-        """Whether every message is looked at."""
+        """True if every message is examined."""
         return self._left > 0
 
     def wanted(self) -> bool:
-        """Whether to look at one more message."""
+        """True if one more message is to be examined."""
         if self._left > 0:
             self._left -= 1
             return True
@@ -55,12 +57,12 @@ class Sketches:
         return self._passed % SKETCHED_SHARE == 0
 
     def found(self) -> None:
-        """Look at every message again: one had a line of an earlier message."""
+        """Examine every message again: one had a line of an earlier message."""
         self._left = SKETCHES_MAX
 
 
 def messages(text: bytes, low: int, seed: int, messages_max: int) -> list[int]:
-    """Marks of the last messages that begin at `low` or behind it, last first."""
+    """Return marks of the last messages that begin at `low` or after it, last first."""
     made: list[int] = []
     end = len(text)
     for _ in range(messages_max):
@@ -74,8 +76,8 @@ def messages(text: bytes, low: int, seed: int, messages_max: int) -> list[int]:
 
 
 def asked(text: bytes, low: int, seed: int) -> dict[int, int]:
-    """Marks of the last messages from `low` on, with what each is worth, last first: what models say is worth less,
-    as they often say the same."""
+    """Return marks of the last messages from `low` on, with the weight of each, last first. Messages of models have a
+    lower weight, as they often have the same text."""
     made: dict[int, int] = {}
     end = len(text)
     for _ in range(MESSAGES_ASKED_MAX):
@@ -89,8 +91,8 @@ def asked(text: bytes, low: int, seed: int) -> dict[int, int]:
 
 
 def speaker(marks: Mapping[int, int], said: Callable[[int], int]) -> tuple[int, bool]:
-    """The conversation that said most of it, 0 where none said anything that tells; and whether one message alone told
-    so, which may be a task that is given to many."""
+    """Return the conversation with most of these marks, 0 if no mark is decisive; and True if only one message matched,
+    which may be a task that is given to many conversations."""
     votes: dict[int, int] = {}
     told = 0
     for mark, worth in marks.items():
@@ -102,7 +104,8 @@ def speaker(marks: Mapping[int, int], said: Callable[[int], int]) -> tuple[int, 
 
 
 def last(text: bytes, low: int, seed: int) -> list[int]:
-    """The mark of the last message that begins at `low` or behind it and is not anybody's, if there is one."""
+    """Return the mark of the last message that begins at `low` or after it and is long enough to be specific, if
+    any."""
     end = len(text)
     for _ in range(MESSAGES_KEPT_MAX):
         at = text.rfind(RS, low, end)
@@ -115,14 +118,14 @@ def last(text: bytes, low: int, seed: int) -> list[int]:
 
 
 def lines(text: bytes, seed: int) -> list[int]:
-    """Marks of its longest lines."""
+    """Return marks of its longest lines."""
     longest = nlargest(LINES_KEPT_MAX, text.split(b"\n"), len)
     return [xxh3_64_intdigest(line, seed) for line in longest if len(line) >= LINE_BYTES_MIN]
 
 
 def paragraphs(system: bytes) -> list[bytes]:
-    """The longest lines of a system prompt, longest first; of one with a very long line, the longest sentences: a
-    prompt that is written in one line has no other line that stays the same."""
+    """Return the longest lines of a system prompt, longest first. If it has a very long line, return the longest
+    sentences: a prompt that is written in one line has no other line that stays the same."""
     longest = nlargest(LINES_KEPT_MAX, system.split(b"\n"), len)
     if len(longest[0]) > PARAGRAPH_BYTES:
         longest = nlargest(LINES_KEPT_MAX, system.replace(b". ", b"\n").split(b"\n"), len)
@@ -130,17 +133,17 @@ def paragraphs(system: bytes) -> list[bytes]:
 
 
 def system(text: bytes, seed: int) -> list[int]:
-    """Marks of the longest lines of a system prompt."""
+    """Return marks of the longest lines of a system prompt."""
     return [xxh3_64_intdigest(line, seed) for line in paragraphs(text)]
 
 
 def tools(text: bytes, seed: int) -> list[int]:
-    """Marks of the longest tools, of a prompt's head."""
+    """Return marks of the longest tools in a prompt's head."""
     return lines(text.replace(_TOOL, b"\n"), seed)
 
 
 def prefixes(text: bytes, seed: int) -> list[int]:
-    """Marks of its first 512 bytes, 1024, and so on, shortest first."""
+    """Return marks of its first 512 bytes, 1024, and so on, shortest first."""
     made: list[int] = []
     start, end, mark = 0, PREFIX_BYTES_MIN, seed
     view = memoryview(text)
@@ -151,7 +154,7 @@ def prefixes(text: bytes, seed: int) -> list[int]:
 
 
 def most(conversations: Iterable[int]) -> int:
-    """The one that is named most often, the first of several; 0 where none is."""
+    """Return the conversation that is named most often, the first of several. 0 if none is named."""
     votes: dict[int, int] = {}
     for each in conversations:
         if each:

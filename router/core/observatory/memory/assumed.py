@@ -1,9 +1,9 @@
-"""What the last comparisons found, for suspects that are not compared.
+"""Results of the last comparisons, for suspects that are not compared.
 
 An application that writes the time into its system prompt does so in each request. Once that was found twice in a row,
-at the same place, the next ones are taken to be the same, and only now and then one is compared: the time for
-comparing goes to what is new. Where none is left, the last comparison of the conversation, or of its template, is the
-best that can be said. What is assumed has no words of its own.
+at the same place, the next prompts are assumed to be the same, and only some of them are compared: the time for
+comparisons is spent on new cases. If no time is left, the last comparison of the conversation, or of its template, is
+the best available result. An assumed finding has no excerpts.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ TOKEN_GROWS = 4  # bytes by which a token may be longer the next time
 
 
 class Finding(Struct, eq=False):
-    """What the last comparison of a conversation, or of a template, has found."""
+    """Result of the last comparison of a conversation, or of a template."""
 
     difference: Difference | None  # None: the prompts parted for good
-    offset: int  # first byte where the prompts differed
+    offset: int  # first byte at which the prompts differed
     in_template: bool  # before the user's first words, so it is in the same place each time
-    share: float  # share of the bytes behind the difference that repeated, of all that could
+    share: float  # repeated fraction of the bytes after the difference that could repeat
     sure: int = 1  # comparisons in a row that found the same
-    assumed: int = 0  # prompts since then that the finding was assumed of
+    assumed: int = 0  # prompts since then for which the finding was assumed
 
     def fits(self, at: int, *, in_template: bool) -> bool:
-        """Whether the finding may be assumed of a prompt that parts from what is known at byte `at`."""
+        """True if the finding may be assumed for a prompt that departs from the known text at byte `at`."""
         return in_template == self.in_template and (not in_template or self.is_at(at))
 
     def is_at(self, at: int) -> bool:
-        """Whether byte `at` is the finding's place: not behind the token that changed there."""
+        """True if byte `at` is the finding's place: not after the token that changed there."""
         of, behind = self.difference, at - self.offset
         most = OFFSET_BYTES_MAX
         if of is not None and of.token_bytes >= 0:
@@ -46,14 +46,15 @@ class Finding(Struct, eq=False):
         return -OFFSET_BYTES_MAX <= behind <= most
 
     def stands(self, at: int) -> bool:
-        """Whether a prompt that parts from what is known at byte `at` need not be compared; each True is counted."""
+        """True if a prompt that departs from the known text at byte `at` need not be compared. Each True is counted."""
         if self.sure < SURE_MIN or self.assumed >= ASSUMED_MAX or not self.is_at(at):
             return False
         self.assumed += 1
         return True
 
     def said(self, at: int, span: int) -> Compared:
-        """The finding, made to fit a prompt that differs from byte `at` on, where `span` bytes could repeat."""
+        """Return the finding, adapted to a prompt that differs from byte `at` on, of which `span` bytes could
+        repeat."""
         of = self.difference
         if of is None:
             return Compared(None, 0, at, False)
@@ -71,7 +72,8 @@ class RecentFindings:
         self._all: OrderedDict[int, Finding] = OrderedDict()
 
     def of(self, names: Iterable[int], at: int, *, in_template: bool) -> Finding | None:
-        """The first finding of these names that may be assumed of a prompt that parts from the known at byte `at`."""
+        """Return the first finding of these names that may be assumed for a prompt that departs from the known text at
+        byte `at`."""
         for name in names:
             found = self._all.get(name)
             if found is not None and found.fits(at, in_template=in_template):
@@ -79,7 +81,7 @@ class RecentFindings:
         return None
 
     def add(self, names: Iterable[int], compared: Compared, span: int, *, in_template: bool) -> None:
-        """Keep what a comparison found, where `span` bytes could repeat."""
+        """Store the result of a comparison in which `span` bytes could repeat."""
         share = min(1.0, compared.repeated_bytes / span) if span > 0 else 0.0
         for name in names:
             if not name:

@@ -1,8 +1,8 @@
-"""Prompts that are seen at a glance: those that go on where an earlier one ended, and those that differ from earlier
-ones in their last message only, which nothing stands behind.
+"""Fast path for prompts that continue at the end of an earlier one, and for those that differ from earlier ones in
+their last message only, with no text after it.
 
-Nearly all prompts are of one of these kinds, so this is what the observatory costs: a few look-ups by the keys of their
-blocks, and one place in an order. Nothing here finds what a longer look (watcher.py) would not find too.
+Nearly all prompts are of one of these kinds, so this path determines the cost of the observatory: a few look-ups by the
+keys of their blocks, and one binary search. It finds no result that the longer search (watcher.py) would not find too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.core.observatory.memory.texts import FORK_BYTES, LINKS_MAX, RECORD_B
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
 from router.core.prompts.canonical import RS
 
-WAYS_MIN = 3  # different continuations behind shared messages that make them examples, not answers made again
+WAYS_MIN = 3  # number of different continuations at which shared messages count as examples, not as regenerated answers
 
 _RS_TOOL = RS + b"tool\x1f"
 
@@ -33,8 +33,12 @@ def appended(
     *,
     tools: bool,
 ) -> Sighting:
-    """The next turn behind all of an earlier prompt, which is young, and which none went on behind. `text` begins at
-    `base`, before that one's end; `session` is a mark."""
+    """Keep the next turn after a whole earlier prompt, and return its result.
+
+    - `before`: the earlier prompt's record, of the young generation and without a continuation yet.
+    - `text`: begins at `base`, before the end of `before`.
+    - `session`: a mark.
+    """
     before.children = 1
     at, conversation, turn, root = before.end, before.conversation, before.turn + 1, chain.root
     template, calls, size = before.template, before.tool_calls, base + len(text)
@@ -62,8 +66,8 @@ def beside(
     tools: bool,
     behind_max: int,
 ) -> Sighting | None:
-    """A conversation of a known template that parts from all others of it within its last message. None if it is
-    anything else, or has more than `behind_max` bytes behind that place."""
+    """Keep a conversation of a known template that departs from all others of it within its last message. None if it is
+    any other prompt, or has more than `behind_max` bytes after that place."""
     text, base, keys = prompt.text, prompt.skipped_bytes, chain.keys
     last, young, old = text.rfind(RS), texts.young, texts.old.ends
     full = (base + last) // BLOCK_BYTES
@@ -89,7 +93,7 @@ def beside(
         of = of.parent
     before = of.parent
     if known == of.end or (before is not None and before.end == of.start and before.children < before.asked):
-        return None  # the prompt may go on behind all of that record
+        return None  # the prompt may continue that whole record
     if known >= first_end:
         end = known
         if siblings.count < WAYS_MIN:

@@ -1,4 +1,4 @@
-"""Whom a suspect prompt is compared with: the earlier prompt that it should have gone on from, or begun like."""
+"""Search for the prompt to compare a suspect with: the earlier prompt that it should have continued, or begun like."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from router.core.observatory.memory.texts import Record, Text, Texts, piece
 from router.core.prompts.blocks import BLOCK_BYTES, chain
 from router.core.prompts.canonical import RS
 
-KNOWN_BYTES_MIN = 16  # two prompts that share less at their beginning are not of one template for that alone
-SHORT_BYTES = 4 << 10  # longest prompt that is compared for so little; a longer prompt must share a block
+KNOWN_BYTES_MIN = 16  # two prompts with a shorter common beginning are not taken for one template on that basis alone
+# longest prompt that is compared because of such a short beginning; a longer prompt must share a block
+SHORT_BYTES = 4 << 10
 ROOTS_MAX = 4_096  # roots: one for each model, or two, of each salt or tenant
-REPEATED_BYTES_MIN = 64  # less than that is no reason to take two prompts for relatives
-BEHIND_BYTES_MIN = 1 << 10  # text behind a difference in the first user message that makes it worth comparing
+REPEATED_BYTES_MIN = 64  # with fewer repeated bytes two prompts are not relatives
+BEHIND_BYTES_MIN = 1 << 10  # text after a difference in the first user message that makes it worth comparing
 
-_WORDS = re.compile(rb"[A-Za-z\x80-\xff]{2}")  # what digits of a time have not
+_WORDS = re.compile(rb"[A-Za-z\x80-\xff]{2}")  # not matched by digits of a time
 
 
 def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
-    """Find the earlier prompt that a suspect is to be compared with, if there is one."""
+    """Find the earlier prompt to compare a suspect with, if one exists."""
     record, known, user, text, base = suspect.record, suspect.known.known, suspect.user, suspect.text, suspect.base
     in_template, continuing = known < user, suspect.size > suspect.first_user_end
     at = max(0, known - base)
-    last = text.find(RS, at) < 0  # nothing is behind the message that differs
+    last = text.find(RS, at) < 0  # no message follows the one that differs
     behind = suspect.size - known
     if user < 0 and last and behind < SKETCHED_BYTES_MIN:
         return
@@ -50,7 +51,7 @@ def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
             if user >= 0:
                 suspect.related = record
             return
-    if conversation:  # who only begins with the same task is another conversation of the template
+    if conversation:  # a prompt that only begins with the same task is another conversation of the template
         suspect.related, suspect.own = texts.latest(conversation), continuing or not alone
     if suspect.related is None:
         _relate_template(suspect, texts, sketches, in_template=in_template, behind=behind)
@@ -59,9 +60,9 @@ def relate(suspect: Suspect, texts: Texts, sketches: anchors.Sketches) -> None:
 
 
 def _of_another(suspect: Suspect, asked: Record, *, goes_on: bool) -> bool:
-    """Whether a prompt that was `asked` the same is of another template: where it has none of the template's longest
-    lines, or where another earlier prompt shares more words with the suspect's beginning. The latter says nothing where
-    the suspect may be what follows it (`goes_on`)."""
+    """True if a prompt that was `asked` the same belongs to another template. Then it has none of the template's
+    longest lines, or another earlier prompt shares more words with the suspect's beginning. The latter is not tested if
+    the suspect may be its continuation (`goes_on`)."""
     if suspect.base:
         return False
     ours = suspect.text[: min(suspect.user, TEMPLATE_SKETCHED_BYTES_MAX)]
@@ -91,9 +92,9 @@ def _relate_template(
 
 
 def elsewhere(suspect: Suspect, texts: Texts, seed: int, roots: dict[int, tuple[int, bool]]) -> int:
-    """Bytes of the suspect's beginning that a prompt of another identity had; notes whether that prompt is apart.
-    `roots` are those of prompts, as far as they are known, each with the number that keeps its tenant's prompts apart
-    (Text.whose) and whether the prompts have a salt."""
+    """Count the bytes of the suspect's beginning that a prompt of another identity had, and record in `apart` if that
+    prompt has a separate cache. `roots` are the known roots of prompts. Each has the number that separates its tenant's
+    prompts (`Text.whose`) and a flag for a salt."""
     if len(roots) >= ROOTS_MAX:
         roots.clear()
     roots[suspect.root] = suspect.whose, suspect.salted

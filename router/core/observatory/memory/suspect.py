@@ -1,4 +1,4 @@
-"""A prompt that is not seen at a glance, and what is known of it while it is looked at."""
+"""A prompt that the fast path does not recognise, and its state during the search."""
 
 from __future__ import annotations
 
@@ -9,72 +9,74 @@ from router.core.observatory.memory.texts import Match, Record, Text, piece
 from router.core.prompts.blocks import BLOCK_BYTES
 from router.core.prompts.canonical import RS
 
-# Bytes of a template, and of a user's message, whose lines are marked.
+# Bytes of a template, and of a user's message, from which lines are marked.
 TEMPLATE_SKETCHED_BYTES_MAX, SKETCHED_BYTES_MAX = 64 << 10, 8 << 10
-SKETCHED_BYTES_MIN = 4 << 10  # shortest first user message that is looked for by its lines
+SKETCHED_BYTES_MIN = 4 << 10  # shortest first user message that is searched for by its lines
 
 
 class Suspect(Text):
-    """A prompt that is not seen at a glance. If `comparable`, `before` and `after` are to be compared, once `read`,
-    and the Watcher is to hear what came out; if it `lacks` its beginning, it is to be looked at again with the whole
-    of it."""
+    """A prompt that the fast path does not recognise.
+
+    If it is `comparable`, `before` and `after` must be compared after `read`, and the result passed to the Watcher. If
+    it `lacks` its beginning, it must be looked up again with its whole text.
+    """
 
     sighting: Sighting
     first_user_end: int
     path: str
     body: bytes
-    session: int  # mark of the session that the client names; 0: none
+    session: int  # mark of the session that the client names; 0: no session
     known: Match  # longest known prefix, by either generation
     hint_bytes: int = 0
     ids: bool = False  # the prompt was given as token ids
     answered: bool = False  # the prompt has an assistant's messages, and may have called tools
-    record: Record | None = None  # the prompt that has the first byte behind what is known, or its last one
+    record: Record | None = None  # the prompt that has the first byte after the known prefix, or its last byte
     user: int = -1  # first byte of the first user message; -1: before `base`, or all of the message is known
     related: Record | None = None  # record that the prompt is compared with
     own: bool = False  # `related` is of the prompt's conversation, not of its template only
-    least_bytes: int = 1  # bytes that both must have in common behind the difference to be relatives
+    least_bytes: int = 1  # bytes that both must have in common after the difference to be relatives
     before: bytes = b""
     after: bytes = b""
     from_bytes: int = 0
     lacks: bool = False
     salted: bool = False
     sketch: list[int] | None = None  # marks of its first user message, once they are made
-    prefixes: list[int] | None = None  # marks of how the prompt begins, once they are made
-    known_bytes: int = 0  # known bytes at the time of looking
+    prefixes: list[int] | None = None  # marks of the prompt's prefixes, once they are made
+    known_bytes: int = 0  # known bytes at the time of the search
     assumed: Finding | None = None  # finding that may be assumed if the prompt is not compared
 
     def span(self, related: Record) -> int:
-        """Bytes behind the difference that could be in both."""
+        """Count the bytes after the difference that could be in both."""
         end = min(related.end, self.size) if self.own else self.user if self.known_bytes < self.user else self.size
         return end - self.known_bytes
 
     def read(self) -> None:
-        """Put together what is to be compared: copies of both texts, which those that are not compared do without."""
+        """Put together the texts to compare. Both are copies, which are not made for prompts that are not compared."""
         related = self.related
         if related is not None:
             self.before, self.after = piece(related, 0, related.end), self.prefix(self.size)
 
     @property
     def bytes_max(self) -> int:
-        """The length of the longest text that is read and compared."""
+        """Length of the longest text that is read and compared."""
         return max(self.related.end if self.related is not None else 0, self.size, len(self.body))
 
     @property
     def comparable(self) -> bool:
-        """Whether it has to be compared."""
+        """True if it must be compared."""
         return self.related is not None
 
     def prefix(self, end: int) -> bytes:
-        """The prompt's text up to byte `end`; what was skipped of it comes from the memory."""
+        """Return the prompt's text up to byte `end`. A skipped part comes from the memory."""
         record = self.known.record
-        if not self.base or record is None:  # nothing was skipped if there is no record
+        if not self.base or record is None:  # without a record no part was skipped
             return self.text if end >= self.size else self.text[:end]
         lead = piece(record, 0, min(self.base, end))
         return lead + self.text[: end - self.base] if end > self.base else lead
 
 
 def marks_of(suspect: Suspect, young: Match, seed: int, sketches: anchors.Sketches) -> list[int]:
-    """Marks that the prompt is found by, if it changes."""
+    """Return marks by which the prompt is found if it changes."""
     since, user, first_end = young.known, suspect.user, suspect.first_user_end
     text, base = suspect.text, suspect.base
     made: list[int]
@@ -100,7 +102,7 @@ def marks_of(suspect: Suspect, young: Match, seed: int, sketches: anchors.Sketch
 def _mark_beginning(
     suspect: Suspect, made: list[int], seed: int, sketches: anchors.Sketches, *, in_template: bool
 ) -> None:
-    """Add the marks of a prompt whose template, or whose first message, has changed."""
+    """Add the marks of a prompt with a changed template or first message."""
     base = suspect.base
     user, first_end = max(0, suspect.user - base), suspect.first_user_end - base
     if first_end < len(suspect.text):  # a first message at the end of the prompt is marked already
@@ -114,7 +116,7 @@ def _mark_beginning(
 
 
 def sketch(suspect: Suspect, sketches: anchors.Sketches, *, in_template: bool) -> list[int]:
-    """Marks of lines of its template, or of its first user message."""
+    """Return marks of lines of its template, or of its first user message."""
     user, first_end = max(0, suspect.user - suspect.base), suspect.first_user_end - suspect.base
     if in_template:
         tools, _, system = suspect.text[: min(user, TEMPLATE_SKETCHED_BYTES_MAX)].partition(RS)
@@ -127,9 +129,10 @@ def sketch(suspect: Suspect, sketches: anchors.Sketches, *, in_template: bool) -
 
 
 def user_start(text: bytes, end: int) -> int:
-    """Where the first user message begins that ends at byte `end`; `end` where there is none, 0 in what is no chat."""
+    """Return the start of the first user message that ends at byte `end`. `end` if it is absent, 0 if the prompt is not
+    a chat."""
     at = text.rfind(RS, 0, end)
-    if at >= 0 and text.startswith(anchors.USER, at):  # a separator within its words is nobody's habit
+    if at >= 0 and text.startswith(anchors.USER, at):  # a separator within its words is very rare
         return at
     at = text.find(anchors.USER, 0, end)
     if at >= 0:

@@ -1,7 +1,7 @@
-"""Prefixes that several conversations share, learned as they fork; the least used make room.
+"""Prefixes that several conversations share, learned as they fork. The least recently used are evicted.
 
-A template is named by the key of the last full block that is shared. Where conversations are related although their
-first bytes differ (a timestamp at the top), it is named by what relates them.
+A template is named by the key of the last full block that is shared. If conversations are related although their first
+bytes differ (a timestamp at the top), it is named by their common feature.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 from router.core.facts.misses import Template
 from router.core.prompts.canonical import RS
 
-BODY_BYTES_MAX = 256 << 10  # longest body of a request that stands for its template
+BODY_BYTES_MAX = 256 << 10  # longest body of a request that represents its template
 TEMPLATE_BYTES = 1_200  # memory of a template without its body
 LABEL_CHARS_MAX = 80
-TOOLS_DECODED_BYTES_MAX = 64 << 10  # half a millisecond; the names of more are not read
+TOOLS_DECODED_BYTES_MAX = 64 << 10  # half a millisecond; names in longer JSON are not read
 DEPTH_MAX = 16  # templates of templates that a conversation counts for
 WORD_BYTES_MAX = 24  # a label that begins within a word begins with it
 TOOLS = b"\x1dtools\x1f"
@@ -44,33 +44,33 @@ class SharedPrefix(NamedTuple):
     """A beginning that several conversations share."""
 
     text: bytes
-    key: int  # key of its last full block; 0: none
+    key: int  # key of its last full block; 0: no block
     whole: bool  # the prefix ends with a message, not within one
 
 
 class Templates:
-    """The known templates, the least used first."""
+    """The known templates, the least recently used first."""
 
     def __init__(self, templates_max: int, bodies_bytes_max: int, *, excerpts: bool) -> None:
-        """`excerpts`: whether a template may be labelled with its own words."""
+        """`excerpts`: a template may be labelled with its own words."""
         self._templates_max = templates_max
         self._bodies_bytes_max = bodies_bytes_max
         self._bodies_bytes = 0
         self._excerpts = excerpts
         self._known: OrderedDict[int, Template] = OrderedDict()
         self._changed: set[int] = set()
-        self.unlabelled: set[int] = set()  # templates whose parent is another one now
+        self.unlabelled: set[int] = set()  # templates with a new parent
 
     def __contains__(self, name: int) -> bool:
         return name in self._known
 
     def touch(self, name: int) -> None:
-        """Note that a template is used."""
+        """Record that a template is used."""
         if name in self._known:
             self._known.move_to_end(name)
 
     def joined(self, name: int, prompt_bytes: int, path: str, body: bytes) -> bool:
-        """Count one more conversation that begins with a template; False if the template is not known."""
+        """Count one more conversation that begins with a template. False if the template is unknown."""
         known, changed = self._known, self._changed
         at = known.get(name)
         if at is None:
@@ -97,7 +97,7 @@ class Templates:
             at = self._known.get(at.parent)
 
     def learn(self, name: int, prefix: SharedPrefix, near: int, others: int) -> None:
-        """A prefix that so many `others` begin with; `near` is a template of one of them, or 0."""
+        """Store a prefix that `others` conversations begin with. `near` is a template of one of them, or 0."""
         if len(self._known) >= self._templates_max:
             gone = self._known.popitem(last=False)[1]
             self._bodies_bytes -= len(gone.body)
@@ -119,7 +119,7 @@ class Templates:
             self.label(name, text, anew=True)
 
     def label(self, name: int, prefix: bytes, *, anew: bool = False) -> None:
-        """Label a template with what is its own, behind its parent's text. A template that has a label keeps it."""
+        """Label a template with its own text, after its parent's text. A template that has a label keeps it."""
         if not anew and name not in self.unlabelled:
             return
         self.unlabelled.discard(name)
@@ -129,19 +129,19 @@ class Templates:
         self._changed.add(name)
 
     def taken(self) -> list[Template]:
-        """Templates that changed since this was last asked."""
+        """Return templates that changed since the last call."""
         changed, self._changed = self._changed, set()
         return [self._known[name] for name in changed if name in self._known]
 
     def _stand_in(self, template: Template, path: str, body: bytes) -> None:
-        """Keep the request in place of a longer one, as the shortest that has all of the template."""
+        """Keep this request as the shortest one that has the whole template."""
         grown = len(body) - len(template.body)
         if len(body) <= BODY_BYTES_MAX and self._bodies_bytes + grown <= self._bodies_bytes_max:
             self._bodies_bytes += grown
             template.body, template.path = body, path
 
     def _between(self, near: int, size: int) -> tuple[int, Template | None]:
-        """The longest template shorter than this, from `near` up, and the one below it, if any."""
+        """Return the longest template shorter than this, from `near` up, and the one below it, if any."""
         child, at = None, self._known.get(near)
         for _ in range(DEPTH_MAX):
             if at is None or at.prompt_bytes < size:
@@ -151,7 +151,7 @@ class Templates:
 
 
 def tool_head(text: bytes) -> bytes:
-    """The JSON of a prompt's tools, as far as it is there."""
+    """Return the JSON of a prompt's tools, up to the end of the text."""
     if not text.startswith(TOOLS):
         return b""
     ends = [end for mark in (RS, b"\x1d") if (end := text.find(mark, len(TOOLS))) >= 0]
@@ -159,8 +159,8 @@ def tool_head(text: bytes) -> bytes:
 
 
 def _tools(head: bytes) -> tuple[list[str], int]:
-    """Names of the tools, and how many there are; where the head is cut off within a tool, of those before it. On the
-    loop, so that the names of too many are not read."""
+    """Return names of the tools, and their number. If the head is cut off within a tool, only the ones before it count.
+    This runs on the event loop, so the names of too many are not read."""
     if len(head) > TOOLS_DECODED_BYTES_MAX:
         return [], head.count(_TOOL) - (not head.endswith(b"]"))
     for text in (head, head[: max(0, head.rfind(_TOOL))].rstrip(b",") + b"]"):
@@ -173,8 +173,8 @@ def _tools(head: bytes) -> tuple[list[str], int]:
 
 
 def _label(prefix: bytes, shared: int) -> str:
-    """The beginning of a system prompt, or of what stands behind the bytes that are `shared` with its parent; tools by
-    their names."""
+    """Return the beginning of a system prompt, or of the text after the bytes that are `shared` with its parent; for
+    tools their names."""
     tools_end = prefix.find(RS)
     if shared > tools_end >= 0:
         start = max(prefix.rfind(mark, max(0, shared - WORD_BYTES_MAX), shared) + 1 for mark in _BREAKS)
@@ -190,7 +190,7 @@ def _label(prefix: bytes, shared: int) -> str:
 
 
 def _named_tools(names: list[str], count: int) -> str:
-    """How many tools there are, and as many of their names as there is room for."""
+    """Return the number of tools, and as many of their names as fit into a label."""
     label = f"{count} tool{'s' * (count != 1)}"
     for number, name in enumerate(names):
         longer = f"{label}{', ' if number else ': '}{name}"
@@ -201,7 +201,7 @@ def _named_tools(names: list[str], count: int) -> str:
 
 
 def _words(text: bytes) -> str:
-    """The first line of a message, or the first of the next one."""
+    """Return the first line of a message, or the first of the next one."""
     for said in text[: 8 * LABEL_CHARS_MAX].split(RS):
         line = said[said.find(b"\x1f") + 1 :].strip().split(b"\n", 1)[0]
         if line:

@@ -1,15 +1,15 @@
-"""What earlier prompts said: a radix tree of texts by reference, under a strict bound of bytes.
+"""Texts of earlier prompts: a radix tree of texts by reference, under a strict bound of bytes.
 
-Each prompt that is kept is a `Record`: the record that it shares its beginning with, how many bytes of that, and its
-own text behind them. So turn n+1 of a conversation costs what it adds. `owners` leads from each block's key to a
-record that has the block, so the deepest block that is known is found by bisection, and within the next block texts
-are compared byte by byte. Where several records go on differently behind one block, `forks` has how each goes on, in
-order: the nearest neighbours of a text share the longest prefix with it. `ends` leads from the key of a whole prompt
-to its record: what is asked again, or goes on behind an answer to it, is found without any of that.
+Each kept prompt is a `Record`: the record with which it shares its beginning, the number of shared bytes, and its own
+text after them. So turn n+1 of a conversation costs only the text that it adds. `owners` leads from each block's key to
+a record that has the block, so the deepest known block is found by bisection. Within the next block, texts are compared
+byte by byte. If several records continue differently after one block, `forks` has these continuations in order: the
+nearest neighbours of a text share the longest prefix with it. `ends` leads from the key of a whole prompt to its
+record. It finds a repeated prompt, or one that continues after an answer, without any of these steps.
 
-Two generations bound it: what is used is in the young one; when that is full it becomes the old one, and the old one
-is let go, a few entries with each prompt that is kept, since a million entries are not freed within a millisecond. No
-young record refers to an old one: a prompt that goes on behind an old record is kept whole again.
+Two generations bound the memory. A used record is in the young one. When that is full it becomes the old one, and the
+old one is freed, a few entries with each prompt that is kept, since a million entries are not freed within a
+millisecond. No young record refers to an old one: a prompt that continues an old record is kept whole again.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from xxhash import xxh3_64_intdigest
 from router.core.prompts.blocks import BLOCK_BYTES, key_at
 from router.core.prompts.canonical import RS
 
-# What is kept, in bytes as tracemalloc has them, dicts that have just grown included (CPython 3.11, 64-bit).
+# Sizes in bytes as tracemalloc measures them, including dicts that have just grown (CPython 3.11, 64-bit).
 KEY_BYTES = 125  # one entry of a dict: its slot, its key
 RECORD_BYTES = 420  # one record without its text
-FORK_BYTES = 90  # one way to go on, without its text; a place in two lists
+FORK_BYTES = 90  # one continuation, without its text; a place in two lists
 FORKS_BYTES = 400  # one Siblings, which leads to several records
-LINKS_MAX = 128  # records behind each other: a longer line is made whole, so that it is walked and freed quickly
-SWEEP_RATIO = 3  # entries let go for each that is kept
+LINKS_MAX = 128  # consecutive records: a longer chain is made whole, so that it is walked and freed quickly
+SWEEP_RATIO = 3  # entries freed for each that is kept
 RUN_SIBLINGS_MAX = 512  # siblings in one run: a longer run is cut in two
 COMMON_BYTES = 128  # bytes compared at a time, then as a number
-CANDIDATES_MAX = 8  # records that are tried where the beginning of a block was skipped
+CANDIDATES_MAX = 8  # records that are tried if the beginning of a block was skipped
 
 _number = int.from_bytes
 
 
 class Record(Struct, gc=False, eq=False):
-    """One prompt. It has no way back to itself: parents are older."""
+    """One prompt. It has no reference cycle: parents are older."""
 
     parent: Record | None
     start: int  # bytes that it shares with its parent
-    own: bytes  # text of the prompt behind the shared bytes
-    end: int  # length of the prompt, or of what is kept of it
+    own: bytes  # text of the prompt after the shared bytes
+    end: int  # length of the prompt, or of its kept part
     root: int
     links: int = 0  # records above it
     conversation: int = 0
@@ -52,14 +52,14 @@ class Record(Struct, gc=False, eq=False):
     template: int = 0
     tool_calls: int = 0
     tools: bool = False
-    asked: int = 1  # times that this very prompt was asked
-    children: int = 0  # prompts that went on behind all of it
+    asked: int = 1  # number of requests for this same prompt
+    children: int = 0  # prompts that continue after its whole text
 
 
 class Siblings(Struct, gc=False, eq=False):
-    """How records go on behind one block: up to a block of each one's text, in order. None begins with another. A
-    hundred thousand users may ask behind one system prompt, so they stand in runs, of which one is written at a time.
-    """
+    """Continuations of records after one block: up to a block of each one's text, in order. None begins with another. A
+    hundred thousand users may ask different questions after one system prompt, so they are stored in runs, of which one
+    is written at a time."""
 
     tails: list[list[bytes]]
     records: list[list[Record]]
@@ -67,13 +67,14 @@ class Siblings(Struct, gc=False, eq=False):
     count: int = 1
 
     def place(self, tail: bytes) -> tuple[int, int]:
-        """The run where a text would stand, and its place there."""
+        """Return the run to which a text belongs, and its place there."""
         firsts = self.firsts
         run = bisect_right(firsts, tail, 1) - 1 if len(firsts) > 1 else 0
         return run, bisect_left(self.tails[run], tail)
 
     def nearest(self, tail: bytes) -> tuple[Record, int, int, int]:
-        """The record that has most of a text's beginning, and how many bytes; then the text's own run and place."""
+        """Return the record with the longest common beginning, and its number of bytes; then the text's own run and
+        place."""
         firsts = self.firsts
         run = bisect_right(firsts, tail, 1) - 1 if len(firsts) > 1 else 0
         tails, records = self.tails[run], self.records[run]
@@ -92,7 +93,7 @@ class Siblings(Struct, gc=False, eq=False):
         return records[at - 1], before, run, at
 
     def add(self, tail: bytes, record: Record, run: int, at: int) -> None:
-        """Insert a record in order; it takes the place of one that it begins with."""
+        """Insert a record in order. It replaces one that it begins with."""
         tails, records = self.tails[run], self.records[run]
         if at and tail.startswith(tails[at - 1]):
             at -= 1
@@ -112,19 +113,20 @@ class Siblings(Struct, gc=False, eq=False):
 
 
 class Text(Struct, eq=False):
-    """A prompt to look for. `text` is what stands behind `base`; both are cut at `size`."""
+    """A prompt to search for. `text` is the part after `base`; both are cut at `size`."""
 
     keys: list[int]
     root: int
-    end_key: int  # 0 where the prompt was cut
+    end_key: int  # 0 if the prompt was cut
     text: bytes
     base: int
     size: int
-    whose: int  # number that keys and root are XORed with, so that a tenant meets its own prompts only; 0: they are not
+    # number with which keys and root are XORed, so that a tenant's prompts match only each other; 0: no separation
+    whose: int
 
     def tail(self, record: Record, depth: int) -> bytes | None:
-        """Up to a block of text behind `depth` blocks. Where the beginning of this text was skipped it is taken from
-        the record; None if the keys say that the record has another text there."""
+        """Return up to a block of text after `depth` blocks. If the beginning of this text was skipped it is taken from
+        the record. None if the keys prove that the record has another text there."""
         at = depth * BLOCK_BYTES
         skipped = self.base - at
         if skipped <= 0:
@@ -145,11 +147,11 @@ class Match(Struct, gc=False, eq=False):
     record: Record | None = None
     known: int = 0  # bytes
     depth: int = 0  # blocks
-    tail: bytes = b""  # up to a block of the text behind them
-    siblings: Siblings | None = None  # records that go on behind these blocks, if there are several
-    run: int = 0  # run of the siblings where the text would stand
+    tail: bytes = b""  # up to a block of the text after them
+    siblings: Siblings | None = None  # records that continue after these blocks, if there are several
+    run: int = 0  # run of the siblings to which the text belongs
     at: int = 0
-    lacks: bool = False  # the skipped part of the text is not known here: nothing is sure behind the blocks
+    lacks: bool = False  # the skipped part of the text is unknown here: no match after the blocks is certain
 
 
 class Generation:
@@ -158,15 +160,15 @@ class Generation:
     __slots__ = ("ends", "forks", "held_bytes", "latest", "marks", "owners")
 
     def __init__(self) -> None:
-        self.owners: dict[int, Record] = {}  # root or key -> a record that goes on behind it, or ends there
+        self.owners: dict[int, Record] = {}  # root or key -> a record that continues after it, or ends there
         self.ends: dict[int, Record] = {}  # key of a whole prompt -> its record
-        self.forks: dict[int, Siblings] = {}  # root or key -> the records that go on behind it, if there are several
+        self.forks: dict[int, Siblings] = {}  # root or key -> the records that continue after it, if there are several
         self.latest: dict[int, Record] = {}  # conversation -> its latest prompt
-        self.marks: dict[int, int] = {}  # hash of something said -> the conversation that said it last
+        self.marks: dict[int, int] = {}  # mark (hash of a piece of text) -> the latest conversation with it
         self.held_bytes = 0
 
     def match(self, said: Text) -> Match:
-        """The longest prefix of a text that any record has."""
+        """Return the longest prefix of a text that any record has."""
         owners, keys = self.owners, said.keys
         depth = _depth(owners, keys)
         node = keys[depth - 1] if depth else said.root
@@ -191,22 +193,22 @@ class Generation:
 
 
 class Texts:
-    """All that is remembered of texts: a young and an old generation."""
+    """All remembered texts: a young and an old generation."""
 
     def __init__(self, bytes_max: int) -> None:
         self._half_bytes = bytes_max // 2
         self.young, self.old = Generation(), Generation()
-        self.forgot = False  # whether anything had to go
+        self.forgot = False  # True after the first eviction
         self._dying: list[dict[int, Any] | list[Any]] = []
 
     def match(self, said: Text) -> tuple[Match, Match]:
-        """The longest match of the young generation, and the longest of either."""
+        """Return the longest match of the young generation, and the longest of either."""
         young = self.young.match(said)
         return young, self.known(said, young, aged=True)
 
     def known(self, said: Text, young: Match, *, aged: bool) -> Match:
-        """The longest match of either generation. The old generation is not asked where the young one knows all but the
-        prompt's last message, unless the prompt has something that is `aged`."""
+        """Return the longest match of either generation. The old generation is not searched if the young one knows all
+        except the prompt's last message, unless a part of the prompt is `aged`."""
         old = self.old.owners
         if not old or young.known == said.size or said.root not in old:
             return young
@@ -218,16 +220,16 @@ class Texts:
         return match if match.known > young.known else young
 
     def latest(self, conversation: int) -> Record | None:
-        """The latest prompt of a conversation."""
+        """Return the latest prompt of a conversation."""
         return self.young.latest.get(conversation) or self.old.latest.get(conversation)
 
     def said(self, mark: int) -> int:
-        """The conversation that said something last; 0: none."""
+        """Return the latest conversation with this mark, 0 if it is unknown."""
         return self.young.marks.get(mark) or self.old.marks.get(mark, 0)
 
     def keep(self, said: Text, young: Match, known: Match, record: Record, marks: Sequence[int]) -> None:
-        """Remember a prompt, of which `match` said this just now; `marks` lead to its conversation. Of the `record`,
-        what it shares with others, and how long it is, is written here."""
+        """Remember a prompt, for which `match` has just returned `young` and `known`. `marks` lead to its conversation.
+        The shared part and the length of the `record` are set here."""
         keys, depth, start, base = said.keys, young.depth, young.known, said.base
         other = parent = young.record
         if parent is not None:
@@ -247,12 +249,12 @@ class Texts:
         elif young.siblings is not None or young.known < other.end:
             held += self._fork(said, young, other, record)
             owned = keys[depth:]
-        else:  # whoever has most of it owns what it shares
+        else:  # the record with the longest part owns the shared keys
             owned = keys[depth - 1 :] if depth else [said.root, *keys]
         self.own(record, said.end_key, owned, marks, held)
 
     def append(self, keys: list[int], end_key: int, before: Record, record: Record, marks: Sequence[int]) -> None:
-        """Remember a prompt that begins with all of a young record, and is the first to do so."""
+        """Remember a prompt that begins with a whole young record, and is the first to do so."""
         at = before.end
         depth = at // BLOCK_BYTES
         own, node = record.own, keys[depth - 1] if depth else record.root
@@ -267,7 +269,7 @@ class Texts:
         self.own(record, end_key, owned, marks, held)
 
     def own(self, record: Record, end_key: int, owned: list[int], marks: Sequence[int], held: int) -> None:
-        """Let the `owned` keys lead to this record, which takes `held` bytes besides its entries."""
+        """Let the `owned` keys lead to this record, which takes `held` bytes in addition to its entries."""
         generation, conversation = self.young, record.conversation
         generation.owners.update(dict.fromkeys(owned, record))
         generation.ends[end_key] = generation.latest[conversation] = record
@@ -282,7 +284,7 @@ class Texts:
             self._age()
 
     def _fork(self, said: Text, young: Match, other: Record, record: Record) -> int:
-        """Add one more continuation behind what is known. Returns the bytes that it takes."""
+        """Add one more continuation after the known part. Returns the bytes that it takes."""
         siblings, depth, tail, held = young.siblings, young.depth, young.tail, 0
         at, run, place = depth * BLOCK_BYTES, young.run, young.at
         if young.lacks:
@@ -319,12 +321,12 @@ class Texts:
 
 
 def _rest(said: Text, start: int, known: Match) -> bytes:
-    """The text behind `start`; what was skipped of it comes from the memory."""
+    """Return the text after `start`. A skipped part comes from the memory."""
     return (piece(known.record, start, said.base) if known.record is not None else b"") + said.text
 
 
 def _depth(owners: dict[int, Record], keys: list[int]) -> int:
-    """How many leading keys are owned."""
+    """Count the leading keys that are owned."""
     if not keys or keys[0] not in owners:
         return 0
     low, high = 1, len(keys)
@@ -340,7 +342,7 @@ def _depth(owners: dict[int, Record], keys: list[int]) -> int:
 
 
 def piece(record: Record, start: int, end: int) -> bytes:
-    """A stretch of a record's text, as far as there is any."""
+    """Return a stretch of a record's text, or the existing part of it."""
     first = record.start
     if start >= first:
         return record.own[start - first : end - first]
@@ -356,13 +358,13 @@ def piece(record: Record, start: int, end: int) -> bytes:
 
 
 def common(one: bytes, other: bytes) -> int:
-    """How many bytes two short texts have in common at their beginning."""
+    """Count the bytes that two short texts have in common at their beginning."""
     at, end = 0, min(len(one), len(other))
     while at < end:
         left, right = one[at : at + COMMON_BYTES], other[at : at + COMMON_BYTES]
         if left != right:
             differing = _number(left, "little") ^ _number(right, "little")
-            if not differing:  # one goes on with zeros
+            if not differing:  # one continues with zeros
                 return end
             return min(end, at + (((differing & -differing).bit_length() - 1) >> 3))
         at += COMMON_BYTES

@@ -1,11 +1,10 @@
-"""A prompt, seen: which conversation and template it belongs to, and which earlier prompt it should have gone on from.
+"""Recognition of prompts: the conversation and template of each, and the earlier prompt that it should have continued.
 
-Most prompts go on where an earlier one ended, or begin something new on a known template: then nothing has to be
-compared. Others are *suspect*: they differ within what an earlier prompt of theirs had said, or in what comes before
-anything a user says. Which earlier prompt that is, is found by what is left the same: messages behind the difference,
-the session that the client names, the text up to the difference, lines of the template. Whoever compares the two
-(core/observatory/difference/compare.py, within a budget) tells the Watcher what came out, and only then is the prompt
-kept.
+Most prompts continue at the end of an earlier one, or begin a new conversation on a known template: these need no
+comparison. Others are *suspect*: they differ within the text of their earlier prompts, or before the first user
+message. The earlier prompt is found by the parts that stay the same: messages after the difference, the session that
+the client names, the text up to the difference, lines of the template. The two are compared within a budget
+(core/observatory/difference/compare.py). The result is passed to the Watcher, and only then is the prompt kept.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from router.core.observatory.memory.texts import LINKS_MAX, Match, Record, Text,
 from router.core.prompts.blocks import BLOCK_BYTES, Chain
 from router.core.prompts.canonical import RS
 
-BODIES_SHARE = 8  # one part in so many of the memory is for bodies of templates
-FINDINGS_SHARE = 64  # one part in so many of the memory is for what comparisons found
+BODIES_SHARE = 8  # 1 part in this number of the memory is for bodies of templates
+FINDINGS_SHARE = 64  # 1 part in this number of the memory is for results of comparisons
 
 _RS_TOOL = RS + b"tool\x1f"
 _MASK = (1 << 64) - 1
@@ -35,7 +34,7 @@ _NO_MATCH = Match()
 
 
 class Watcher:
-    """Sees the prompts of one process. Not for several threads at once."""
+    """Recognises the prompts of one process. Not thread-safe."""
 
     def __init__(
         self, memory_bytes_max: int, prompt_bytes_max: int, templates_max: int, *, excerpts: bool, seed: int
@@ -53,15 +52,15 @@ class Watcher:
         self._roots: dict[int, tuple[int, bool]] = {}
 
     def templates(self) -> list[Template]:
-        """Templates that changed since this was last asked."""
+        """Return templates that changed since the last call."""
         return self._templates.taken()
 
     @property
     def forgot(self) -> bool:
-        """Whether the memory was too small for all that was seen."""
+        """True if the memory was too small for all prompts so far."""
         return self._texts.forgot
 
-    # -- looking -------------------------------------------------------------------------------------------------
+    # -- search ------------------------------------------------------------------------------------------------
 
     def look(
         self,
@@ -75,10 +74,13 @@ class Watcher:
         sure: bool = False,
         tenant: str = "",
     ) -> Sighting | Suspect:
-        """What the texts of earlier prompts say of this one; it is kept at once. A Suspect where that takes more: it is
-        suspect, or lacks its beginning. `whole` is its prompt with all of its text, where `ask` has only its end.
-        `sure`: what was found of others is not assumed of it. With a `tenant` it is compared with prompts of that
-        tenant only, and no other prompt with it."""
+        """Compare a prompt with the texts of earlier prompts, and keep it. Returns a Suspect if it must be compared or
+        lacks its beginning; it is kept later.
+
+        - `whole`: its prompt with all of its text, if `ask` has only the end.
+        - `sure`: findings of other prompts are not assumed for it.
+        - `tenant`: it is compared with prompts of that tenant only, and no other prompt with it.
+        """
         prompt = whole or ask.prompt or _NOTHING  # every chain is made of a prompt
         whose = 0
         if tenant:
@@ -87,7 +89,7 @@ class Watcher:
         text, base, keys, end_key = prompt.text, prompt.skipped_bytes, chain.keys, chain.end_key
         head = text if not base else prompt.joint.head if prompt.joint is not None else b""
         tools = head.startswith(TOOLS)
-        if not keys:  # nobody is believed to hold anything of it
+        if not keys:  # no replica can be estimated to hold any of it
             return Sighting(0, 0, 0, 0, 0, 0, True, tools)
         ends = self._texts.young.ends
         record = ends.get(end_key)
@@ -125,7 +127,7 @@ class Watcher:
         return xxh3_64_intdigest(name.encode(errors="surrogatepass"), self._seed ^ root)
 
     def _search(self, suspect: Suspect, chain: Chain, *, sure: bool) -> None:
-        """Find the longest prefix of it that is known, and decide what it is."""
+        """Find its longest known prefix, and decide the kind of the prompt."""
         texts = self._texts
         young, old = texts.young.match(suspect), texts.old.ends
         if old:
@@ -156,12 +158,12 @@ class Watcher:
         self._apart(suspect, young, sure=sure)
 
     def settle(self, suspect: Suspect, compared: Compared | None, *, rejects: bool = False) -> None:
-        """A suspect was compared, or not (None): its sighting is complete now, and it is kept; with `rejects` not if it
-        changes what its conversation had said."""
+        """Complete the result of a suspect that was compared, or not (None), and keep it. With `rejects` it is not kept
+        if it changes earlier text of its conversation."""
         if suspect.related is None:
             return
         young, known = self._texts.match(suspect)
-        if known.lacks or known.known < suspect.base:  # forgotten meanwhile
+        if known.lacks or known.known < suspect.base:  # forgotten in the meantime
             return
         suspect.known = known
         self._settle(suspect, young, compared, rejects=rejects)
@@ -194,17 +196,17 @@ class Watcher:
             names = (sighting.conversation if own else 0, sighting.template if in_template or not own else 0)
             self._findings.add(names, compared, span, in_template=in_template)
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- kinds of prompts --------------------------------------------------------------------------------------
 
     def _again(self, suspect: Suspect, young: Match, record: Record) -> None:
-        """Take a prompt all of which was said before: the same prompt, or an earlier turn, or part of one."""
+        """Handle a prompt that is known as a whole: the same prompt, or an earlier turn, or part of one."""
         sighting = suspect.sighting
         sighting.conversation, sighting.template = record.conversation, record.template
         sighting.turn, sighting.tool_calls = record.turn, record.tool_calls
         same = record.end == suspect.size
         if same:
             record.asked += 1
-            if not suspect.end_key:  # the prompts were cut: what is behind is not known
+            if not suspect.end_key:  # the prompts were cut: the text after the cut is unknown
                 record.turn += 1
         if young.known < suspect.size:  # the prompt is used, so it moves to the young generation
             suspect.user = -1
@@ -212,10 +214,10 @@ class Watcher:
             self._keep(suspect, young, marks_of(suspect, young, self._seed, self._sketches), asked, children)
 
     def _appended(self, suspect: Suspect, young: Match, record: Record) -> None:
-        """Keep a prompt that goes on where an earlier prompt ended."""
+        """Keep a prompt that continues at the end of an earlier prompt."""
         sighting, start = suspect.sighting, record.end - suspect.base
         text, template = suspect.text, record.template
-        # Of a prompt that several asked, each goes on in a conversation of its own.
+        # If a prompt was requested several times, each continuation is a separate conversation.
         sighting.conversation = _named(suspect) if record.children else record.conversation
         record.children += 1
         sighting.template, sighting.turn, sighting.tool_calls = template, record.turn + 1, record.tool_calls
@@ -229,7 +231,7 @@ class Watcher:
         self._keep(suspect, young, made)
 
     def _apart(self, suspect: Suspect, young: Match, *, sure: bool) -> None:
-        """Judge a prompt that differs from earlier prompts before their end, or is like none."""
+        """Handle a prompt that differs from earlier prompts before their end, or resembles none."""
         first_end, known, size = suspect.first_user_end, suspect.known.known, suspect.size
         text, base = suspect.text, suspect.base
         user = -1
@@ -259,7 +261,7 @@ class Watcher:
         else:
             self._begin(suspect, young, None)
 
-    # -- keeping it ----------------------------------------------------------------------------------------------
+    # -- storage -----------------------------------------------------------------------------------------------
 
     def _go_on(self, suspect: Suspect, young: Match, before: Record) -> None:
         """Keep another prompt of the conversation."""
@@ -270,7 +272,8 @@ class Watcher:
         self._keep(suspect, young, marks_of(suspect, young, self._seed, self._sketches))
 
     def _begin(self, suspect: Suspect, young: Match, related: Record | None) -> None:
-        """The first prompt of a conversation. `related`: the latest of another of its template."""
+        """Keep the first prompt of a conversation. `related`: the latest prompt of another conversation of its
+        template."""
         suspect.sighting.conversation = suspect.end_key or _named(suspect)
         if suspect.answered:
             self._count_calls(suspect)
@@ -290,7 +293,7 @@ class Watcher:
             suspect.sighting.tool_calls = suspect.prefix(suspect.size).count(_RS_TOOL)
 
     def _shared_bytes(self, suspect: Suspect, young: Match) -> int:
-        """Where the template ends that it begins with, if it shares one."""
+        """Return the end of the template that it begins with, 0 if it shares none."""
         known = suspect.known.known
         if BLOCK_BYTES <= suspect.hint_bytes <= suspect.size:
             return suspect.hint_bytes
@@ -301,11 +304,11 @@ class Watcher:
         return min(known, suspect.user) if suspect.user else known
 
     def _begun(self, suspect: Suspect, name: int, end: int, key: int) -> None:
-        """One more conversation of this template; and the one that it forked from is of it too."""
+        """Count one more conversation of this template. The conversation that it forked from belongs to it too."""
         record, templates = suspect.record, self._templates
         suspect.sighting.template = name
         near = record.template if record is not None else 0
-        # What is related by a few lines only shares less than those that share it from the first byte on.
+        # A prompt related by a few lines only shares less than those that share it from the first byte on.
         size = end if key else 1 << 62
         if templates.joined(name, size, suspect.path, suspect.body):
             if templates.unlabelled:
@@ -322,7 +325,7 @@ class Watcher:
                 latest.template = name
 
     def _keep(self, suspect: Suspect, young: Match, made: list[int], asked: int = 1, children: int = 0) -> None:
-        if young.known < suspect.size:  # a prompt that was asked twice at once has been kept already
+        if young.known < suspect.size:  # a prompt requested twice at once has been kept already
             of = suspect.sighting
             record = Record(
                 None, 0, b"", 0, 0, 0, of.conversation, of.turn, of.template, of.tool_calls, of.tools, asked, children
@@ -331,17 +334,17 @@ class Watcher:
 
 
 def _kept_apart(chain: Chain, whose: int) -> Chain:
-    """The chain with all its keys XORed with this number, which leaves them as unlikely to collide as they were."""
+    """Return the chain with all its keys XORed with this number. Collisions stay as unlikely as before."""
     spans = tuple([(key ^ whose, start, end) for key, start, end in chain.spans])
     keys = [key ^ whose for key in chain.keys]
     return Chain(keys, chain.root ^ whose, chain.end_key ^ whose, spans, chain.first_user_key ^ whose)
 
 
 def _is_fork(young: Match) -> bool:
-    """Whether so many went on differently from here that it is the beginning of many conversations."""
+    """True if enough different continuations exist here for it to be the beginning of many conversations."""
     return young.siblings is not None and young.siblings.count >= WAYS_MIN
 
 
 def _named(said: Text) -> int:
-    """A conversation's name, of its first prompt."""
+    """Return a conversation's name, derived from its first prompt."""
     return said.end_key or (said.keys[-1] if said.keys else said.root) or 1
