@@ -25,7 +25,7 @@ class Dialect(Protocol):
 
         - `keep`: `template_input` will be called, so decoded fields are kept for it (`Ask.decoded`). Otherwise less is
           decoded.
-        - `seen`: if `keep` is not set, only the part that was not read before is decoded.
+        - `seen`: only the part of the body that was not read before is decoded.
 
         Neither parameter changes the result for placement.
         """

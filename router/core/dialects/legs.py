@@ -9,13 +9,11 @@ srt/disaggregation):
   known to be the prefilling engine's own (own_hosts.py). It is null if the prompt fills no block, or if the request
   ended by anything except its length or a stop. Then no blocks can be fetched.
 - Mooncake: both stages have one transfer id. The prefill stage must end by its length. Otherwise its blocks are freed
-  at
-  once, and the decoding engine waits for them until a timeout of minutes. So no stop condition may apply.
+  at once, and the decoding engine waits for them until a timeout of minutes. So no stop condition may apply.
 - Offloading: both stages have one request id, and the decode stage names the address of the prefilling engine's p2p
   tier.
 - SGLang: both stages have one `bootstrap_room`, and the address of the prefilling engine's bootstrap server. Its
-  prefill
-  answers with one token for any limit. If its data-parallel rank is not the one that the number of the
+  prefill answers with one token for any limit. If its data-parallel rank is not the one that the number of the
   `bootstrap_room` implies, the rank must be sent.
 
 vLLM answers a second choice from blocks that the first one has freed. A request for the log probabilities of its prompt

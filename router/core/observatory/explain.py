@@ -76,8 +76,7 @@ class Explainer:
         - `life`: its cache epoch. `lives()` are the epochs of all current caches.
         - `block_tokens`: length of its engine's block.
         - `retry`: the memory contains the request itself, from its first attempt. Earlier knowledge then comes from the
-          texts
-          only.
+          texts only.
         """
         prompt_tokens, hit = receipt.prompt_tokens, receipt.predicted_cached_tokens
         if hit > prompt_tokens:

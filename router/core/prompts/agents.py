@@ -40,7 +40,7 @@ class AgentRow(NamedTuple):
     conversation: tuple[bytes, ...]
     parent: tuple[bytes, ...] = ()
     agent: bytes = b""  # an agent within that conversation, which is its parent unless `parent` names another
-    session: tuple[bytes, ...] = ()  # names that all conversations of a session share
+    session: tuple[bytes, ...] = ()  # names of the id that all conversations of a session share
     user_agent: bytes = b""  # the row applies to clients with this text in their User-Agent
 
 

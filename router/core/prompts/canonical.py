@@ -4,11 +4,11 @@ The order is that of most templates: tools and template arguments, then each mes
 
     RS role US content [GS field US json]...
 
-Generation parameters are left out. Two more kinds of data are left out because they do not affect the start of a
-prompt: template arguments that act only after it (LATE_ARGUMENTS), and the ids of tool calls. vLLM 0.32 turns every
-API's request into one list of OpenAI messages before it renders the template (entrypoints/anthropic/serving.py,
-openai/responses/utils.py there). The dialects do the same and write the result here, so that a conversation is one
-chain in every API.
+Generation parameters are left out. Two more kinds of data are left out because they carry no information about the
+start of a prompt: template arguments that act only after it (LATE_ARGUMENTS), and the ids of tool calls. vLLM 0.32
+turns every API's request into one list of OpenAI messages before it renders the template
+(entrypoints/anthropic/serving.py, openai/responses/utils.py there). The dialects do the same and write the result here,
+so that a conversation is one chain in every API.
 
 JSON that the template prints is decoded and encoded again, so white space and escapes do not matter. The order of keys
 does matter, as it does to `tojson` in a template. There are two exceptions: objects that the engine builds anew (the

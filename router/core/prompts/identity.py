@@ -32,8 +32,8 @@ Table = tuple[tuple[str, str], ...]  # the base models of a replica: (name, root
 
 
 class Names:
-    """Index from every name that the fleet's replicas serve, ready or not, to the model's name in chains. Replicas with
-    the same models share an entry, so a large fleet of few kinds costs as much as a small one."""
+    """Index from every name that the fleet's replicas serve, ready or not, to the model's name in chains. Replicas are
+    distinguished by their models only, so a large fleet of few kinds costs as much as a small one."""
 
     def __init__(self) -> None:
         self._served: dict[str, tuple[Table, frozenset[str]]] = {}  # replica -> its base models, names of adapters

@@ -46,7 +46,7 @@ class RestFields(msgspec.Struct):
 class QuickFields(RestFields, kw_only=True):
     """A body like `RestFields` with its messages decoded, or with the prompt of a completion or an embedding."""
 
-    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment] # no code reads it through the base class
+    messages: list[dict[str, Any]] | None = None  # type: ignore[assignment]  # no code reads it through the base class
     prompt: Raw = ABSENT
     input: Raw = ABSENT
 
@@ -54,8 +54,8 @@ class QuickFields(RestFields, kw_only=True):
 class LongFields(RestFields, kw_only=True):
     """A long body like `QuickFields`. Every field that may be long is still JSON."""
 
-    messages: list[Raw] | None = None  # type: ignore[assignment] # no code reads it through the base class
-    stream_options: Raw = ABSENT  # type: ignore[assignment] # the same
+    messages: list[Raw] | None = None  # type: ignore[assignment]  # no code reads it through the base class
+    stream_options: Raw = ABSENT  # type: ignore[assignment]  # the same
     prompt: Raw = ABSENT
     input: Raw = ABSENT
 

@@ -81,7 +81,7 @@ class ChatBody(msgspec.Struct):
 class Kept(ChatBody, kw_only=True):
     """A body with its messages still JSON. The earlier decoded messages and these replace them."""
 
-    messages: list[Raw] = []  # type: ignore[assignment] # the list of decoded ones is put here before it is read
+    messages: list[Raw] = []  # type: ignore[assignment]  # the list of decoded ones is put here before it is read
 
 
 class Apart(ChatBody, kw_only=True):
@@ -93,7 +93,7 @@ class Apart(ChatBody, kw_only=True):
 class Odd(ChatBody, kw_only=True):
     """A body with messages that no engine would take. All other fields are read."""
 
-    messages: Raw = ABSENT  # type: ignore[assignment] # their value does not matter
+    messages: Raw = ABSENT  # type: ignore[assignment]  # their value does not matter
 
 
 _elsewhere = attrgetter(*ChatBody.__struct_fields__[ChatBody.__struct_fields__.index("chat_template") :])

@@ -2,8 +2,8 @@
 
 There are two reasons for this form. If tools may be called, only the engine's parser takes a call out of the text, so
 the next request must be a chat as well. The other reason is an engine that reports no ids. The request sets
-`continue_final_message` and unsets `add_generation_prompt`. Without them the turn would be closed and another answer
-begun (vLLM 0.32 and SGLang 0.5.23).
+`continue_final_message`, and sets `add_generation_prompt` to false. Otherwise the turn would be closed and another
+answer begun (vLLM 0.32 and SGLang 0.5.23).
 
 The text may be tokenised differently from the original tokens, and a template may trim it. If ids are reported, this is
 detected: the next replica reports the ids of its prompt. Only if they are those of the first prompt and of the text so

@@ -9,8 +9,8 @@ string. An event of several tokens may end with half a character. So the stream 
 from its last *point*: after an event of one token that carried text. At a point, every character of the ids was sent,
 except those that the engine holds back for stop strings (`ContinuationPlan.held_chars`). These are sent at a later
 point. Text that was sent after the point is generated again by the next replica, compared, and left out. Output after
-the point that was not sent is lost without effect. Every stop string still to come begins after the point, so that the
-next replica finds it. Characters that may begin one are held back. If they are sent, the point lies before them
+the point that was never sent is dropped without harm. Every stop string still to come begins after the point, so that
+the next replica finds it. Characters that may begin one are held back. If they are sent, the point lies before them
 (`ContinuationPlan.open_chars`).
 
 An error event, an answer that the engine aborts, or a `[DONE]` before a finish reason is not sent to the client: the

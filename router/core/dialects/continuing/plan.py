@@ -7,9 +7,8 @@ the second half differ from the unbroken answer is refused. Every unknown field 
 ones.
 
 - Counts over the text so far begin anew: presence and frequency penalties, `bad_words`, `repetition_detection`,
-  thinking
-  budgets. vLLM's repetition penalty counts the prompt too, and is carried. The random sequence of a seed begins anew
-  too, which shows if the temperature is not 0.
+  thinking budgets. vLLM's repetition penalty counts the prompt too, and is carried. The random sequence of a seed
+  begins anew too, which shows if the temperature is not 0.
 - A grammar begins anew: `response_format`, `structured_outputs`, tools that must be called.
 - Tools that must be called are a grammar, too. Tools that may be called are taken out of a chat's text by a parser of
   the engine, which `/v1/completions` does not use: such a chat is continued as a chat (by_text.py).
