@@ -50,7 +50,8 @@ class Generations(Generic[V]):
         return before
 
     def drop(self, key: int, value: V) -> None:
-        """Drop a key if it has this value. Of a chain, drop all keys after it, too."""
+        """Drop a key if it has this value. For a key in a chain, the caller must drop all later keys of the chain,
+        too."""
         if self.get(key) == value:
             self.young.pop(key, None)
             self.old.pop(key, None)
@@ -60,7 +61,7 @@ class Generations(Generic[V]):
         young, count = self.young, len(keys)
         if not (0 < guess <= count and keys[guess - 1] in young and (guess == count or keys[guess] not in young)):
             guess = depth(young, keys)
-        if guess == count or keys[guess] not in self.old:  # the old generation has no longer part of the chain
+        if guess == count or keys[guess] not in self.old:  # the match does not extend into the old generation
             return guess, guess
         return guess, depth(self.old, keys)
 

@@ -31,7 +31,7 @@ NOTHING = f"Nothing above {100 * LOSS_WORTH:g} % of prompt tokens"  # text shown
 class Situation:
     """Inputs of the advice: `sums` and losses of the last hour, as they fade."""
 
-    sums: Sequence[float]  # sums of the window, their weights divided out
+    sums: Sequence[float]  # sums of the window, with the weights divided out
     weight: float  # divisor for sums of losses
     per_hour: float | None  # factor from a sum of the window to an hourly rate; None: too little time has passed
     span: str  # time covered by the sums, in words

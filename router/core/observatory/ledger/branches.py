@@ -119,7 +119,8 @@ class Branches:
             branch.crowded_out *= factor
 
     def hottest(self, count: int) -> list[Template]:
-        """Return the templates with the most recent prompt tokens for which a request to send is known."""
+        """Return the templates with the most prompt tokens in the fading window, of those with a stored request to
+        send."""
         bodied = [each for each in self._by_use() if each.facts is not None and each.facts.body]
         return [each.facts for each in reversed(bodied) if each.facts is not None][:count]
 

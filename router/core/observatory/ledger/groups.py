@@ -95,8 +95,8 @@ class Groups:
             group.faded = [value * factor for value in group.faded]
 
     def rows(self, groups_max: int) -> list[dict[str, Any]]:
-        """Return rows of the page, groups with the most recent prompt tokens first. Requests and tokens are counted
-        since the router began. Rates are of the last hour, times and lengths of the last requests."""
+        """Return rows of the page, groups with the most prompt tokens in the fading window first. Requests and tokens
+        are counted since the router began. Rates are of the last hour, times and lengths of the last requests."""
         most = sorted(self.all.items(), key=lambda each: -each[1].faded[0])[:groups_max]
         return [_row(label, group) for label, group in most]
 

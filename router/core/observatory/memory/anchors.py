@@ -30,7 +30,7 @@ LINES_KEPT_MAX = 4
 PARAGRAPH_BYTES = 1 << 10  # a longer line is cut at its full stops
 SKETCHES_MAX = 256  # consecutive messages without a line of an earlier one, after which most are skipped
 SKETCHED_SHARE = 8  # 1 in this number of the next messages is examined
-PREFIX_BYTES_MIN = 512  # shortest prefix that gets a mark, whatever text it has; each next one is twice as long
+PREFIX_BYTES_MIN = 512  # shortest prefix that gets a mark, in any prompt; each next one is twice as long
 
 _TOOL = b'{"type":"function"'  # begins each tool; they stand in one line
 
@@ -49,7 +49,7 @@ class Sketches:
         return self._left > 0
 
     def wanted(self) -> bool:
-        """True if one more message is to be examined."""
+        """True if one more message should be examined."""
         if self._left > 0:
             self._left -= 1
             return True

@@ -93,8 +93,8 @@ def _relate_template(
 
 def elsewhere(suspect: Suspect, texts: Texts, seed: int, roots: dict[int, tuple[int, bool]]) -> int:
     """Count the bytes of the suspect's beginning that a prompt of another identity had, and record in `apart` if that
-    prompt has a separate cache. `roots` are the known roots of prompts. Each has the number that separates its tenant's
-    prompts (`Text.whose`) and a flag for a salt."""
+    prompt has a separate cache. `roots` are the known roots of prompts. Each has the number that separates the prompts
+    of its tenant, and a flag for a salt."""
     if len(roots) >= ROOTS_MAX:
         roots.clear()
     roots[suspect.root] = suspect.whose, suspect.salted

@@ -199,7 +199,7 @@ class Watcher:
     # -- kinds of prompts --------------------------------------------------------------------------------------
 
     def _again(self, suspect: Suspect, young: Match, record: Record) -> None:
-        """Handle a prompt that is known as a whole: the same prompt, or an earlier turn, or part of one."""
+        """Handle a prompt that is known to its end: the same prompt, or an earlier turn, or part of one."""
         sighting = suspect.sighting
         sighting.conversation, sighting.template = record.conversation, record.template
         sighting.turn, sighting.tool_calls = record.turn, record.tool_calls
