@@ -1,1 +1,2 @@
-"""Sums over all requests: by time (timeline), template (branches), kind (groups), difference (losses); and advice."""
+"""Sums over all requests: by time (timeline), template (branches), kind (groups) and difference (losses). Advice from
+these sums."""

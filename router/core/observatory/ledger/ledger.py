@@ -48,7 +48,7 @@ WINDOW_S = 3_600.0
 DIVERSITY_WINDOW_S = 300.0
 KINDS_MAX = 4_096  # kinds of requests with a remembered group
 
-Kind = tuple[str, str, bool, str, str]  # route, tenant, tools, step, agent, as received
+Kind = tuple[str, str, bool, str, str]  # route, tenant, tools, step and agent as received
 _DIVERGED, _EVICTED, _UNSUPPORTED = Miss.DIVERGED, Miss.EVICTED, Miss.UNSUPPORTED
 
 
