@@ -1,7 +1,7 @@
-"""Which build of the router runs: its version, whether its core is native code, and the commit that it was made from.
+"""The running build of the router: its version, its kind (native code or pure Python), and its commit.
 
-Nothing is asked of git. The image writes the commit into a file beside this module (deploy/Dockerfile); a clone or a
-wheel has no such file, and then the commit is not known.
+The code does not call git. The image writes the commit into a file beside this module (deploy/Dockerfile). A clone or a
+wheel has no such file, so the commit is unknown there.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from router import __version__
 log = logging.getLogger(__name__)
 
 COMMIT_FILE = Path(__file__).with_name("commit.txt")
-COMMIT_CHARS_MAX = 64  # a hash of git has 40 or 64
-NATIVE_MODULE = "router.core.facts.requests"  # compiled wherever any module is (deploy/compiled.py)
+COMMIT_CHARS_MAX = 64  # a git hash has 40 or 64 digits
+NATIVE_MODULE = "router.core.facts.requests"  # compiled if any module is compiled (deploy/compiled.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What tells one build of the router from another."""
+    """Properties that distinguish builds of the router."""
 
     version: str
-    native: bool  # whether the modules that every request passes run as compiled code
-    commit: str  # hash of the commit in hexadecimal; "" where it is not known
+    native: bool  # True if the modules on the path of every request run as compiled code
+    commit: str  # hash of the commit in hexadecimal; "" if unknown
     python: str  # version of the interpreter, such as 3.12.4
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Build:
 
 
 def build(commit_file: Path = COMMIT_FILE) -> Build:
-    """The build that runs here. `commit_file` holds the hash of its commit; it may be absent."""
+    """Return the running build. `commit_file` contains the hash of its commit; the file may be absent."""
     spec = find_spec(NATIVE_MODULE)
     origin = (spec.origin or "") if spec is not None else ""
     return Build(
@@ -47,12 +47,12 @@ def build(commit_file: Path = COMMIT_FILE) -> Build:
 
 
 def tell_build() -> None:
-    """Log which build has started, once for each start of the router."""
+    """Log the running build, once for each start of the router."""
     log.info("warmroute has started", extra={"event": "started", "fields": asdict(build())})
 
 
 def _commit(file: Path) -> str:
-    """The hash in this file; "" for one that is absent or holds anything else, such as `unknown`."""
+    """Return the hash in this file, or "" if the file is absent or contains anything else, such as `unknown`."""
     try:
         with file.open(encoding="ascii", errors="replace") as text:
             said = text.read(COMMIT_CHARS_MAX + 2).strip()

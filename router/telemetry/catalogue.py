@@ -1,4 +1,4 @@
-"""Names of everything that is counted, with their labels, bounds and help texts, in the order of the metrics page."""
+"""Names of all metrics, with their labels, bounds and help texts, in the order of the metrics page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LATENCY_S = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15
 INTER_TOKEN_S = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 OVERHEAD_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 TTFT_RATIO = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-REPLICA_TTFT_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # few: there are many replicas
+REPLICA_TTFT_S = (0.1, 0.3, 1.0, 3.0, 10.0)  # few buckets, because there are many replicas
 
 
 class Family(NamedTuple):
-    """A family of series: a histogram where it has bounds, otherwise a counter."""
+    """Family of series: a histogram if it has bounds, otherwise a counter."""
 
     name: str
     text: str
@@ -181,17 +181,17 @@ KINDS = (  # kinds of failures (http/failures.py)
     "blocks", "blocks_stalled", "blocks_timeout", "broke_early", "broke_midway", "connect", "descriptors", "engine",
     "foreign_host", "garbage", "lost", "model", "pull", "shed", "stale", "stalled", "stuck", "timeout", "unfinished",
 )  # fmt: skip
-CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of breaks after which a stream may be continued
+CAUSES = ("broke_midway", "stalled", "unfinished", "drain")  # kinds of failure after which a stream may be continued
 
-FALLBACK = "fallback"  # kind of failure behind a gateway, which could not reach an endpoint and took the next one
+FALLBACK = "fallback"  # kind of failure behind a gateway: an endpoint was unreachable and the gateway took the next one
 _OUTCOMES = (
     *(ending.value for ending in (Ending.OK, Ending.CLIENT_LEFT, Ending.REFUSED_BY_ENGINE, Ending.FAILED)),
     *KINDS,
     FALLBACK,
 )
-# Series that are there from the first scrape on: one that begins with its first increment has no rate that shows it.
+# Series that exist from the first scrape on. A series that appears with its first increment has no rate that shows it.
 BEGUN: dict[str, list[Labels]] = {
-    "requests": [(path, "none", 503) for path in PATHS],  # refusals of models that no replica serves
+    "requests": [(path, "none", 503) for path in PATHS],  # refusals for models that no replica serves
     "graded_requests": [(grade,) for grade in Grade],
     "predictions": [(grade, result) for grade in Grade for result in ("equal", "over", "under")],
     "overpredicted_tokens": [(grade,) for grade in Grade],
@@ -209,9 +209,10 @@ BEGUN: dict[str, list[Labels]] = {
 }
 
 WITHIN = ("p50", "p90", "later")  # predictions of a time to first token
-KEPT = ("in_time", "late", "none")  # what became of deadlines of first tokens
+KEPT = ("in_time", "late", "none")  # outcomes of deadlines for first tokens
 
-# Series that begin with the first request of a model, for the first MODELS_BEGUN_MAX models; the model's label follows.
+# Series that begin with the first request of a model, for the first MODELS_BEGUN_MAX models. The model's label comes
+# last.
 MODELS_BEGUN_MAX = 16
 BEGUN_BY_MODEL: dict[str, list[Labels]] = {
     "shed_requests": [

@@ -1,15 +1,20 @@
-"""What engines count themselves of answers that do not tell: a check of the hit rate where nothing else verifies it.
+"""Hit rate of answers without a count of cached tokens, by the engines' own counters. It checks a hit rate that no
+other source verifies.
 
-An answer tells how many of its prompt's tokens were cached only where the client asks for usage and the engine's flags
-allow it. But engines count queries and hits of their prefix caches, and these counters are probed. Where practically
-all of a replica's work is ours, what it counted less what its answers told is the count of the answers that did not:
+An answer reports how many of its prompt's tokens were cached only if the client requests usage and the engine's flags
+allow it. But engines count queries and hits of their prefix caches, and the router probes these counters. If
+practically all work of a replica comes from this router, the difference between the engine's counters and the counts in
+its answers belongs to the answers without a count ("silent" answers):
 
     rate of silent answers = (hits counted - hits told) / (queries counted - tokens told), of the last five minutes
 
-Tokens of silent answers are counted at this rate, beside the hit rate and never in it: the counters say nothing of a
-single answer, have our own pre-warming in them, and run ahead of answers by what is in flight. Where others use the
-replica too (`Member.share` below 1, or not known yet) nothing is counted, and none while it takes legs of requests that
-two replicas share: each of them counts such a prompt, in its own way.
+Tokens of silent answers are counted at this rate, in separate series that never enter the hit rate. There are three
+reasons: the counters do not describe a single answer, they include the router's own prewarming, and they run ahead of
+answers by the requests in flight.
+
+No tokens are counted if other routers or clients use the replica too (`Member.share` below 1, or unknown). None are
+counted while the replica serves a stage of disaggregated prefill: both replicas count such a prompt, each in its own
+way.
 """
 
 from __future__ import annotations
@@ -21,22 +26,24 @@ from operator import lt
 from router.core.fleet.member import SHARE_TOKENS_MIN, Member
 
 WINDOW_S = 300.0
-TOKENS_MIN = 2_000.0  # queries beyond those told of, within the window, before a rate is made of them
-PART_MIN = 0.05  # the same as part of all queries: below it, what is in flight weighs too much
+TOKENS_MIN = 2_000.0  # minimum of queries in the window that no answer accounts for, before a rate is computed
+PART_MIN = 0.05  # the same as a part of all queries; below it, requests in flight distort the rate too much
 
-Silent = dict[tuple[str, str], float]  # (replica, model's label) -> prompt tokens of answers that did not tell
-Told = Mapping[str, list[float]]  # replica -> prompt tokens and hits of answers that told, requests in two legs
+Silent = dict[tuple[str, str], float]  # (replica, model's label) -> prompt tokens of answers without a count
+# replica -> prompt tokens and hits of answers with a count, and requests with disaggregated prefill
+Told = Mapping[str, list[float]]
 
 
 class EngineCount:
-    """`settle` once a second; `sums` are tokens since the router began, by model's label: prompt, cached."""
+    """Counter of silent answers. Call `settle` once a second. `sums` are tokens since the router began, by model's
+    label: prompt, cached."""
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {}
         self._replicas: dict[str, _Window] = {}
 
     def settle(self, members: Iterable[Member], told: Told, silent: Silent, now_s: float) -> None:
-        """Take what engines have counted since the last call, and count silent answers by it; `silent` is emptied."""
+        """Read what engines have counted since the last call, and count silent answers by it. `silent` is emptied."""
         rates: dict[str, float | None] = {}
         windows = self._replicas
         for member in members:
@@ -54,17 +61,17 @@ class EngineCount:
 
 
 class _Window:
-    """The last minutes of one replica's counters."""
+    """Counters of one replica over the last minutes."""
 
     __slots__ = ("_at_s", "_before", "_legs", "_sums")
 
     def __init__(self) -> None:
         self._before: tuple[float, float, float, float] | None = None
-        self._sums = [0.0] * 4  # queries, hits, tokens told, hits told
+        self._sums = [0.0] * 4  # queries, hits, and the prompt tokens and hits that answers reported
         self._at_s = self._legs = 0.0
 
     def rate(self, member: Member, told: list[float], now_s: float) -> float | None:
-        """The hit rate of answers that did not tell; None where the counters say nothing of them."""
+        """Return the hit rate of silent answers, or None if the counters do not describe them."""
         queries, hits = member.load.cache_query_tokens_total, member.load.cache_hit_tokens_total
         ours = member.share >= 1.0 and member.seen_prompt_tokens >= SHARE_TOKENS_MIN
         if queries is None or hits is None or not ours or told[2] != self._legs:
@@ -72,7 +79,7 @@ class _Window:
             return None
         before, now = self._before, (queries, hits, told[0], told[1])
         self._before = now
-        if before is None or any(map(lt, now, before)):  # another process counts there now
+        if before is None or any(map(lt, now, before)):  # a counter fell: another process counts there now
             self._sums = [0.0] * 4
         else:
             fade = exp((self._at_s - now_s) / WINDOW_S)

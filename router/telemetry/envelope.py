@@ -1,4 +1,4 @@
-"""The envelope of a document of measurements: command, commit, machine, date, rows."""
+"""Envelope of a document of measurements: command, commit, machine, date, rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def document(command: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
-    """JSON of the rows that a run of the package in `folder` measured."""
+    """Return a JSON document of the rows that a run of the package in `folder` measured."""
     return {
         "command": command,
         "commit": commit(folder),
@@ -23,7 +23,8 @@ def document(command: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> d
 
 
 def commit(folder: Path) -> str | None:
-    """The commit that the package was checked out at, with `+` if files differ from it; None outside a checkout."""
+    """Return the commit that the package was checked out at, with `+` if files differ from it; None outside a
+    checkout."""
     try:
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
@@ -39,7 +40,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine that the numbers were measured on."""
+    """Describe the machine that the numbers were measured on."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpu_model(),

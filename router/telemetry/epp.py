@@ -1,10 +1,10 @@
-"""Metrics under the names of endpoint pickers, where `metrics.aliases` asks for them, so that dashboards made for one
-go on: `llm_d_epp_*` of llm-d's picker, and `inference_*`, which those names were before.
+"""Metrics under the names of endpoint pickers, if `metrics.aliases` requests them. Dashboards made for a picker keep
+working: `llm_d_epp_*` are the names of llm-d's picker, `inference_*` its earlier names.
 
-Only what the router knows with the same meaning and unit is there (docs/reference/names.md has what differs): tokens as
-engines report them, times of answers that succeeded. Both families of names share their numbers. Bounds are the
-picker's own. Labels are bounded as everywhere; `fairness_id` and the objective's priority are not there, since the
-router has neither.
+A metric is present only if the router knows its value with the same meaning and unit: tokens as engines report them,
+times of answers that succeeded. docs/reference/names.md lists the differences. Both families of names share their
+numbers. Bounds are the picker's own. Labels are bounded as in all metrics. `fairness_id` and the objective's priority
+are absent, because the router has neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPP, OLD = "llm_d_epp", "inference"
 ALIASES = (EPP, OLD)
 """Families of names."""
 MODEL = ("model_name", "target_model_name")
-POOL = "warmroute"  # name of the one pool that the router's replicas are, in labels
+POOL = "warmroute"  # label value: the router's replicas are one pool, with this name
 
 Bounds = tuple[float, ...]  # a type without a length, as in gen_ai.py
 DURATION_S: Bounds = (
@@ -36,7 +36,7 @@ TPOT_S: Bounds = (
     0.0005, 0.00205, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 2.0,
 )  # fmt: skip
 NTPOT_S: Bounds = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-# 32,778 is the picker's own.
+# 32,778 is the picker's own value.
 OUTPUT_TOKENS: Bounds = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 PROMPT_TOKENS: Bounds = (*OUTPUT_TOKENS, 16384, 32778, 65536, 131072, 262144, 524288, 1048576)
 QUEUE_S: Bounds = (
@@ -45,7 +45,7 @@ QUEUE_S: Bounds = (
 
 
 class Alias(NamedTuple):
-    """A family under the picker's name; `old` is what `inference` stands before, "" where it had no name."""
+    """Family under the picker's name. `old` is its name after `inference`; "" if it had none."""
 
     name: str
     old: str
@@ -92,10 +92,10 @@ DISPATCHED, NO_ROOM, LEFT, REJECTED = "Dispatched", "RejectedCapacity", "Evicted
 
 
 class EppTallies:
-    """The counted families for one router."""
+    """Counted families of one router."""
 
     def __init__(self, aliases: Collection[str], label: Callable[[str], str]) -> None:
-        """`aliases` are of ALIASES; `label(model)` is its label in metrics."""
+        """`aliases`: members of ALIASES. `label(model)`: the model's label in metrics."""
         self._label = label
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -114,7 +114,7 @@ class EppTallies:
                 self._shown.append(twin)
 
     def all(self) -> list[Counter | Histogram]:
-        """The families that are asked for, in the order of the page."""
+        """Return the requested families, in the order of the page."""
         return self._shown
 
     def observe(self, record: RequestRecord) -> None:
@@ -158,7 +158,7 @@ class EppTallies:
 
 
 def _family(alias: Alias, name: str) -> Counter | Histogram:
-    """A family of this name, which for a counter goes without the ending that its page adds."""
+    """Return a family of this name. A counter's name omits the ending that the page adds."""
     text = f"With metrics.aliases: {alias.text[0].lower()}{alias.text[1:]}"
     if alias.bounds:
         return Histogram(name, text, alias.bounds, *alias.labels, prefix="")
@@ -166,7 +166,7 @@ def _family(alias: Alias, name: str) -> Counter | Histogram:
 
 
 def _outcome(record: RequestRecord) -> str:
-    """What became of a request in the queue, in the picker's words."""
+    """Return the outcome of a request in the queue, in the picker's terms."""
     if record.receipt is not None:
         return DISPATCHED
     if record.status == CLIENT_LEFT_STATUS:

@@ -1,15 +1,15 @@
-"""Metrics of requests under the names of OpenTelemetry's conventions for generative AI, where `metrics.otel_names` is
-set. Names are those that OpenTelemetry's own exporter for Prometheus makes of them: dots become underscores, seconds
-end the name, and counters end with `_total`.
+"""Metrics of requests under the names of OpenTelemetry's conventions for generative AI, if `metrics.otel_names` is set.
+The names are those that OpenTelemetry's own exporter for Prometheus produces: dots become underscores, a unit of
+seconds ends the name, and counters end with `_total`.
 
-A router is both sides of the conventions: a server to those who ask it, from the request read to the answer ended, and
-a client of its replicas, from the first call to the end, retries included. Names that the conventions have changed are
-there twice, as dashboards are made for either; the two share their numbers.
+In these conventions a router has both roles. It is a server to its clients, from the request read to the answer ended.
+It is a client of its replicas, from the first call to the end, retries included. Names that the conventions have
+changed are present twice, because dashboards exist for both; the two share their numbers.
 
 Only requests that generate or embed are counted, by the conventions' operations. Labels are bounded: operations and
 types of errors are fixed sets, models are those of tallies.py, and providers are the kinds of engines that replicas
-name, the first PROVIDERS_MAX. An attribute that is not known is an empty label, which for Prometheus is none. What
-engines do not tell is not counted: no modality, no tokens of reasoning, none written to a cache.
+name, the first PROVIDERS_MAX. An unknown attribute is an empty label, which Prometheus treats as absent. Values that
+engines do not report are not counted: modality, reasoning tokens, tokens written to a cache.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ OPERATIONS = {
     "/generate": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""Routes -> names of operations in the conventions; other routes have none."""
-PROVIDERS_MAX = 16  # kinds of engines told apart; the rest are one more
+"""Routes -> names of operations in the conventions; other routes have no operation."""
+PROVIDERS_MAX = 16  # kinds of engines with a label value each; the rest share one
 UNKNOWN = "unknown"  # provider of a model that no engine serves, or engines of several kinds; modality of tokens
-EMBEDDINGS = "embeddings"  # the operation that is no inference
+EMBEDDINGS = "embeddings"  # the only operation that is not inference
 
-# Bounds of the conventions, which ask for exactly these. Their type has no length: mypyc 2.3 takes a constant tuple of
-# floats for one that was never set.
+# The conventions require exactly these bounds. Their type has no length: mypyc 2.3 takes a constant tuple of floats for
+# one that was never set.
 Bounds = tuple[float, ...]
 DURATION_S: Bounds = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 TTFT_S: Bounds = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -45,11 +45,11 @@ TOKENS: Bounds = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 
 PREFIX, WITH = "gen_ai_", "With metrics.otel_names: "
 _BASE = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 _BROKE_OFF = (Ending.FAILED, "drained")  # `drained` is proxy.DRAINED: cut by the router itself
-CLIENT_LEFT_STATUS = 499  # no error of a replica's
+CLIENT_LEFT_STATUS = 499  # not an error of a replica
 
 
 def error_type(record: RequestRecord) -> str | None:
-    """The kind of error of a request that failed by the server's fault, as log lines have it; None for any other. It
+    """Return the kind of error, as in log lines, of a request that failed by the server's fault; None for any other. It
     is never the client's message, which may quote the client's own words."""
     if record.status < 500 and record.ending not in _BROKE_OFF:
         return None
@@ -57,10 +57,10 @@ def error_type(record: RequestRecord) -> str | None:
 
 
 class GenAiTallies:
-    """The metrics of the conventions for one router, counted once per request, at its end."""
+    """Metrics of the conventions for one router, counted once per request, at its end."""
 
     def __init__(self, engines: Callable[[str], Iterable[str]], label: Callable[[str], str]) -> None:
-        """`engines(model)` gives the kinds of engines that serve a model, `label(model)` its label in metrics."""
+        """`engines(model)`: the kinds of engines that serve a model. `label(model)`: the model's label in metrics."""
         self._engines, self._label = engines, label
         self._providers: set[str] = set()
         self._duration = _histogram(
@@ -101,7 +101,7 @@ class GenAiTallies:
         ]
 
     def all(self) -> list[Counter | Histogram]:
-        """All families, in the order of the page."""
+        """Return all families, in the order of the page."""
         served: list[Counter | Histogram] = [self._duration, self._ttft, self._output_token, self._tokens]
         called: list[Counter | Histogram] = [self._called, self._inferred, self._first_chunk, self._first_inferred]
         return [*served, *called, *self._used, *self._of_operation]
@@ -132,7 +132,8 @@ class GenAiTallies:
     def _observe_client(
         self, record: RequestRecord, base: tuple[str, str, str], error: str, *, succeeded: bool
     ) -> None:
-        """Count a request that replicas were called for. What an engine refused failed too, for its client."""
+        """Count a request that was sent to replicas. A request that an engine refused counts as failed, because it
+        failed for its client."""
         if not error and 400 <= record.status != CLIENT_LEFT_STATUS:
             error = str(record.status)
         infers = base[0] != EMBEDDINGS
@@ -164,8 +165,8 @@ class GenAiTallies:
 
 
 def _per_token_s(record: RequestRecord, inter_event_s: float) -> float:
-    """Time per output token after the first. Events may hold several tokens: where the engine told how many there
-    were, the time between the first event and the last is divided among those."""
+    """Return the time per output token after the first. Events may hold several tokens: if the engine reported the
+    number of tokens, the time between the first event and the last is divided among them."""
     usage = record.usage
     if usage is None or usage.completion_tokens < 2:
         return inter_event_s
@@ -177,12 +178,13 @@ def _histogram(name: str, text: str, bounds: Bounds, *labels: str) -> Histogram:
 
 
 def _newer(text: str) -> str:
-    """The help text of a family that has two names."""
+    """Return the help text of a family that has two names."""
     return f"{text.removesuffix('.')}; the conventions' newer name, without embeddings."
 
 
 def _shared(histogram: Histogram, twin: Histogram | None, labels: tuple[str, ...]) -> list[float]:
-    """The series with these label values, which the twin has too: it is counted once, and shown under both names."""
+    """Return the series with these label values. The twin shares it: the series is counted once and shown under both
+    names."""
     series = histogram.series.get(labels)
     if series is None:
         series = histogram.of(*labels)

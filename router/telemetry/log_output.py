@@ -1,7 +1,7 @@
-"""The logging module's way to standard error: a handler that gives each record, as a line, to the writer's thread.
+"""Handler from the logging module to standard error: passes each record, as a line, to the writer's thread.
 
-This file is not compiled (deploy/compiled.py): the logging module keeps weak references to handlers, and a handler that
-is compiled is freed without telling them, so that the next collection of garbage, or a fork, ends the process.
+This file is not compiled (deploy/compiled.py). The logging module keeps weak references to handlers, and a compiled
+handler is freed without clearing them, so that the next garbage collection, or a fork, ends the process.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from router.telemetry.record import RequestRecord
 
 
 class LogStyle(Protocol):
-    """A format of lines."""
+    """Format of lines."""
 
     def request(self, at_s: float, record: RequestRecord) -> bytes:
-        """The line of a request."""
+        """Return the line of a request."""
 
     def ordinary(self, record: logging.LogRecord) -> bytes:
-        """The line or lines of a record of the logging module."""
+        """Return the line or lines of a record of the logging module."""
 
     def dropped(self, at_s: float, lines: int) -> bytes:
-        """The line that says how many lines were dropped."""
+        """Return the line that reports how many lines were dropped."""
 
 
 class LogOutput(logging.Handler):
-    """Handler of the logging module's records; lines of requests go to the same writer directly."""
+    """Handler of the logging module's records. Lines of requests go to the same writer directly."""
 
     def __init__(self, writer: Writer, style: LogStyle, *, requests: bool) -> None:
         super().__init__()
         self.writer, self.style, self.requests = writer, style, requests
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record: a warning or worse at once, since the process may be about to end."""
+        """Write a record. A warning or worse is written at once, because the process may be about to end."""
         try:
             self.writer.write(self.style.ordinary(record), urgent=record.levelno >= logging.WARNING)
-        except Exception:  # a field that is no JSON: do as the logging module's handlers do
+        except Exception:  # a field cannot be encoded as JSON: do as the logging module's handlers do
             self.handleError(record)
 
     def close(self) -> None:

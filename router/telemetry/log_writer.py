@@ -1,8 +1,8 @@
-"""A bounded buffer of lines, and the thread that writes them.
+"""Bounded buffer of lines, and the thread that writes them.
 
-Logging only puts a line into the buffer; the thread writes what has gathered, at the latest FLUSH_S later, and at
-once when it is much or urgent. So a slow reader does not hold up the event loop, and a busy router makes one write
-for hundreds of lines. Lines that do not fit into the buffer are dropped and counted, and their number is logged once
+Logging only appends a line to the buffer. The thread writes the buffered lines after at most FLUSH_S, and at once if
+they are many or urgent. A slow reader therefore does not delay the event loop, and a busy router makes one write for
+hundreds of lines. Lines that do not fit into the buffer are dropped and counted, and their number is logged once
 writing works again.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 FLUSH_S = 0.1
-PIECE_BYTES_MAX = 1 << 16  # a pipe of Linux takes so much at once
+PIECE_BYTES_MAX = 1 << 16  # a Linux pipe takes this many bytes at once
 BUFFER_BYTES_MAX = 1 << 22
 CLOSE_S = 1.0
 
 
 class Writer:
-    """A bounded buffer of lines, and the thread that empties it. `write` never waits for a reader."""
+    """Bounded buffer of lines with the thread that empties it. `write` never waits for a reader."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class Writer:
         bytes_max: int = BUFFER_BYTES_MAX,
         shared: bool = False,
     ) -> None:
-        """`sink` writes all of its argument, however long that takes, or raises OSError. `notice` makes the line that
-        says how many lines were dropped. `shared` means that other processes write to the same place."""
+        """`sink`: writes all of its argument, however long that takes, or raises OSError. `notice`: makes the line that
+        reports how many lines were dropped. `shared`: True if other processes write to the same place."""
         self.dropped = 0
         self._sink, self._notice, self._bytes_max = sink, notice, bytes_max
         self._piece_bytes_max = select.PIPE_BUF if shared else PIECE_BYTES_MAX
@@ -45,7 +45,8 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def write(self, *lines: bytes, urgent: bool = False) -> None:
-        """Take lines, without line ends, to be written soon; urgent ones at once. A full buffer drops them."""
+        """Buffer lines, without line ends, to be written soon; urgent lines are written at once. A full buffer drops
+        them."""
         with self._lock:
             first = not self._lines
             for line in lines:
@@ -61,7 +62,7 @@ class Writer:
             self._soon.set()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Write the remaining lines, for so many seconds at most."""
+        """Write the remaining lines, for at most `timeout_s` seconds."""
         self._closing = True
         self._soon.set()
         self._some.set()
@@ -72,14 +73,14 @@ class Writer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="log", daemon=True)
             self._thread.start()
-        if not self._some.is_set():  # the thread has yet to take the buffer while the event is set
+        if not self._some.is_set():  # while the event is set, the thread has yet to take the buffer
             self._some.set()
 
     def _run(self) -> None:
         last = False
         while not last:
             self._some.wait()
-            self._soon.wait(FLUSH_S)  # more lines may come, to be written together
+            self._soon.wait(FLUSH_S)  # wait for more lines, to write them together
             self._some.clear()
             self._soon.clear()
             with self._lock:
@@ -88,7 +89,7 @@ class Writer:
                 taken = self._bytes
                 unsaid, self._unsaid = self._unsaid, 0
             lost = sum(len(piece) for piece in _pieces(lines, self._piece_bytes_max) if not self._put(piece))
-            if unsaid and self._put([self._notice(unsaid)]):  # dropped lines came after those taken
+            if unsaid and self._put([self._notice(unsaid)]):  # the dropped lines came after the lines taken
                 unsaid = 0
             with self._lock:
                 self._bytes -= taken
@@ -104,7 +105,8 @@ class Writer:
 
 
 def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[list[bytes]]:
-    """Whole lines in pieces of so many bytes. By POSIX, pipes do not mix writes of up to PIPE_BUF bytes."""
+    """Yield whole lines in pieces of at most `bytes_max` bytes. By POSIX, pipes do not mix writes of up to PIPE_BUF
+    bytes."""
     piece: list[bytes] = []
     size = 0
     for line in lines:
@@ -118,8 +120,8 @@ def _pieces(lines: list[bytes], bytes_max: int) -> Iterator[list[bytes]]:
 
 
 def sink(stream: TextIO | None) -> Callable[[bytes], None]:
-    """A function that writes bytes to a stream, past its buffer where it is a file, a pipe or a terminal. None is a
-    process without standard error: nothing is written."""
+    """Return a function that writes bytes to a stream. It bypasses the stream's buffer if the stream is a file, a pipe
+    or a terminal. None stands for a process without standard error: the function then discards its argument."""
     if stream is None:
         return lambda data: None
     try:

@@ -1,7 +1,8 @@
-"""Log lines to standard error: one JSON object a line, or text for people. Never a prompt, an answer or a key.
+"""Log lines to standard error: one JSON object a line, or text for people. They never contain a prompt, an answer or a
+key.
 
-Lines are gathered, and written by a thread (log_writer.py). The line of a request is on every request's path: it goes
-past the logging module, to the same writer, so that lines keep their order.
+Lines are collected, and a thread writes them (log_writer.py). The line of a request is on the path of every request. It
+bypasses the logging module and goes to the same writer, so that lines keep their order.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ DROPPED = "log_lines_dropped"
 _NEEDS_QUOTES = re.compile(r"[ =\"'\\]")
 _HELD_ELSEWHERE = TokenPlace.HELD_ELSEWHERE
 REQUEST = "request"  # sentence and event of a request's line
-_BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that had begun, and are not whole
+_BROKEN = (Ending.FAILED, Ending.UNREACHED, "drained")  # endings of answers that began and did not complete
 
 
 def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> None:
     """Configure the logging of this process. It starts a thread, so call it after a fork and not before.
 
-    `shared` means that other processes write to the same standard error: lines are then written in pieces that do not
+    `shared`: True if other processes write to the same standard error. Lines are then written in pieces that do not
     mix.
     """
     global _out
@@ -47,7 +48,7 @@ def setup(level: str, format_: str, *, requests: bool, shared: bool = False) -> 
 
 
 def configure(level: str, *, requests: bool) -> None:
-    """Set what is written from now on. Nothing changes where another program has set up logging."""
+    """Set which lines are written from now on. No effect if another program has set up logging."""
     if _out is not None:
         logging.getLogger().setLevel(level.upper())
         requests_log.setLevel(logging.INFO if requests else logging.CRITICAL)
@@ -55,7 +56,7 @@ def configure(level: str, *, requests: bool) -> None:
 
 
 def log_requests(records: Sequence[RequestRecord]) -> None:
-    """Write one line per request. All of them together read the clock once and take the buffer's lock once."""
+    """Write one line per request. The clock is read once and the buffer's lock taken once for all of them."""
     if _out is not None:
         if _out.requests:
             now_s, line, lines = time.time(), _out.style.request, []
@@ -65,7 +66,7 @@ def log_requests(records: Sequence[RequestRecord]) -> None:
                 except Exception:  # a bug, which must not break the request
                     log.exception("bug: a request's line cannot be written", extra={"event": "bug"})
             _out.writer.write(*lines)
-    elif requests_log.isEnabledFor(logging.INFO):  # another program has set up logging, and the router is part of it
+    elif requests_log.isEnabledFor(logging.INFO):  # the router is embedded in another program, which has set up logging
         for record in records:
             made = _request("", record)
             extra = {"event": REQUEST, "fields": _shown(made)}
@@ -73,12 +74,12 @@ def log_requests(records: Sequence[RequestRecord]) -> None:
 
 
 def dropped() -> int:
-    """Lines that standard error did not take in time, since `setup`."""
+    """Return the number of lines since `setup` that were dropped because standard error did not take them in time."""
     return _out.writer.dropped if _out is not None else 0
 
 
 class _RequestLine(msgspec.Struct):
-    """The fields of a request's line, in this order; those that are not set are left out."""
+    """Fields of a request's line, in this order. Fields that are not set are left out."""
 
     time: str
     level: str
@@ -155,21 +156,21 @@ def _request(at: str, record: RequestRecord) -> _RequestLine:
 
 
 def _level(record: RequestRecord) -> str:
-    """The level of a request's line: what clients do wrong, and what they break off, is information; an answer that
-    failed or broke is a warning; a bug is an error."""
+    """Return the level of a request's line. Client errors, and requests that clients cancel, are information. An answer
+    that failed or broke is a warning. A bug is an error."""
     if record.status < 500 and record.ending not in _BROKEN:
         return "info"
     return "error" if record.status == 500 and record.error == "internal_error" else "warning"
 
 
 def _shown(line: _RequestLine) -> dict[str, object]:
-    """The fields that are set, without those of every line."""
+    """Return the fields that are set, without those that every line has."""
     names = line.__struct_fields__[5:]
     return {name: value for name in names if (value := getattr(line, name)) is not UNSET}
 
 
 class _Stamps:
-    """Times as text. The part up to the second is made once a second."""
+    """Times as text. The part up to the second is formatted once a second."""
 
     def __init__(self, format_: str) -> None:
         self._format = format_
@@ -177,7 +178,7 @@ class _Stamps:
         self._said = (-1.0, "")
 
     def __call__(self, at_s: float) -> str:
-        """A Unix time as text: UTC, to the millisecond."""
+        """Return a Unix time as text: UTC, to the millisecond."""
         last_s, said = self._said  # read once, since other threads log too
         if at_s == last_s:  # several requests ended in one turn of the event loop
             return said
@@ -203,7 +204,7 @@ class _Json:
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["exception"] = logging.Formatter().formatException(record.exc_info)
-        if event := getattr(record, "event", ""):  # lines of libraries have none
+        if event := getattr(record, "event", ""):  # lines of libraries have no event
             fields = {"event": event, **fields}
         return self._line(record.created, record.levelname.lower(), record.name, record.getMessage(), fields)
 
@@ -239,8 +240,8 @@ class _Text:
 
 
 def _plain(value: object) -> str:
-    """Any text on one line, in quotes where it has spaces or `=`: names and messages come from clients, and must not
-    forge lines or fields of their own."""
+    """Return any text on one line, in quotes if it contains spaces or `=`. Names and messages come from clients, which
+    must not be able to forge lines or fields."""
     if isinstance(value, Mapping):
         value = [f"{name}={each}" for name, each in value.items()]
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -252,7 +253,7 @@ def _plain(value: object) -> str:
 
 
 def say_listening(url: str, admin_url: str) -> None:
-    """Say where both listeners are, on standard output, as programs that start the router read it. In one write: where
-    output is not buffered `print` writes the end of the line apart, and a line of the log may come between."""
+    """Write the addresses of both listeners to standard output, for programs that start the router. It is one write,
+    because on an unbuffered output `print` writes the end of the line separately, and a log line may come between."""
     sys.stdout.write(f"listening {url} admin {admin_url}\n")
     sys.stdout.flush()

@@ -1,9 +1,8 @@
-"""Metrics pushed to a collector by OTLP over HTTP; imports OpenTelemetry where `metrics.otlp_endpoint` is set.
+"""Metrics pushed to a collector by OTLP over HTTP. Imports OpenTelemetry if `metrics.otlp_endpoint` is set.
 
-What is sent is the page that Prometheus would scrape: the event loop reads it in slices, and a thread turns it into
-OpenTelemetry's own types and sends it. A push begins when the one before has ended, so at most one page is kept, and
-a slow or absent collector delays nothing but the next push; counters are cumulative, so that the next one makes a lost
-one good.
+A push sends the page that Prometheus would scrape. The event loop reads it in slices, and a thread converts it into
+OpenTelemetry's own types and sends it. A push begins when the previous one has ended, so at most one page is in memory.
+A slow or absent collector delays only the next push. Counters are cumulative, so the next push makes up for a lost one.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 2.0  # longest wait, when the router ends, for the last push
-FAMILIES_MAX = 64  # families of one request: encoding them holds the interpreter for some milliseconds at most
-Read: TypeAlias = Callable[[], Awaitable[list[Any]]]  # gives the families of the page, as prometheus_client has them
+FLUSH_S = 2.0  # longest wait for the last push when the router ends
+FAMILIES_MAX = 64  # families of one request: encoding them holds the interpreter for a few milliseconds at most
+Read: TypeAlias = Callable[[], Awaitable[list[Any]]]  # returns the families of the page, as prometheus_client has them
 
 
 class MetricsPush:
-    """Sends all metrics every so many seconds."""
+    """Sends all metrics at a fixed interval."""
 
     def __init__(self, read: Read, settings: MetricsSettings, *, service_name: str) -> None:
         """These variables of OpenTelemetry apply too: OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _TIMEOUT,
@@ -50,7 +49,7 @@ class MetricsPush:
             await self.push()
 
     async def push(self) -> None:
-        """Send the metrics of now; return when the collector has them, or could not be had."""
+        """Send the current metrics. Returns when the collector has received them, or when the push has failed."""
         parts = await self._read()
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
@@ -65,7 +64,7 @@ class MetricsPush:
         await sent.wait()
 
     async def close(self) -> None:
-        """Push what was counted since the last push; after FLUSH_S it is lost."""
+        """Push the counts since the last push; after FLUSH_S they are lost."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
@@ -92,7 +91,7 @@ class _Sender(LibraryLog):
         self._scope = InstrumentationScope("warmroute", __version__)
         self._begun_ns = time.time_ns()
         self._failing, self._shut = False, False
-        self._turn = threading.Lock()  # the last push may begin while one that hangs goes on
+        self._turn = threading.Lock()  # the last push may begin while an earlier one still hangs
         self._exporter = OTLPMetricExporter(f"{parts.scheme}://{parts.netloc}{path}")
 
     def send(self, parts: list[Any]) -> None:
@@ -108,7 +107,7 @@ class _Sender(LibraryLog):
 
         try:
             fine = self._exporter.export(self._data(families)) is MetricExportResult.SUCCESS
-        except Exception as error:  # the exporter should raise none
+        except Exception as error:  # the exporter should never raise
             self.why, fine = safe(error), False
         if fine is self._failing and not self._shut:
             self._failing = not fine
@@ -146,7 +145,7 @@ class _Sender(LibraryLog):
             numbers = [NumberDataPoint(labels, begun_ns, now_ns, value) for labels, value in family.numbers]
             data: Sum | Gauge | Histogram
             if family.kind == "histogram":
-                unknown = cast("float", None)  # the least and the greatest value: left out of what is sent
+                unknown = cast("float", None)  # the least and the greatest value: omitted from the request
                 histograms = [
                     HistogramDataPoint(
                         each.labels,
@@ -169,7 +168,7 @@ class _Sender(LibraryLog):
             yield Metric(family.name, family.text, "", data)
 
     def shutdown(self) -> None:
-        """Send no more, cut short the wait before another try, and restore the libraries' loggers."""
+        """Stop sending, cut short the wait before another try, and restore the libraries' loggers."""
         self._shut = True
         self._exporter.shutdown()
         self.let_go()

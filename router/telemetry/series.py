@@ -1,6 +1,6 @@
 """Series of numbers by label values, and groups of series that requests of one kind add to.
 
-Making and hashing labels takes longer than the addition, so series are looked up once, and kept.
+Building and hashing labels takes longer than the addition, so series are looked up once, and kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Labels: TypeAlias = tuple[object, ...]  # values in the order of the names, show
 
 
 class Counter:
-    """A counter by label values. A series is a list of one number, which is kept and added to directly: a call would
-    cost more than the addition."""
+    """Counter by label values. A series is a list of one number. Callers keep the list and add to it directly, because
+    a call would cost more than the addition."""
 
     def __init__(self, name: str, text: str, *labels: str, prefix: str = "warmroute_") -> None:
         self.name, self.text, self.labels = f"{prefix}{name}", text, labels
@@ -31,16 +31,16 @@ class Counter:
             self.series[labels] = [0.0]
 
     def of(self, *labels: object) -> list[float]:
-        """The series with these label values, begun if it is new."""
+        """Return the series with these label values; a new one begins at 0."""
         return self.series.get(labels) or self.series.setdefault(labels, [0.0])
 
 
 class Gauge(Counter):
-    """A level by label values."""
+    """Level by label values."""
 
 
 class Histogram:
-    """A histogram by label values. A series is one list: the buckets, the unbounded one last, then the sum."""
+    """Histogram by label values. A series is one list: the buckets, the unbounded one last, then the sum."""
 
     def __init__(
         self, name: str, text: str, bounds: tuple[float, ...], *labels: str, prefix: str = "warmroute_"
@@ -53,16 +53,16 @@ class Histogram:
             self.of()
 
     def of(self, *labels: object) -> list[float]:
-        """The series with these label values, begun if it is new."""
+        """Return the series with these label values; a new one begins at 0."""
         return self.series.get(labels) or self.series.setdefault(labels, [0.0] * (len(self.bounds) + 2))
 
     def add(self, series: list[float], value: float) -> None:
-        """Count one observation in the first bucket whose bound is not below the value."""
+        """Count one observation in the first bucket with a bound not below the value."""
         series[bisect_left(self.bounds, value)] += 1
         series[-1] += value
 
     def exemplify(self, labels: Labels, value: float, trace_id: str, at_s: float) -> None:
-        """Keep a counted observation as the example of its bucket; `at_s` is its Unix time."""
+        """Keep a counted observation as the example of its bucket. `at_s` is its Unix time."""
         buckets = self.exemplars.get(labels)
         if buckets is None:
             buckets = self.exemplars[labels] = {}
@@ -70,8 +70,9 @@ class Histogram:
 
 
 class RecentTokens:
-    """Prompt tokens of one model over the last minutes: what was added RECENT_S ago counts for a third of what is added
-    now. `verified` are those of which an engine told; `told` is what it found of them."""
+    """Prompt tokens of one model over the last minutes, with exponential decay: tokens added RECENT_S ago count for a
+    third of tokens added now. `verified`: prompt tokens of answers with a cached-token count by the engine. `told`: the
+    hits among them."""
 
     __slots__ = ("at_s", "hit", "predicted", "prompt", "told", "verified")
 
@@ -79,8 +80,8 @@ class RecentTokens:
         self.prompt = self.hit = self.predicted = self.verified = self.told = self.at_s = 0.0
 
     def add(self, prompt: int, hit: int, predicted: int, verified: bool, now_s: float) -> None:
-        """Add one prompt; steps of less than FADE_S do not fade what came before."""
-        if now_s > self.at_s + FADE_S:  # records of several workers need not come in order
+        """Add one prompt. The sums fade only if at least FADE_S has passed."""
+        if now_s > self.at_s + FADE_S:  # records of several workers may arrive out of order
             fade = self.faded(now_s)
             self.at_s = now_s
             self.prompt *= fade
@@ -96,7 +97,7 @@ class RecentTokens:
             self.told += hit
 
     def faded(self, now_s: float) -> float:
-        """What the sums are to be multiplied with to be those of `now_s`."""
+        """Return the factor that brings the sums to the time `now_s`."""
         return exp((self.at_s - now_s) / RECENT_S)
 
 
@@ -111,8 +112,8 @@ class KindSeries:
 
 
 class ModelSeries:
-    """Series of requests for one model, or for all that are `other`. Those that are None begin with the first request
-    that has such a value."""
+    """Series of requests for one model, or for all models that share the label `other`. A series that is None begins
+    with the first request that has such a value."""
 
     __slots__ = ("cached", "completion", "events", "genuine", "inter_token", "kinds", "label", "misses", "places",
                  "predicted", "prompt", "recent", "replayed", "reported", "saved", "saved_s", "ttft", "ttft_ratio",
@@ -133,7 +134,7 @@ class ModelSeries:
         self.saved: list[float] | None = None
         self.saved_s: list[float] = []
         self.completion: list[float] | None = None
-        self.genuine: list[float] | None = None  # hits in prompts that were not asked for before
+        self.genuine: list[float] | None = None  # hits in prompts that do not repeat an earlier one
         self.replayed: list[float] | None = None
         self.misses: dict[Miss, list[float]] = {}
         self.places: dict[TokenPlace, list[float]] = {}
@@ -141,7 +142,7 @@ class ModelSeries:
 
 
 class PlacementSeries:
-    """Series of placements of one model on one replica, for one reason, with predictions of one grade. Those of a
+    """Series of placements of one model on one replica, for one reason, with predictions of one grade. The series of a
     replica that has left are not shown."""
 
     __slots__ = ("completion", "computed", "decisions", "graded", "key", "placed", "requests", "told", "ttft")
@@ -155,8 +156,8 @@ class PlacementSeries:
         told: list[float],
         key: tuple[str, str],
     ) -> None:
-        """`of_replica`: tokens placed, tokens computed, requests, tokens of answers. `told` are prompt tokens and hits
-        of answers that tell what was cached; `key` is the replica and the model's label."""
+        """`of_replica`: tokens placed, tokens computed, requests, tokens of answers. `told`: prompt tokens and hits of
+        answers with a cached-token count. `key`: the replica and the model's label."""
         self.decisions, self.graded = decisions, graded
         self.placed, self.computed, self.requests, self.completion = of_replica
         self.ttft, self.told, self.key = ttft, told, key

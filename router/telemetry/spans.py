@@ -1,16 +1,16 @@
-"""Moments that are noted of a traced request while it is served, and the spans that are made of them at its end.
+"""Moments that are recorded for a traced request while it is served, and the spans that are made of them at its end.
 
     POST /v1/chat/completions      server span: the whole request
       parse                        body parsed and hashed, prompt turned into token ids
-      match and place              one step of the router, on the event loop or in the hub
+      match and place              one step of the router, on the event loop or in the control plane
         queue                      part of it: waited in the queue
       POST                         client span: one attempt on a replica; a retry is another
         stream                     from the answer's first event to its end
 
-A moment is one reading of the clock, noted by the code that has just done something. Ids are needed early, since the
-replica is told which span calls it; everything else is known from the request's record. Names of attributes are
-OpenTelemetry's conventions for HTTP and generative AI where there are any. No span holds a word of a prompt or an
-answer, a key, a name that a client gives itself, or the id of a stored response.
+A moment is one reading of the clock, recorded by the code that has just finished a step. Span ids are needed early,
+because the request to the replica carries the id of the calling span; all other attributes come from the request's
+record. Names of attributes follow OpenTelemetry's conventions for HTTP and generative AI if these define one. No span
+contains text of a prompt or an answer, a key, a name that a client gives itself, or the id of a stored response.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Attempt:
     receipt: Receipt
     span_id: int
     at_s: float
-    first_byte_s: float | None = None  # the first whole event of a stream
+    first_byte_s: float | None = None  # time of the first whole event of a stream
     end_s: float | None = None  # None: the attempt lasts until the request ends
-    status: int = 0  # status of the engine's answer; 0: none came
+    status: int = 0  # status of the engine's answer; 0: no answer
     failure: str = ""  # kind of failure before an answer began; "" for none
 
 
 class Moments:
-    """The moments of one traced request."""
+    """Moments of one traced request."""
 
     __slots__ = (
         "_new_id", "attempts", "begun_s", "head", "method", "parent", "parsed_s", "path", "provider", "span_id",
@@ -67,30 +67,30 @@ class Moments:
         state: str,
         new_id: Callable[[], int],
     ) -> None:
-        """`version` is that of HTTP, `state` the client's `tracestate`; `new_id` makes ids of spans."""
+        """`version`: the HTTP version. `state`: the client's `tracestate`. `new_id`: makes ids of spans."""
         self.trace_id = trace_id
         self.span_id = new_id()
         self.parent = parent
         self.begun_s = begun_s
         self.method, self.path, self.version = method, path, version
         self.state = state
-        self.tenant = ""  # the tenant that an API key proved; "" for none
-        self.provider = ""  # the kind of engine that serves the model; "" where there are several, or none is known
+        self.tenant = ""  # the tenant of a verified API key; "" for none
+        self.provider = ""  # the kind of engine that serves the model; "" if there are several kinds, or it is unknown
         self.parsed_s: float | None = None
         self.head = b""  # the whole answer or the first bytes of a stream, once it ended; empty for an error
         self.tail: bytes | None = None  # last bytes of an answer that was relayed; None for one that was sent whole
-        self.stored = False  # whether the answer was to be stored: it can then be read by its id
+        self.stored = False  # True if the answer is stored, and can then be read by its id
         self.attempts: list[Attempt] = []
         self._new_id = new_id
 
     def called(self, receipt: Receipt, now_s: float) -> bytes:
-        """A replica is called. Returns the `traceparent` header line for it."""
+        """Record the call of a replica. Returns the `traceparent` header line for it."""
         span_id = self._new_id()
         self.attempts.append(Attempt(receipt, span_id, now_s))
         return b"traceparent: %b\r\n" % traceparent(self.trace_id, span_id, sampled=True)
 
     def answered(self, status: int, now_s: float, *, whole: bool) -> None:
-        """The last attempt's answer has begun, or is complete."""
+        """Record that the last attempt's answer has begun, or is complete if `whole`."""
         attempt = self.attempts[-1]
         attempt.status = status
         if whole:
@@ -99,7 +99,7 @@ class Moments:
             attempt.first_byte_s = now_s
 
     def failed(self, kind: str, status: int, now_s: float) -> None:
-        """The last attempt failed before its answer began."""
+        """Record that the last attempt failed before its answer began."""
         attempt = self.attempts[-1]
         attempt.failure, attempt.end_s = kind, now_s
         attempt.status = status or attempt.status
@@ -107,7 +107,7 @@ class Moments:
 
 @dataclass(slots=True)
 class Span:
-    """A span; its times are seconds since the request began."""
+    """Span. Its times are seconds since the request began."""
 
     name: str
     span_id: int
@@ -117,11 +117,12 @@ class Span:
     kind: str = "internal"  # `internal`, `server` or `client`
     attributes: Attributes = field(default_factory=dict)
     events: list[tuple[str, float]] = field(default_factory=list)  # (name, seconds since the request began)
-    error: str | None = None  # description of the error; None: there was none
+    error: str | None = None  # description of the error; None: no error
 
 
 def spans_of(moments: Moments, record: RequestRecord, scheme: str, new_id: Callable[[], int]) -> list[Span]:
-    """All spans of a request that has ended, the server span first. `scheme` is that of the router's listener."""
+    """Return all spans of a request that has ended, the server span first. `scheme` is that of the router's
+    listener."""
     end_s = record.duration_s
     own = moments.span_id
     at = moments.begun_s
@@ -202,7 +203,8 @@ def _tell_generation(about: Attributes, record: RequestRecord, provider: str) ->
 
 
 def _conversation(record: RequestRecord) -> str:
-    """The conversation's key, never a text of the client's: as the client names it, or else as prompts' texts do."""
+    """Return the conversation's key, never a text of the client. It comes from the client's own id of the agent or
+    session, otherwise from the texts of its prompts."""
     if record.agent_id or record.session:
         return record.agent_id or record.session
     seen = record.sighting
@@ -242,7 +244,7 @@ def _placing(receipt: Receipt, span_id: int, parent_id: int, start_s: float, end
 
 
 def _queue(record: RequestRecord, placing: Span, new_id: Callable[[], int]) -> list[Span]:
-    """The span of waiting: it ends when the request leaves the queue, and is placed at once."""
+    """Return the span of waiting. It ends when the request leaves the queue, and the request is placed at once."""
     if record.queued_s <= 0:
         return []
     start_s = max(placing.start_s, placing.end_s - record.queued_s)
@@ -266,7 +268,7 @@ def _call(moments: Moments, record: RequestRecord, number: int, end_s: float) ->
     if number:
         about["http.request.resend_count"] = number
     error = attempt.failure or (str(attempt.status) if attempt.status >= 400 else None)
-    if error is None and record.ending == Ending.FAILED:  # the answer broke off
+    if error is None and record.ending == Ending.FAILED:  # the answer ended early
         error = _error(record)
     if error is not None:
         about["error.type"] = error.partition(":")[0]
@@ -290,5 +292,6 @@ def _stream(record: RequestRecord, span_id: int, attempt: Attempt, start_s: floa
 
 
 def _error(record: RequestRecord) -> str:
-    """The kind of error, as log lines have it; never the client's message, which may quote the client's own words."""
+    """Return the kind of error, as in log lines. It is never the client's message, which may quote the client's own
+    words."""
     return record.error or (str(record.status) if record.status >= 400 else str(record.ending))

@@ -1,8 +1,8 @@
-"""How often, and for how long, something held an event loop.
+"""Number and length of stalls of an event loop.
 
-A timer is due every LOOK_S; how late it is called is how long something else held the loop, or how long the machine
-gave the process no CPU. While a loop stalls it serves no request, so this is the first thing to look at when
-everything is slow. Only delays of at least STALL_S count: below that is the grain of the clock.
+A timer is due every LOOK_S. Its delay is the time for which other code held the loop, or for which the machine gave the
+process no CPU. A stalled loop serves no request, so this is the first metric to check if everything is slow. Only
+delays of at least STALL_S count: smaller ones are within the resolution of the clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STALLED_US = "stalled_us"
 
 
 class Stalls:
-    """`series` is that of a histogram: the buckets, the unbounded one last, then the sum in seconds."""
+    """Histogram of stalls. `series` has the buckets, the unbounded one last, then the sum in seconds."""
 
     def __init__(self) -> None:
         self.series = [0.0] * (len(BOUNDS_S) + 2)
@@ -33,19 +33,19 @@ class Stalls:
             self.late(loop.time() - due_s)
 
     def late(self, late_s: float) -> None:
-        """Count a timer that the loop called so many seconds late."""
+        """Count a timer that the loop called `late_s` seconds late."""
         if late_s >= STALL_S:
             self.series[bisect_left(BOUNDS_S, late_s)] += 1
             self.series[-1] += late_s
 
     def figures(self) -> dict[str, int]:
-        """The histogram as whole numbers, by name, to be added up over processes."""
+        """Return the histogram as whole numbers, by name, to be added up over processes."""
         *counts, total_s = self.series
         return {f"{STALLS}{n}": int(count) for n, count in enumerate(counts)} | {STALLED_US: int(total_s * 1e6)}
 
 
 def with_figures(series: list[float], figures: Mapping[str, int]) -> list[float]:
-    """A histogram's series plus the figures of other processes."""
+    """Return a histogram's series plus the figures of other processes."""
     *counts, total_s = series
     return [
         *(count + figures.get(f"{STALLS}{n}", 0) for n, count in enumerate(counts)),

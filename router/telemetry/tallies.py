@@ -1,16 +1,16 @@
-"""Everything that is counted, once per request, at its end.
+"""Counters and histograms of requests, updated once per request, at its end.
 
-Counting is on the path of every request, so the counts are plain numbers in lists, found by label values;
-prometheus_client's own counters take a lock, a search and a call or two per update. The series that requests of one
+Counting is on the path of every request, so the counts are plain numbers in lists, found by label values.
+prometheus_client's own counters take a lock, a search and one or two calls per update. The series that requests of one
 kind add to are looked up once, and kept (`ModelSeries`, `KindSeries`, `PlacementSeries`). FAMILIES (catalogue.py)
-become families of Prometheus when a scrape asks (metrics/). Differences and replays, which the observatory counts
-(core/observatory/ledger/ledger.py), are taken over then.
+become families of Prometheus at a scrape (metrics/). Differences and replays, which the observatory counts
+(core/observatory/ledger/ledger.py), are copied then.
 
-There is one hit rate: hits over hits and misses, each token by the engine's count where its answer told, and as
-predicted elsewhere. Beside it stands of how many tokens an engine told.
+There is one hit rate: hits over hits and misses. Each token is counted as the engine reports it if its answer has a
+count, and otherwise as predicted. A second series has the number of tokens that engines reported.
 
-Labels are bounded: routes and reasons are fixed sets, models are those that replicas serve (the first MODELS_MAX, any
-other is `other`), replicas are those discovered.
+Labels are bounded. Routes and reasons are fixed sets. Models are those that replicas serve, the first MODELS_MAX; all
+others share the label `other`. Replicas are those discovered.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from router.telemetry.catalogue import (
 from router.telemetry.record import RequestRecord
 from router.telemetry.series import Counter, Histogram, KindSeries, ModelSeries, PlacementSeries, RecentTokens
 
-MODELS_MAX = 1_000  # models with a label value of their own: adapters may come and go for ever
+MODELS_MAX = 1_000  # models with a label value each, because adapters may come and go without end
 
 _OK = Ending.OK
 _FAILED = Ending.FAILED
-_TOKENS_MIN = 1e-9  # what has faded below it is nothing
-_COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # endings of requests whose prompts were computed
+_TOKENS_MIN = 1e-9  # a decayed sum below this counts as 0
+_COMPUTED = (Ending.OK, Ending.CLIENT_LEFT)  # endings of requests with computed prompts
 _REPLICA_COUNTERS = (
     "replica_placed_tokens", "replica_computed_tokens", "replica_requests", "replica_completion_tokens"
 )  # fmt: skip
@@ -55,8 +55,8 @@ class Tallies:
     """All counters and histograms of one router."""
 
     def __init__(self, prefill: Callable[[str], PrefillModel] = lambda _: PrefillModel(), policy: str = "") -> None:
-        """`prefill(replica)` is what is learned of the replica's speed. Decisions of `policy` are there from a model's
-        first request on."""
+        """`prefill(replica)`: the learned prefill speed of the replica. `policy`: its decisions have series from a
+        model's first request on."""
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         for each in FAMILIES:
@@ -71,13 +71,14 @@ class Tallies:
         if policy:
             self._begun["decisions"] = [(policy, reason) for reason in Reason]
         self._prefill = prefill
-        self.splits = False  # some requests may go in two legs
+        self.splits = False  # True if some requests may use disaggregated prefill
         self._models: dict[str, ModelSeries] = {"": ModelSeries("none")}
         self._others = ModelSeries(OTHER)
-        self._served: set[str] = set()  # models whose refusals were begun
+        self._served: set[str] = set()  # models with series of refusals
         self._placements: dict[tuple[str, str, Reason, Grade, str], PlacementSeries] = {}
-        # What answers told of what was cached, for engine_count.py.
-        # Replica -> prompt tokens and hits of answers that told, and requests of which it took one leg of two.
+        # Cached-token counts in answers, for engine_count.py.
+        # Replica -> prompt tokens and hits of answers with a count, and requests of which it served one stage of
+        # disaggregated prefill.
         self.told: dict[str, list[float]] = {}
         self.silent: dict[tuple[str, str], float] = {}  # (replica, model) -> prompt tokens of the other answers
         self._overhead = self._histograms["overhead_seconds"]
@@ -88,26 +89,26 @@ class Tallies:
         self._tenant_labels: set[str] = set()
 
     def all(self) -> list[Counter | Histogram]:
-        """All families, in the order of the page."""
+        """Return all families, in the order of the page."""
         return [self._histograms[each.name] if each.bounds else self._counters[each.name] for each in FAMILIES]
 
     def take_over(self, ledger: Ledger) -> None:
-        """Replace what the observatory counts by its sums; the ledger must have been settled."""
+        """Replace the series that the observatory counts by its sums. The ledger must have been settled."""
         self._of("replays")[0] = ledger.totals[REPLAYS]
         for change, requests in ledger.differences.items():
             self._of("differences", change.value)[0] = requests
 
     def _of(self, name: str, *labels: object) -> list[float]:
-        """The series of this counter with these label values, begun if it is new."""
+        """Return the series of this counter with these label values; a new one begins at 0."""
         series = self._counters[name].series
         return series.get(labels) or series.setdefault(labels, [0.0])
 
     def know(self, tenants: Collection[str], tenants_max: int) -> None:
-        """Count these tenants by name: the first `tenants_max` that ever ask; the rest share one label."""
+        """Count these tenants by name: the first `tenants_max` that ever send a request; the rest share one label."""
         self._tenants, self._tenants_max = tenants, tenants_max
 
     def tenant(self, name: str) -> str:
-        """The label of a tenant."""
+        """Return the label of a tenant."""
         if name not in self._tenants:
             return NONE
         if name in self._tenant_labels or len(self._tenant_labels) < self._tenants_max:
@@ -206,7 +207,7 @@ class Tallies:
             model.events[0] += record.events
 
     def _observe_prediction(self, model: ModelSeries, receipt: Receipt, ttft_s: float) -> None:
-        """Compare a time to first token with what its receipt predicts."""
+        """Compare a time to first token with the prediction in its receipt."""
         if model.ttft_ratio is None:
             model.ttft_within = [self._of("ttft_predictions", within, model.label) for within in WITHIN]
             model.ttft_ratio = self._histograms["ttft_prediction_ratio"].of(model.label)
@@ -217,7 +218,7 @@ class Tallies:
         model.ttft_ratio[-1] += ratio
 
     def _exemplify(self, model: ModelSeries, record: RequestRecord) -> None:
-        """Name the trace of a sampled request beside what was counted of its times."""
+        """Attach the trace of a sampled request to the histograms of its times, as exemplars."""
         at_s = round(record.at_s + record.duration_s, 3)
         duration = self._histograms["duration_seconds"]
         duration.exemplify((record.route, model.label), record.duration_s, record.trace_id, at_s)
@@ -267,7 +268,7 @@ class Tallies:
     def _observe_tokens(
         self, model: ModelSeries, placement: PlacementSeries, receipt: Receipt, record: RequestRecord
     ) -> None:
-        """Every token of a prompt that was computed is a hit or a miss, and is verified or not."""
+        """Count every token of a computed prompt as a hit or a miss, verified or not."""
         usage, miss = record.usage, record.miss
         if miss is None:
             if receipt.miss is not None or record.ending not in _COMPUTED:
@@ -343,7 +344,7 @@ class Tallies:
             self._of("tenant_cached_tokens", of_tenant)[0] += cached
 
     def failed(self, replica: str | None, kind: str) -> None:
-        """Count one failed attempt. `replica` is None where the replica has left, and has no series."""
+        """Count one failed attempt. `replica` is None if the replica has left, because it then has no series."""
         leg, kind = _leg_of(kind)
         if leg:
             self._of("leg_failures", leg, kind)[0] += 1
@@ -352,13 +353,13 @@ class Tallies:
         self._of("attempts", kind)[0] += 1
 
     def shed(self, code: str, priority: Priority, model: str = "") -> None:
-        """Count one request that was turned away."""
+        """Count one request that was shed."""
         label = (self._models.get(model) or self._model(model)).label
         self._of("shed_requests", code, priority.name.lower(), label)[0] += 1
 
     def serve(self, declared: Collection[str], models: Iterable[str]) -> None:
-        """Begin the refusals of models that settings declare, and of models that replicas serve, of the first
-        MODELS_BEGUN_MAX: an autoscaler looks at them, and the first one counts."""
+        """Begin the series of refusals for all models that settings declare, and for the first MODELS_BEGUN_MAX models
+        that replicas serve. An autoscaler reads these series, and the first refusal counts."""
         for model in declared:
             self._begin_refusals(model)
         for model in models:
@@ -373,31 +374,31 @@ class Tallies:
                 self._of("requests", path, self.label(model), 503)
 
     def recent(self) -> dict[str, RecentTokens]:
-        """Prompt tokens of late by model's label, of models that had any."""
+        """Return the recent prompt tokens by model's label, for models that had any."""
         series = (*self._models.values(), self._others)
         return {model.label: model.recent for model in series if model.recent.prompt > _TOKENS_MIN}
 
     def labels(self) -> list[str]:
-        """Labels of all models that were asked for by name."""
+        """Return the labels of all models that requests named."""
         return [model.label for name, model in self._models.items() if name]
 
     def label(self, model: str) -> str:
-        """The label of a model, known from its requests or not."""
+        """Return the label of a model, known from its requests or not."""
         known = self._models.get(model)
         return known.label if known is not None else model if len(self._models) <= MODELS_MAX else OTHER
 
     def counted(self, sums: Mapping[str, Sequence[float]]) -> None:
-        """Take over what engines' own counters say of silent answers (engine_count.py), by model's label."""
+        """Copy the counts of silent answers by the engines' own counters (engine_count.py), by model's label."""
         for label, (prompt, cached) in sums.items():
             self._of("counted_prompt_tokens", label)[0] = prompt
             self._of("counted_cached_tokens", label)[0] = cached
 
     def hub_lost(self, placements: int) -> None:
-        """Take over how many placements workers have made without the hub."""
+        """Copy the number of placements that workers have made without the control plane."""
         self._of("worker_hub_lost_placements")[0] = placements
 
     def prewarmed(self, result: str, prompt_tokens: int) -> None:
-        """Count one prompt for warming a replica: `result` is ok, failed or skipped."""
+        """Count one prompt for warming a replica. `result` is ok, failed or skipped."""
         self._of("prewarm_requests", result)[0] += 1
         self._of("prewarm_tokens")[0] += prompt_tokens
 
@@ -408,7 +409,7 @@ class Tallies:
             self.reloaded_at_s = now_s
 
     def joined(self, replica: str) -> None:
-        """Begin the series of a replica, so that a replica which is given nothing counts in a mean, too."""
+        """Begin the series of a replica, so that a replica without any requests also counts in a mean."""
         for name in _REPLICA_COUNTERS:
             self._counters[name].begin([(replica,)])
         self._histograms["replica_ttft_seconds"].of(replica)
@@ -428,6 +429,7 @@ class Tallies:
 
 
 def _leg_of(kind: str) -> tuple[str, str]:
-    """(leg, kind) of a failure as edges tell it; "" where the request went in one leg."""
+    """Return the (leg, kind) of a failure as the data plane reports it. The leg is "" if the request did not use
+    disaggregated prefill."""
     leg, mark, rest = kind.partition("_")
     return (leg, rest) if mark and leg in ("prefill", "decode") else ("", kind)

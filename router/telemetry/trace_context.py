@@ -1,4 +1,4 @@
-"""W3C Trace Context (https://www.w3.org/TR/trace-context/): reads, decides and writes which trace a request is part of.
+"""W3C Trace Context (https://www.w3.org/TR/trace-context/): reads and writes trace headers, and decides sampling.
 
 `traceparent: 00-{trace id}-{id of the calling span}-{flags}`. A header that does not parse counts as not sent (section
 3.2): the trace begins anew, and the `tracestate` that came with it is dropped.
@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
-SAMPLED = 1  # the only flag that version 00 knows
+SAMPLED = 1  # the only flag of version 00
 TRACE_ID_BITS, SPAN_ID_BITS = 128, 64
 _RATIO_BITS = 64  # the lower bits of a trace id decide, as in OpenTelemetry's TraceIdRatioBased
 
@@ -22,11 +22,11 @@ class Parent(NamedTuple):
 
     trace_id: int
     span_id: int
-    sampled: bool  # the client traces the request, and so does the router
+    sampled: bool  # True if the client traces the request; the router then does too
 
 
 def parse(value: bytes) -> Parent | None:
-    """Parse a `traceparent`; None if it is none. Of later versions the first four fields count (section 3.2.4)."""
+    """Parse a `traceparent`; None if it is invalid. Of later versions the first four fields count (section 3.2.4)."""
     found = _FORM.fullmatch(value)
     if found is None:
         return None
@@ -38,10 +38,10 @@ def parse(value: bytes) -> Parent | None:
 
 
 def traceparent(trace_id: int, span_id: int, *, sampled: bool) -> bytes:
-    """The value of a `traceparent` header of version 00."""
+    """Return the value of a `traceparent` header of version 00."""
     return b"00-%032x-%016x-%02x" % (trace_id, span_id, SAMPLED if sampled else 0)
 
 
 def chosen(trace_id: int, ratio: float) -> bool:
-    """Whether a trace without a parent is sampled: the same answer for the same id, in any process."""
+    """True if a trace without a parent is sampled: the same result for the same id, in any process."""
     return trace_id % (1 << _RATIO_BITS) < round(ratio * (1 << _RATIO_BITS))

@@ -1,12 +1,12 @@
-"""OpenTelemetry traces; with pushing.py the only importer of opentelemetry, and only where `tracing.endpoint` is set.
+"""OpenTelemetry traces. With pushing.py the only importer of opentelemetry, and only if `tracing.endpoint` is set.
 
-While a request is served, nothing is done for its trace but to note moments (spans.py). Spans are made of them once
-the answer is written, for sampled requests only, and wait in a bounded queue for OpenTelemetry's own thread, which
-sends them by OTLP over HTTP. A slow or absent collector costs spans, which are counted, and delays no request.
+While a request is served, its trace costs only the recording of moments (spans.py). Spans are made of them once the
+answer is written, for sampled requests only. They wait in a bounded queue for OpenTelemetry's own thread, which sends
+them by OTLP over HTTP. A slow or absent collector costs spans, which are counted, and delays no request.
 
-With a `traceparent` the client decides whether its request is sampled; without one the ratio does, by the trace id. A
-replica is always told, also of an unsampled request: otherwise it would decide for itself, and trace a part without
-its beginning.
+With a `traceparent` the client decides if its request is sampled. Without one the ratio decides, by the trace id. The
+router sends the decision to the replica even for an unsampled request: otherwise the replica would make its own
+decision, and export a part of a trace without its beginning.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PATH = "/v1/traces"  # OTLP's default, where the endpoint has no path
-METRICS_PATH = "/v1/metrics"  # likewise, for metrics (pushing.py)
-FLUSH_S = 2.0  # longest wait, when the router ends, for spans to be sent
+PATH = "/v1/traces"  # OTLP's default, if the endpoint has no path
+METRICS_PATH = "/v1/metrics"  # the same for metrics (pushing.py)
+FLUSH_S = 2.0  # longest wait for spans to be sent when the router ends
 # Less than OpenTelemetry's own 512 and 5,000: encoding a span takes 40 us, during which the event loop may wait.
 BATCH_SPANS_MAX = 128
 DELAY_MS, DELAY_NAME = 1_000, "OTEL_BSP_SCHEDULE_DELAY"
@@ -61,7 +61,7 @@ _PHRASES = frozenset(status.phrase for status in HTTPStatus)
 
 
 def problems(endpoint: str, setting: str = "tracing.endpoint", path: str = PATH) -> list[str]:
-    """What is wrong with the endpoint in this setting, without quoting the URL, which may have a password."""
+    """Return the problems of the endpoint in this setting, without quoting the URL, which may contain a password."""
     if not endpoint:
         return []
     try:
@@ -101,11 +101,11 @@ class Tracer:
         return self._outgoing.dropped
 
     def _span_id(self) -> int:
-        return self._bits() or 1  # 0 is no id
+        return self._bits() or 1  # 0 is an invalid id
 
     def begin(self, request: Request, now_s: float) -> Moments | None:
-        """Begin the trace of a request; None if it is not sampled. From then on the request's header lines are those
-        for the replica; the `traceparent` of a sampled request comes from `Moments.called`."""
+        """Begin the trace of a request; None if it is not sampled. Afterwards the request's header lines are those for
+        the replica. The `traceparent` of a sampled request comes from `Moments.called`."""
         parent = self._parent(request)
         if parent is not None and not parent.sampled:
             return None  # not sampled by the client: both headers are passed on unchanged
@@ -128,7 +128,7 @@ class Tracer:
         )
 
     def _parent(self, request: Request) -> Parent | None:
-        """The client's `traceparent`; None if there is no valid one, and then both headers are left out."""
+        """Return the client's `traceparent`. Without a valid one return None and drop both headers."""
         given = request.fields.get(TRACEPARENT)
         if given is None:
             if TRACESTATE in request.fields:
@@ -141,7 +141,8 @@ class Tracer:
         return parent
 
     def ended(self, moments: Moments, record: RequestRecord) -> None:
-        """The request has ended. Its spans are made in the event loop's next turn, after writes to clients."""
+        """Schedule the export of an ended request. Its spans are made in the event loop's next turn, after writes to
+        clients."""
         asyncio.get_running_loop().call_soon(self._queue, moments, record)
 
     def _queue(self, moments: Moments, record: RequestRecord) -> None:
@@ -159,7 +160,7 @@ class Tracer:
 
 
 def _state(request: Request) -> str:
-    """The client's `tracestate`, lines joined; "" if it is too long."""
+    """Return the client's `tracestate`, lines joined; "" if it is too long."""
     values = [value for low, _, value in request.lines if low == TRACESTATE]
     if sum(map(len, values)) > STATE_BYTES_MAX:
         _leave_out(request, TRACESTATE)
@@ -203,9 +204,9 @@ class _Outgoing:
         return self._full + self._sending.lost
 
     def put(self, moments: Moments, spans: Sequence[Span], at_s: float) -> None:
-        """Queue all spans of a request, or none of them; `began` is the Unix time of its beginning."""
-        # The processor's own queue drops the oldest spans silently. It is never longer than our count: a batch is
-        # taken from it before the thread brings it to `_Sending`.
+        """Queue all spans of a request, or none of them. `at_s` is the Unix time at which the request began."""
+        # The processor's own queue drops the oldest spans silently. It is never longer than this class's count: a batch
+        # is taken from it before the thread passes it to `_Sending`.
         if self._put - self._sending.taken + len(spans) > self._spans_max:
             self._full += len(spans)
             return
@@ -263,30 +264,31 @@ class _Outgoing:
 
 
 class LibraryLog(logging.Handler):
-    """Takes over the log of OpenTelemetry and of the libraries below it, which repeat an error for every batch: whoever
-    sends logs it once when it begins, and once when it is over."""
+    """Takes over the log of OpenTelemetry and of the libraries below it, which repeat an error for every batch. The
+    exporter logs a failure once when it begins, and once when it is over."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.why = ""  # why the last batch could not be sent, as far as that is safe to tell
+        self.why = ""  # reason that the last batch could not be sent, if it is safe to log
         for name in NOISY:
             logging.getLogger(name).addHandler(self)
             logging.getLogger(name).propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note why a batch could not be sent. Of any other record, such as a variable that OpenTelemetry does not
+        """Record why a batch could not be sent. Of any other record, such as a variable that OpenTelemetry does not
         understand, log the text without its values, which may be a key."""
         if record.levelno < logging.WARNING:
             return
         values = record.args if isinstance(record.args, tuple) else ()
         if record.name.startswith(EXPORTS):
             self.why = next(filter(None, map(safe, values)), self.why)
-        elif self is next(filter(_takes_over, logging.getLogger(NOISY[0]).handlers), None):  # one of two speaks
+        # only one of two handlers logs it
+        elif self is next(filter(_takes_over, logging.getLogger(NOISY[0]).handlers), None):
             fields = {"what": record.msg if values else record.name}
             log.warning("OpenTelemetry warns", extra={"event": "tracing_warning", "fields": fields})
 
     def let_go(self) -> None:
-        """Restore the libraries' loggers, once nothing is sent any more."""
+        """Restore the libraries' loggers once sending has stopped."""
         for name in NOISY:
             logger = logging.getLogger(name)
             logger.removeHandler(self)
@@ -318,7 +320,7 @@ class _Sending(LibraryLog):
         self.taken += len(spans)
         try:
             result = self._results.FAILURE if self._shut else self._exporter.export(spans)
-        except Exception as error:  # the exporter should raise none
+        except Exception as error:  # the exporter should never raise
             self.why, result = safe(error), self._results.FAILURE
         failed = result is not self._results.SUCCESS
         if failed:
@@ -338,15 +340,15 @@ class _Sending(LibraryLog):
         return result
 
     def shutdown(self) -> None:
-        """Send no more, and cut short the wait before another try. Called by the processor, and by `close` when it has
-        waited long enough."""
+        """Stop sending, and cut short the wait before another try. Called by the processor, and by `close` after its
+        longest wait."""
         if not self._shut:
             self._shut = True
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 def safe(value: object) -> str:
-    """A status, or the kind of an error; "" for text that may hold anything."""
+    """Return a status, or the kind of an error; "" for text that may contain anything."""
     if isinstance(value, BaseException):
         while (cause := value.__cause__ or value.__context__) is not None:
             value = cause

@@ -1,8 +1,8 @@
-"""The page that Prometheus scrapes; the only importer of prometheus_client.
+"""The metrics page for Prometheus; the only importer of prometheus_client.
 
-Counts are plain numbers (tallies.py), which become families when a scrape asks; levels are read then (gauges.py). A
-page of many series is written in slices, between which the event loop serves requests. Who asks for OpenMetrics gets
-it, with exemplars: ids of traces beside the times that were counted of them.
+Counts are plain numbers (tallies.py), which become families at a scrape. Levels are read at a scrape (gauges.py). A
+page of many series is written in slices, between which the event loop serves requests. A scraper that requests
+OpenMetrics receives it, with exemplars: trace ids next to the times that were counted for them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["CONTENT_TYPE", "Figures", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OPENMETRICS = "application/openmetrics-text"
-EOF = b"# EOF\n"  # the end of a page of OpenMetrics
+EOF = b"# EOF\n"  # the end of an OpenMetrics page
 Encode: TypeAlias = Callable[[Collector], bytes]
 SLICE_SAMPLES = 100  # samples written without a break: about half a millisecond
-SLICE_LINES = SLICE_SAMPLES + 2  # a family has HELP and TYPE lines besides
+SLICE_LINES = SLICE_SAMPLES + 2  # a family also has HELP and TYPE lines
 
 
 class Metrics:
@@ -54,19 +54,20 @@ class Metrics:
         aliases: Sequence[str] = (),
         splits: bool = False,
     ) -> None:
-        """`process`: the page ends with the kernel's figures of this process, which no registry has. `otel_names`: it
-        has OpenTelemetry's metrics of generative AI besides ours; `aliases`: endpoint pickers' (telemetry/epp.py).
-        `splits`: some requests may go in two legs."""
+        """`process`: the page ends with the kernel's figures of this process, which are in no registry. `otel_names`:
+        the page also has OpenTelemetry's metrics of generative AI. `aliases`: the page also has the metrics of these
+        endpoint pickers (telemetry/epp.py). `splits`: some requests may use disaggregated prefill."""
         figures = figures or Figures()
         self._router, self._figures, self._clock, self._engine_count = router, figures, clock, EngineCount()
         self._tallies = Tallies(router.prefill_model, router.policy.name)
         self._tallies.splits = splits
-        self._others: list[GenAiTallies | EppTallies] = []  # tallies under others' names
+        # the same counts under OpenTelemetry's and endpoint pickers' names
+        self._others: list[GenAiTallies | EppTallies] = []
         if otel_names:
             self._others.append(GenAiTallies(router.models.engines, self._tallies.label))
         if aliases:
             self._others.append(EppTallies(aliases, self._tallies.label))
-        # Without others' names the count is bound directly: one call less per request.
+        # Without these other names the count is bound directly: one call less per request.
         self.observe = self._observe_all if self._others else self._tallies.observe
         self.failed = self._tallies.failed
         self.joined = self._tallies.joined
@@ -98,29 +99,31 @@ class Metrics:
             tallies.observe(record)
 
     def check(self) -> None:
-        """Take what engines have counted themselves; to be called every second or so."""
+        """Read the engines' own cache counters; call it about every second."""
         tallies = self._tallies
         self._engine_count.settle(self._router.members, tallies.told, tallies.silent, self._clock())
 
     def counted(self) -> tuple[float, float]:
-        """Prompt tokens of answers that did not tell, and how many of them were cached, by engines' own counters."""
+        """Return prompt tokens of answers without a cached-token count, and how many of them were cached by the
+        engines' own counters."""
         sums = self._engine_count.sums.values()
         return sum(prompt for prompt, _ in sums), sum(cached for _, cached in sums)
 
     def models(self, rows_max: int) -> list[dict[str, Any]]:
-        """What the requests of each model have come to (metrics/models.py)."""
+        """Return totals of the requests of each model (metrics/models.py)."""
         return models.rows(self._tallies, models.UnderWay(self._router, self._tallies, self._figures), rows_max)
 
     def page(self) -> bytes:
-        """The whole page in Prometheus's text format, written without a break."""
+        """Return the whole page in Prometheus's text format, written without a break."""
         return b"".join(self._slices())
 
     async def page_in_slices(self) -> bytes:
-        """The same page, written a slice at a time, so that requests go on in between. No series is torn."""
+        """Return the same page, written a slice at a time, so that requests are served in between. No series is
+        split."""
         return (await self.page_for(""))[1]
 
     async def page_for(self, accept: str) -> tuple[str, bytes]:
-        """Content type and page for this `Accept` header, written in slices: OpenMetrics where it is asked for,
+        """Return the content type and the page for this `Accept` header, written in slices: OpenMetrics if requested,
         otherwise Prometheus's text format."""
         encode, content_type = choose_encoder(accept)
         if not content_type.startswith(OPENMETRICS):
@@ -128,7 +131,8 @@ class Metrics:
         return content_type, await self._written(self._slices(_without_eof(encode))) + EOF
 
     async def families(self) -> list[Metric]:
-        """All families of the page, a large one in several parts, read in slices between which the loop goes on."""
+        """Return all families of the page, a large one in several parts. They are read in slices, between which the
+        event loop continues."""
         found, samples = list[Metric](), 0
         for part in self._parts():
             if samples + len(part.samples) > SLICE_SAMPLES:
@@ -152,7 +156,7 @@ class Metrics:
         slices, lines = [], 0
         for text in texts:
             more = text.count(b"\n")
-            if lines + more > SLICE_LINES:  # small families share a slice: a turn takes long where CPU is short
+            if lines + more > SLICE_LINES:  # small families share a slice, because a turn takes long if CPU is scarce
                 await asyncio.sleep(0)
                 lines = 0
             slices.append(text)
@@ -184,7 +188,7 @@ class Metrics:
 
 
 def _without_eof(encode: Encode) -> Encode:
-    """The same encoder for a part of a page, which ends without OpenMetrics's mark."""
+    """Wrap the encoder for a part of a page: its output has no OpenMetrics end mark."""
     return lambda collector: encode(collector).removesuffix(EOF)
 
 
@@ -196,13 +200,13 @@ def _counted(tallies: Iterable[Counter | Histogram], encode: Encode) -> Iterator
 
 
 class _Only(Collector):
-    """A registry of one family, for `generate_latest`."""
+    """Registry of one family, for `generate_latest`."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the family."""
+        """Return the family."""
         return (self._family,)
 
 

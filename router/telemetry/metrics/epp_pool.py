@@ -1,4 +1,4 @@
-"""The pool of replicas as endpoint pickers show it: levels that are read when a scrape asks (telemetry/epp.py)."""
+"""Levels of the pool of replicas under the names of endpoint pickers, read at a scrape (telemetry/epp.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Values = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Level(NamedTuple):
-    """A gauge under the picker's name; `old` is what `inference` stands before, "" where it had no name."""
+    """Gauge under the picker's name. `old` is its name after `inference`; "" if it had none."""
 
     name: str
     old: str
@@ -51,11 +51,11 @@ DEVIATIONS = (
     Level("std_dev_running_requests", "", "Standard deviation of requests running at a replica."),
 )
 LEVELS = (RUNNING, QUEUED, READY, *MEANS, *DEVIATIONS, EACH)
-"""Families that are read, in the order of the page but for the last ones."""
+"""Families that are read, in the order of the page except for the last ones."""
 
 
 class EppPool(Collector):
-    """Levels of the pool under the names that are asked for."""
+    """Levels of the pool under the requested names."""
 
     def __init__(self, aliases: Collection[str], router: Router, tallies: Tallies, figures: Figures) -> None:
         self._aliases, self._router, self._tallies, self._figures = aliases, router, tallies, figures
@@ -101,8 +101,8 @@ def _family(name: str, text: str, labels: Sequence[str], values: Values) -> Metr
 
 
 def _loads(members: Iterable[Member]) -> tuple[list[float], list[float], list[float]]:
-    """What engines said of their KV pools, their queues and what runs there; a replica that has not said is left
-    out."""
+    """Return the reported KV pool usage, queue lengths and running requests of engines. A replica without a report is
+    left out."""
     usage, waiting, running = list[float](), list[float](), list[float]()
     for member in members:
         load = member.load

@@ -1,4 +1,4 @@
-"""Families of Prometheus, made of plain numbers."""
+"""Prometheus families made of plain numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ OLD_NAMES_UNTIL = "0.3"  # release in which old names are gone
 
 
 def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
-    """A tally's series as families of up to `samples_max` samples, never with part of a series; an empty family if
-    there is none."""
+    """Yield a tally's series as families of up to `samples_max` samples. A series is never split. A tally without
+    series yields an empty family."""
     if isinstance(tally, Counter):
         values = list(tally.series.items())
         family = GaugeMetricFamily if isinstance(tally, Gauge) else CounterMetricFamily
@@ -41,7 +41,7 @@ def families(tally: Counter | Histogram, samples_max: int) -> Iterator[Metric]:
 def _exemplified(
     buckets: list[tuple[str, float]], examples: Mapping[int, tuple[float, str, float]]
 ) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
-    """Buckets of a series with their examples, as the page of OpenMetrics shows them."""
+    """Yield buckets of a series with their examples, as the OpenMetrics page shows them."""
     for number, (bound, count) in enumerate(buckets):
         if number in examples:
             value, trace_id, at_s = examples[number]
@@ -51,7 +51,7 @@ def _exemplified(
 
 
 def histogram(name: str, text: str, bounds: tuple[float, ...], series: list[float]) -> HistogramMetricFamily:
-    """A histogram without labels; `series` is its buckets, the unbounded one last, then the sum."""
+    """Return a histogram without labels. `series` contains its buckets, the unbounded one last, then the sum."""
     *counts, total = series
     family = HistogramMetricFamily(f"warmroute_{name}", text)
     family.add_metric((), list(zip(bounds_of(bounds), accumulate(counts), strict=True)), total)
@@ -61,7 +61,7 @@ def histogram(name: str, text: str, bounds: tuple[float, ...], series: list[floa
 def gauge(
     name: str, text: str, labels: tuple[str, ...], values: Iterable[tuple[tuple[str, ...], float | None]]
 ) -> GaugeMetricFamily:
-    """A gauge with one sample for each of `values` that is not None."""
+    """Return a gauge with one sample for each of `values` that is not None."""
     family = GaugeMetricFamily(f"warmroute_{name}", text, labels=labels)
     for label_values, value in values:
         if value is not None:
@@ -70,7 +70,7 @@ def gauge(
 
 
 def with_old_name(family: GaugeMetricFamily, old: str) -> Iterator[GaugeMetricFamily]:
-    """A gauge, and the same samples under the name that it had until OLD_NAMES_UNTIL."""
+    """Yield a gauge, then the same samples under the name that it has until OLD_NAMES_UNTIL."""
     yield family
     text = f"Old name of {family.name}, until {OLD_NAMES_UNTIL}."
     alias = GaugeMetricFamily(f"warmroute_{old}", text)
@@ -79,12 +79,12 @@ def with_old_name(family: GaugeMetricFamily, old: str) -> Iterator[GaugeMetricFa
 
 
 def counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    """A counter without labels."""
+    """Return a counter without labels."""
     return CounterMetricFamily(f"warmroute_{name}", text, value=value)
 
 
 def counters(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> CounterMetricFamily:
-    """A counter with one label."""
+    """Return a counter with one label."""
     family = CounterMetricFamily(f"warmroute_{name}", text, labels=(label,))
     for of, value in values:
         family.add_metric((of,), value)
@@ -92,5 +92,5 @@ def counters(name: str, text: str, label: str, values: Iterable[tuple[str, float
 
 
 def bounds_of(bounds: tuple[float, ...]) -> list[str]:
-    """Bounds of a histogram as values of the label `le`."""
+    """Return bounds of a histogram as values of the label `le`."""
     return [floatToGoString(bound) for bound in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]

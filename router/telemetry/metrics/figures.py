@@ -1,4 +1,4 @@
-"""What a page of metrics asks other rooms for, when it is made."""
+"""Inputs of a metrics page from other packages, read when the page is made."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class SharingFigures:
     """Figures of the link to other routers."""
 
     whole: bool
-    """Whether this router hears its own messages, so that others can."""
+    """True if this router receives its own messages, which means that others can receive them."""
     routers: int
-    """Routers that this one hears, itself included."""
+    """Number of routers that this one receives messages from, itself included."""
     strangers: int
     """Routers of other fleets with the same store and name."""
     writable: bool
-    """Whether the store takes writes."""
+    """True if the store accepts writes."""
     delay_s: float | None
-    """Seconds from saying to hearing the last message of this router's own."""
+    """Seconds from the publication of this router's last message until it came back."""
     counts: Mapping[str, int]
     """Messages and bytes, and interruptions."""
     failures: Mapping[str, int]
@@ -33,12 +33,12 @@ class SharingFigures:
 
 @dataclass(frozen=True, slots=True)
 class StateFigures:
-    """Figures of what is known from before, and left for after."""
+    """Figures of the state restored from before the start and saved for the next one."""
 
     blocks: Mapping[str, int]
-    """Blocks that were taken over, by who vouched for them: `estimate`, `events`."""
+    """Restored blocks, by source: `estimate`, `events`."""
     replicas: Mapping[str, int]
-    """Replicas by what became of what was known of them: `restored`, `refused`, `waiting`."""
+    """Replicas by the outcome of their saved state: `restored`, `refused`, `waiting`."""
     files: Mapping[str, int]
     """Writes of the file, by result: `ok`, `failed`."""
     bytes: int
@@ -49,10 +49,10 @@ class StateFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Functions that are called once per scrape; one that is not given yields 0, or nothing."""
+    """Functions that are called once per scrape. The default of a function returns 0 or an empty value."""
 
     in_flight: Callable[[], int] = int
-    """Requests being answered."""
+    """Number of requests being answered."""
     streams: Callable[[], Mapping[str, Mapping[str, float | None]]] = dict
     """Counts of KV event streams, by replica."""
     prompts: Callable[[], Mapping[str, int]] = dict
@@ -62,20 +62,21 @@ class Figures:
     waiting: Callable[[], Mapping[tuple[Priority, str], int]] = dict
     """The same requests by priority and model."""
     held: Callable[[], int] = int
-    """Requests in the queue that are held back."""
+    """Number of queued requests that are deferred."""
     engine_version: Callable[[str], str] = lambda _: ""
-    """Version of a replica's engine, given the replica's id; "" where the engine tells none."""
+    """Version of a replica's engine, given the replica's id; "" if the engine does not report one."""
     discoveries: Callable[[], Mapping[str, Mapping[str, float]]] = dict
-    """How fresh each source's list of replicas is."""
+    """Freshness of each source's list of replicas."""
     ledger: Callable[[], Ledger | None] = lambda: None
-    """What the observatory has counted; None where it is off."""
+    """Counts of the observatory; None if it is off."""
     history: Callable[[], tuple[bool, int, int]] = lambda: (False, 0, 0)
-    """Whether the file of the history is failing, bytes that it takes, decisions that it did not get."""
+    """State of the history file: True if its writes fail, its size in bytes, and the number of decisions that were not
+    written."""
     admin: Callable[[], tuple[int, Mapping[str, int]]] = lambda: (0, dict.fromkeys(REASONS, 0))
     """Connections to the admin listener: how many are open, and how many it closed, by reason."""
     sharing: Callable[[], SharingFigures | None] = lambda: None
-    """The link to other routers; None where nothing is shared."""
+    """Link to other routers; None if no state is shared."""
     state: Callable[[], StateFigures | None] = lambda: None
-    """What is known from before; None where nothing is kept."""
+    """Saved and restored state; None if no state is kept."""
     totals: Totals = field(default_factory=Totals)
     """Totals of all processes."""

@@ -1,6 +1,6 @@
-"""Metrics that are read when a scrape asks: of the Router, of event streams, of this and other processes.
+"""Metrics that are read at a scrape: of the Router, of event streams, of this and other processes.
 
-Nothing is kept here, so that the series of a replica end when it leaves. Every name is always present, so that
+These collectors keep no state, so the series of a replica end when it leaves. Every name is always present, so that
 dashboards find it.
 """
 
@@ -25,7 +25,7 @@ from router.telemetry.tallies import Tallies
 
 
 class Gauges(Collector):
-    """Metrics of the router as a whole."""
+    """Metrics of the entire router."""
 
     def __init__(self, router: Router, tallies: Tallies, figures: Figures) -> None:
         self._router, self._tallies, self._figures = router, tallies, figures
@@ -124,7 +124,7 @@ class Replicas(Collector):
         def each(name: str, text: str, value: Callable[[Member], float | None]) -> GaugeMetricFamily:
             return gauge(f"replica_{name}", text, ("replica",), [((m.id,), value(m)) for m in router.members])
 
-        # The replicas are those that are there when a family is made: between two families a replica may leave.
+        # The list of replicas is read for each family: a replica may leave between two families.
         text = f"Always 1; identity of the replica, for joins. Label name is there until {OLD_NAMES_UNTIL}."
         yield gauge("replica_info", text, INFO, [(self._info(m), 1.0) for m in router.members])
         text = "Replicas that serve the base model and may be sent requests."
@@ -177,7 +177,7 @@ class Replicas(Collector):
         )
 
     def _info(self, member: Member) -> tuple[str, ...]:
-        """Values of INFO; "" for what is not known. The model is the first of those that are no adapters."""
+        """Return the values of INFO; "" if unknown. The model is the first that is no adapter."""
         replica, version = member.replica, self._engine_version(member.id)
         bases = [model for model in member.models.values() if model.parent is None]
         base = min(bases, key=lambda model: model.name, default=None)
@@ -212,7 +212,7 @@ class Links(Collector):
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
-        """Yield five gauges, which are there where routers share, and counters."""
+        """Yield five gauges, which have values if routers share state, and counters."""
         found = self._figures.sharing()
         counts, failures = (found.counts, found.failures) if found is not None else ({}, {})
         text = "1 while this router hears its own messages through the shared store, so that others can; 0 while alone."
@@ -237,13 +237,13 @@ class Links(Collector):
 
 
 class States(Collector):
-    """Metrics of what is known from before."""
+    """Metrics of saved and restored state."""
 
     def __init__(self, figures: Figures) -> None:
         self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
-        """Yield four gauges, which are there where state is kept, and a counter."""
+        """Yield four gauges, which have values if state is kept, and a counter."""
         found = self._figures.state()
         blocks, replicas, files = (found.blocks, found.replicas, found.files) if found is not None else ({}, {}, {})
         text = "Blocks that this router knew from before it started, by who vouches for them."
@@ -270,7 +270,7 @@ class Events(Collector):
         self._router, self._figures = router, figures
 
     def collect(self) -> Iterable[Metric]:
-        """Yield counters by replica, and gauges of what its events say now."""
+        """Yield counters by replica, and gauges of the current state by its events."""
         streams = self._figures.streams()
         for name, text in _STREAM_COUNTERS.items():
             values = [(replica, of.get(name) or 0.0) for replica, of in streams.items()]
@@ -313,7 +313,7 @@ _STREAM_COUNTERS = {
 
 
 def _ready(members: Iterable[Member]) -> list[tuple[tuple[str, ...], float]]:
-    """Ready replicas of each model that is no adapter, the first READY_MODELS_MAX by name."""
+    """Return the number of ready replicas of each model that is no adapter, for the first READY_MODELS_MAX by name."""
     counts = Counter[str]()
     for member in members:
         for model in member.models.values():
@@ -327,7 +327,7 @@ BUILD = ("version", "native", "commit", "python")
 
 
 def _told(build: Build) -> tuple[str, ...]:
-    """Values of BUILD."""
+    """Return the values of BUILD."""
     return build.version, "true" if build.native else "false", build.commit, build.python
 
 

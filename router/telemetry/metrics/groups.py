@@ -1,5 +1,4 @@
-"""Groups of requests (core/observatory/ledger/groups.py) as counters, a gauge and histograms, made when a scrape
-asks."""
+"""Groups of requests (core/observatory/ledger/groups.py) as counters, a gauge and histograms, made at a scrape."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ LABELS = ("route", "tenant", "tools", "step", "agent")
 
 
 def of_groups(groups: Mapping[Label, Group]) -> list[Counter | Histogram]:
-    """All families of groups of requests; each is present even if there is no group."""
+    """Return all families of groups of requests. Each is present even without a group."""
     requests = Counter(
         "group_requests", "Requests placed, by group: route, tenant, tools, agent step, kind of agent.", *LABELS
     )

@@ -1,5 +1,4 @@
-"""What is under way for each model, and what its requests have come to, when a page asks. Labels of models are those of
-tallies.py."""
+"""Current requests and totals of each model, computed when a page is made. Labels of models are those of tallies.py."""
 
 from __future__ import annotations
 
@@ -12,15 +11,15 @@ from router.settings.keys import NONE
 from router.telemetry.metrics.figures import Figures
 from router.telemetry.tallies import Tallies
 
-ZEROS_MAX = 100  # models that are told of though nothing of theirs is under way: the first that were asked for
+ZEROS_MAX = 100  # the first models requested are listed even if they have no current requests; at most this many
 Waiting = Counter[tuple[Priority, str]]
 
 
 class UnderWay:
-    """Requests in flight and waiting, by model's label, at the time at which it is made."""
+    """Requests in flight and waiting, by model's label, at the time of its construction."""
 
     def __init__(self, router: Router, tallies: Tallies, figures: Figures) -> None:
-        """Requests that are neither placed nor waiting, such as those that are being read, are in flight for no
+        """Requests that are neither placed nor waiting, such as those that are being read, are counted in flight for no
         model."""
         self.waiting: Waiting = Counter()
         for (priority, model), requests in figures.waiting().items():
@@ -37,7 +36,7 @@ class UnderWay:
 
 
 def rows(tallies: Tallies, under_way: UnderWay, rows_max: int) -> list[dict[str, Any]]:
-    """One row for each model, those with the most requests first; what is counted is counted since the router began."""
+    """Return one row for each model, those with the most requests first. Totals are since the router began."""
     sums = {
         name: Counter[str]() for name in ("requests", "failed", "shed", "prompt", "hit", "completion", "told", "found")
     }

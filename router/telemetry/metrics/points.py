@@ -1,4 +1,4 @@
-"""Families of the page as points: what a format other than Prometheus's own is made of."""
+"""Families of the page as points, for formats other than Prometheus's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Distribution:
 
 @dataclass(slots=True)
 class PointFamily:
-    """One family: numbers by labels, or distributions where it is a histogram."""
+    """One family: numbers by labels, or distributions if it is a histogram."""
 
     name: str
     text: str
@@ -30,7 +30,7 @@ class PointFamily:
 
 
 def points_of(parts: Iterable[Metric]) -> list[PointFamily]:
-    """Families with their points; parts of one family, which follow each other, are joined."""
+    """Return families with their points. Consecutive parts of one family are joined."""
     found: dict[str, PointFamily] = {}
     for part in parts:
         family = found.setdefault(part.name, PointFamily(part.name, part.documentation, part.type))
@@ -42,13 +42,13 @@ def points_of(parts: Iterable[Metric]) -> list[PointFamily]:
 
 
 def _distributions(part: Metric) -> list[Distribution]:
-    """Series of a histogram, whose samples are its buckets, each with all below it, then the count and the sum."""
+    """Return the series of a histogram. Its samples are the cumulative buckets, then the count and the sum."""
     found: list[Distribution] = []
     below = 0.0
     for sample in part.samples:
         if sample.name.endswith("_bucket"):
             bound = float(sample.labels["le"])
-            if not found or len(found[-1].counts) > len(found[-1].bounds):  # the one before has its last bucket
+            if not found or len(found[-1].counts) > len(found[-1].bounds):  # the previous series has its last bucket
                 labels = {name: value for name, value in sample.labels.items() if name != "le"}
                 found.append(Distribution(labels))
                 below = 0.0
