@@ -1,4 +1,4 @@
-"""A job: what is to be sent to one replica, and what came of it."""
+"""Job: the prompts for one replica, and their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ERRORS_MAX = 10  # errors shown per job
 
 
 class Why(StrEnum):
-    """Why a replica is warmed."""
+    """Reason for warming a replica."""
 
     JOINED = "joined"
     RESTARTED = "restarted"
@@ -21,7 +21,7 @@ class Why(StrEnum):
 
 
 class JobState(StrEnum):
-    """The state of a job."""
+    """State of a job."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -31,7 +31,7 @@ class JobState(StrEnum):
 
 @dataclass(slots=True)
 class Job:
-    """A job for one replica. Prompts of the file are sent first, then `prefixes`, then `templates`."""
+    """Job for one replica. Prompts of the file are sent first, then `prefixes`, then `templates`."""
 
     replica: str
     why: Why
@@ -39,7 +39,7 @@ class Job:
     templates: int
     file: str = ""
     prefixes: tuple[Prefix, ...] = ()
-    call: int = 0  # number of the call that asked for it; 0 if none did
+    call: int = 0  # number of the call that requested it; 0 for no call
     state: JobState = JobState.WAITING
     sent: int = 0
     skipped: int = 0
@@ -56,12 +56,12 @@ class Job:
         self.cached_tokens += usage.cached_tokens or 0
 
     def trouble(self, why: str) -> None:
-        """Note an error, each kind once."""
+        """Record an error, each kind once."""
         if why not in self.errors and len(self.errors) < ERRORS_MAX:
             self.errors.append(why)
 
     def row(self) -> dict[str, Any]:
-        """The job as the page and the log show it."""
+        """Return the job as the page and the log show it."""
         return {
             "replica": self.replica,
             "why": self.why,

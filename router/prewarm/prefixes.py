@@ -1,4 +1,4 @@
-"""Prompts that replicas are warmed with: requests as clients would send them, from a file or a call.
+"""Prompts for prewarming replicas: requests as clients would send them, from a file or a call.
 
 A file has one per line, `{"path": "/v1/chat/completions", "body": {...}}`. Every problem is reported, by line.
 """
@@ -20,8 +20,8 @@ PROBLEMS_MAX = 20  # problems reported at once
 
 
 class Prefix(msgspec.Struct, frozen=True, gc=False):
-    """A request whose prompt should be cached. For a learned template, `key` is the chain key of the shared part, and
-    `messages` the number of shared messages."""
+    """Request with a prompt that should be cached. For a learned template, `key` is the chain key of the shared part,
+    and `messages` the number of shared messages."""
 
     path: str
     body: bytes
@@ -30,14 +30,14 @@ class Prefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
-    """A request in a file or a call."""
+    """Request in a file or a call."""
 
     path: str
     body: Raw
 
 
 class PrefixesError(ValueError):
-    """Prefixes that cannot be used; `problems` has a line for each."""
+    """Raised for invalid prefixes; `problems` has a line for each."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -75,7 +75,7 @@ def given(rows: Sequence[Row]) -> list[Prefix]:
 
 
 def file_problems(key: str, file: str) -> list[str]:
-    """Problems of the file that a setting names; none if it names no file."""
+    """Return the problems of the file that a setting names; an empty list if it names no file."""
     try:
         if file:
             read(Path(file))

@@ -1,7 +1,7 @@
-"""Sends one prompt to one replica, and has the Router count it.
+"""Sends one prompt to one replica, and counts it in the Router.
 
-A warmed replica counts as holding the prompt just as after a client's request, since the lease has the same chain.
-Bodies are parsed and hashed in a thread, since a prompt may have megabytes.
+A warmed replica counts as holding the prompt just as after a client's request, because the lease has the same chain.
+Bodies are parsed and hashed in a thread, because a prompt may have megabytes.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from router.engines import fetch
 from router.prewarm.prefixes import Prefix
 
 ANSWER_BYTES_MAX = 1 << 20
-BYTES_PER_TOKEN = 4  # assumed for a body whose prompt cannot be read
-CUTS_MAX = 8  # ways to cut a learned template's request that are tried
+BYTES_PER_TOKEN = 4  # assumed for a body if its prompt cannot be read
+CUTS_MAX = 8  # maximum of attempts to cut a learned template's request
 
 
 class Books(Protocol):
-    """What keeps count of leases besides the Router (hub/admitter.py)."""
+    """Interface for counting leases outside of the Router (hub/admitter.py)."""
 
     def adopted(self, lease: Lease) -> None:
-        """A lease was opened without admission."""
+        """Count a lease that was opened without admission."""
 
     def window(self, replica: str) -> int | None:
-        """How many leases the replica may have; None for no limit."""
+        """Return the maximum of leases on the replica; None for no limit."""
 
     def finish(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
         """Give a lease back, to the Router too."""
 
 
 class Skipped(Exception):
-    """The prompt was not sent, for this reason."""
+    """Raised with the reason if the prompt was not sent."""
 
 
 class SendFailed(Exception):
-    """The request failed. `gone` means that the replica did not answer, so that further prompts need not be tried."""
+    """Raised if the request failed. `gone`: True if the replica did not answer, so that further prompts need not be
+    tried."""
 
     def __init__(self, why: str, *, gone: bool = False) -> None:
         super().__init__(why)
@@ -62,7 +63,7 @@ class SendFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A request as it is sent, and what the Router must know of it."""
+    """Request as it is sent, with its parsed prompt, model and chain for the Router."""
 
     body: bytes
     ask: Ask
@@ -71,7 +72,7 @@ class _Read:
 
 
 class PromptSender:
-    """Sends prompts; the caller sees to it that each replica gets one at a time."""
+    """Sends prompts. The caller must send each replica one prompt at a time."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class PromptSender:
         api_key: Callable[[], str],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """`api_key()` is the key for replicas now, "" for none. The caller limits how long an answer may take."""
+        """`api_key()`: the current key for replicas, "" for none. The caller limits the duration of an answer."""
         self._router = router
         self._books = books
         self._clock = clock
@@ -94,13 +95,13 @@ class PromptSender:
         await self._session.close()
 
     def full(self, replica: str) -> bool:
-        """Whether the replica has as many requests as it may have."""
+        """True if the replica has its maximum of requests."""
         member, window = self._router.member(replica), self._books.window(replica)
         return member is not None and window is not None and member.open_leases >= window
 
     async def send(self, replica: str, prefix: Prefix, tokens_max: int) -> Usage:
-        """Send a prompt. Returns the engine's token counts, or the Router's if it reports none. Raises Skipped and
-        SendFailed."""
+        """Send a prompt. Returns the engine's token counts, or the Router's if the engine reports none. Raises Skipped
+        and SendFailed."""
         try:
             default = self._router.models.resolve(None)
         except (NoReplica, UnknownModel):
@@ -146,7 +147,7 @@ class PromptSender:
         except (NoReplica, Shed) as error:
             raise SendFailed("nothing may be sent there now", gone=True) from error
         lease.role = PREFILL
-        # no conversation continues this answer; what is known of a client's answer to the prompt stays
+        # No conversation continues this answer. The record of a client's answer to the prompt stays.
         lease.end_key = None
         self._books.adopted(lease)
         return lease
@@ -171,9 +172,9 @@ class PromptSender:
 
 
 def _read(prefix: Prefix, default: str, known_as: Callable[[str], str]) -> _Read:
-    """Parse and hash a request; safe in any thread. A learned template's request is cut behind the shared part, if
-    possible; one that does not begin with the template is not sent (an isolated tenant's salt is in no body). Raises
-    Skipped."""
+    """Parse and hash a request; safe in any thread. A learned template's request is cut after the shared part, if
+    possible. A request that does not begin with the template is not sent, because an isolated tenant's salt is in no
+    body. Raises Skipped."""
     try:
         whole = warming.fields_of(prefix.body)
         cuts = warming.shorter(prefix.path, whole, prefix.messages - 1)[:CUTS_MAX] if prefix.key else []

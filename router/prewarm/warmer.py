@@ -1,10 +1,11 @@
-"""Which replica is warmed, when, and what waits for it.
+"""Choice of replicas to warm, the time of warming, and the traffic that waits for it.
 
-A replica is due when it joins and when its cache is gone, and is warmed once it is healthy. Prompts are sent one at a
-time, and replicas are warmed one after another; only those kept back until they are warm (`prewarm.hold_ready`) do not
-wait for others, since the fleet is short of them. Such a replica gets traffic when it is warm, when warming failed,
-and at the latest `timeout_s` after warming began; the Fleet sees to it that other replicas serve meanwhile. Replicas
-that were there when the router started are not kept back: only the router is new.
+A replica is due when it joins and when its cache is gone. It is warmed once it is healthy. Prompts are sent one at a
+time, and replicas are warmed one after another. Replicas without traffic until they are warm (`prewarm.hold_ready`) are
+an exception: they do not wait for others, because the fleet lacks them. Such a replica receives traffic when it is
+warm, when warming failed, and at the latest `timeout_s` after warming began. The Fleet ensures that other replicas
+serve in the meantime. Replicas that were present when the router started are not deferred, because only the router is
+new.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from router.settings.schema import PrewarmSettings
 log = logging.getLogger(__name__)
 
 FAILURES_MAX = 3  # failures in a row after which the job ends
-PAUSE_S = 0.05  # between two checks of a full replica
+PAUSE_S = 0.05  # pause between two checks of a full replica
 CALLS_MAX = 8  # calls that may wait, each with its prompts
 LAST_MAX = 64  # ended jobs that are still shown
-LIVES_MAX, LIVES_S = 6, 600.0  # one replica is warmed at most 6 times in 600 s unless asked
+LIVES_MAX, LIVES_S = 6, 600.0  # one replica is warmed at most 6 times in 600 s, except on request
 
 
 class Busy(Exception):
-    """Too many calls wait already."""
+    """Raised if too many calls wait already."""
 
 
 class Warmer:
-    """Warms replicas; one per router, in the hub's process."""
+    """Warms replicas; one per router, in the control plane's process."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class Warmer:
         counted: Callable[[str, int], None] = lambda *_: None,
         released: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`hottest(n)` gives the n most used learned templates; `counted(result, prompt_tokens)` is called for each
-        prompt, `released(replica)` when a replica that was kept back may be sent requests."""
+        """`hottest(n)`: the n most used learned templates. `counted(result, prompt_tokens)`: called for each prompt.
+        `released(replica)`: called when a deferred replica may receive requests."""
         self._router = router
         self._sender = sender
         self.settings = settings
@@ -63,15 +64,15 @@ class Warmer:
         self._due: dict[str, Why] = {}
         self._lives: dict[str, deque[float]] = {}  # times when the replica became due, by replica
         self._jobs: dict[asyncio.Task[None], Job] = {}  # jobs that have not ended
-        self._unasked: set[str] = set()  # replicas with a job that no call asked for
-        self._running: set[str] = set()  # replicas with a job that runs
+        self._unasked: set[str] = set()  # replicas with a job that no call requested
+        self._running: set[str] = set()  # replicas with a running job
         self._last: deque[Job] = deque(maxlen=LAST_MAX)
-        self._turn = asyncio.Lock()  # held by the job that runs, of those whose replica is not kept back
+        self._turn = asyncio.Lock()  # held by the running job, among those with a replica that is not deferred
         self._turns: dict[str, asyncio.Lock] = {}  # one lock per replica
         self._calls = 0
 
     def configure(self, settings: PrewarmSettings) -> None:
-        """Apply new settings, and let go replicas that would not be kept back any more."""
+        """Apply new settings, and release replicas that the new settings do not defer."""
         self.settings = settings
         if not self._automatic:
             self._due.clear()
@@ -91,23 +92,24 @@ class Warmer:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._sender.close()
 
-    # -- what it is told of replicas -----------------------------------------------------------------------------
+    # -- events of replicas ----------------------------------------------------------------------------------------
 
     def joined(self, replica: str, *, new: bool) -> None:
-        """A replica joined; `new` means that the router was there before it."""
+        """Handle a replica that joined. `new`: True if it joined after the router started."""
         self._expect(replica, Why.JOINED, hold=new)
 
     def cleared(self, replica: str) -> None:
-        """The replica's cache is gone."""
+        """Handle the loss of the replica's cache."""
         self._expect(replica, Why.RESTARTED, hold=True)
 
     def refused(self, replica: str) -> None:
-        """Nobody listens at the replica: the engine that comes is new, even if the router has seen none before."""
+        """Handle a refused connection: no process listens at the replica. The engine that starts there is new, even if
+        the router has seen none before."""
         if replica in self._due:
             self._hold(replica)
 
     def ready(self, replica: str) -> None:
-        """The replica may have become healthy: if it is due, its warming begins."""
+        """Begin warming the replica if it is due and healthy."""
         member = self._router.member(replica)
         if member is None or not (member.health.fit and member.replica.ready) or replica not in self._due:
             return
@@ -117,7 +119,7 @@ class Warmer:
         self._start(Job(replica, self._due.pop(replica), s.tokens_max, s.templates, s.prefixes_file))
 
     def left(self, replica: str) -> None:
-        """The replica left."""
+        """Handle a replica that left."""
         self._due.pop(replica, None)
         self._lives.pop(replica, None)
         self._turns.pop(replica, None)
@@ -129,10 +131,10 @@ class Warmer:
                 task.cancel()
 
     def warming(self, replica: str) -> bool:
-        """Whether the replica's cache is being filled, or it is kept back until then."""
+        """True if the replica's cache is being filled, or its traffic is deferred until then."""
         return replica in self._running or self._router.is_warming_up(replica)
 
-    # -- what it is asked ----------------------------------------------------------------------------------------
+    # -- requests of callers ---------------------------------------------------------------------------------------
 
     def ask(
         self, replicas: Iterable[str], prefixes: Sequence[Prefix], templates: int, *, file: str, tokens_max: int
@@ -145,7 +147,7 @@ class Warmer:
         return jobs, [self._start(job) for job in jobs]
 
     def state(self) -> dict[str, Any]:
-        """Jobs that run, jobs that wait, and the last results, newest first."""
+        """Return the running jobs, the waiting jobs, and the last results, newest first."""
         jobs = list(self._jobs.values())
         return {
             "running": [job.row() for job in jobs if job.state is not JobState.WAITING],
@@ -153,7 +155,7 @@ class Warmer:
             "last": [job.row() for job in reversed(self._last)],
         }
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def _expect(self, replica: str, why: Why, *, hold: bool) -> None:
         if not self._automatic:
@@ -177,7 +179,7 @@ class Warmer:
             self._router.warm_up(replica, True)
 
     def _release(self, replica: str, why: str) -> None:
-        """Let the replica go, unless it has restarted and is due again."""
+        """Release the replica, unless it has restarted and is due again."""
         if replica not in self._due:
             self._let_go(replica, why)
 
@@ -214,7 +216,7 @@ class Warmer:
     async def _run(self, job: Job) -> None:
         held = self._router.is_to_warm_up(job.replica) and job.why is not Why.ASKED
         late = None
-        if held:  # not longer, whatever the job waits for
+        if held:  # the limit includes the time for which the job waits
             why = "warming it took too long"
             late = asyncio.get_running_loop().call_later(self.settings.timeout_s, self._release, job.replica, why)
         try:
@@ -273,13 +275,14 @@ class Warmer:
                 self._counted("ok", usage.prompt_tokens)
 
     def _budget(self, job: Job) -> int:
-        """Tokens to send, no more than fit into the cache: otherwise the last prompts would evict the first."""
+        """Return the number of tokens to send, limited to the size of the cache. Otherwise the last prompts would evict
+        the first."""
         member = self._router.member(job.replica)
         capacity = member.load.kv_tokens_max if member is not None else None
         return min(job.tokens_max, capacity) if capacity else job.tokens_max
 
     async def _prefixes(self, job: Job) -> list[Prefix]:
-        """All prompts of the job; the file is read anew, since it may be long and is not kept."""
+        """Return all prompts of the job. The file is read anew, because it may be long and is not kept in memory."""
         prefixes: list[Prefix] = []
         if job.file:
             try:

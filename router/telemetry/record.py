@@ -48,7 +48,7 @@ class RequestRecord(Struct):
     agent_parent: str = ""  # `session_key` of the conversation that started it; "" for none
     agent_final: bool = False  # True if the client declares the conversation finished
     priority: Priority = Priority.NORMAL
-    wanted_ttft_ms: float | None = None  # deadline for the first token, from the request read; None: no deadline
+    wanted_ttft_ms: float | None = None  # deadline for the first token, in milliseconds; None: no deadline
     in_time: bool | None = None  # True if a stream met this deadline; None: no first token, or no deadline
     # For a stream that was continued on another replica: exactness ("exact", "approximate"), kind of the failure, and
     # the replica that failed; "" for any other.

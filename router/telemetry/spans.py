@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions      server span: the whole request
       parse                        body parsed and hashed, prompt turned into token ids
-      match and place              one step of the router, on the event loop or in the control plane
+      match and place              one step of the router, on the event loop or in the control plane's process
         queue                      part of it: waited in the queue
       POST                         client span: one attempt on a replica; a retry is another
         stream                     from the answer's first event to its end

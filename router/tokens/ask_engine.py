@@ -1,4 +1,5 @@
-"""A replica's own /tokenize, as vLLM 0.32 (entrypoints/serve/tokenize/protocol.py) and SGLang 0.5.23 take it."""
+"""Interface of a replica's own /tokenize, as vLLM 0.32 (entrypoints/serve/tokenize/protocol.py) and SGLang 0.5.23
+accept it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from router.tokens.templates import SGLANG
 
 
 def ask_body(given: TemplateInput, model: str, engine: str) -> dict[str, Any]:
-    """The body for /tokenize. Raises Unfit for prompts that /tokenize would tokenize otherwise than the engine does."""
+    """Return the body for /tokenize. Raises Unfit for prompts that /tokenize would tokenize differently from the
+    engine's own API."""
     if given.text is not None:
         return {"model": model, "prompt": given.text, "add_special_tokens": given.add_special_tokens}
     body: dict[str, Any] = {"model": model, "messages": [_message(message) for message in given.messages or []]}
@@ -50,7 +52,7 @@ def _check_vllm(given: TemplateInput) -> None:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls have their arguments as text, which /tokenize requires."""
+    """Return the message with the arguments of its tool calls as text, which /tokenize requires."""
     if not message.get("tool_calls"):
         return message
     return {**message, "tool_calls": [_call(each) for each in message["tool_calls"]]}

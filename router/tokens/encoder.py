@@ -1,12 +1,12 @@
 """Turns requests into token ids, as the engine would: chat template and tokenizer, in threads of this process.
 
-KV events name blocks by token ids, so a prompt must become the same ids here as in the engine. It does where the
-model's own files are at hand; elsewhere a replica is asked, which costs a round trip. Nothing here may fail a request:
-a prompt whose ids are not known in time gets None, and is placed by estimate. Work that was late is finished all the
-same and remembered, so that the conversation's next turn finds it.
+KV events name blocks by token ids, so a prompt must become the same ids here as in the engine. It does if the model's
+own files are available here. Otherwise the router asks a replica, which costs a round trip. This module never fails a
+request: a prompt without ids in time gets None, and is placed by estimate. Late work is still finished and remembered,
+so that the conversation's next turn finds it.
 
-At start `verify` compares the ids with a replica's own /tokenize. That shows what no file says: another template given
-to the engine by a flag, other special tokens, another version's behaviour.
+At start `verify` compares the ids with a replica's own /tokenize. This detects differences that no file shows: another
+template given to the engine by a flag, other special tokens, another version's behaviour.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from router.tokens.tokenizers import CannotLoad, Encoder, Folder, Memory, fetche
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# (path, body) -> the replica's answer, also that of a 4xx; raises if there is none.
+# (path, body) -> the replica's answer, including that of a 4xx; raises if the replica does not answer.
 AskReplica = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
-# Messages that a template is rendered with on the event loop; more take over a millisecond.
+# Maximum of messages for rendering a template on the event loop; more take over a millisecond.
 INLINE_MESSAGES_MAX = 128
 JOBS_MAX = 32  # prompts that wait for a thread; a further one counts as late at once
 REASONS_MAX = 1000  # reasons remembered, so that each is logged once
@@ -52,18 +52,18 @@ REASONS_MAX = 1000  # reasons remembered, so that each is logged once
 
 @dataclass(slots=True)
 class Rendered:
-    """A prompt as text, and how it is to be encoded."""
+    """Prompt as text, with the way to encode it."""
 
     begun: Begun
-    special: bool  # the tokenizer adds its own tokens around it
-    suffix: str = ""  # text that is encoded by itself and put behind
+    special: bool  # True if the tokenizer adds its own tokens around it
+    suffix: str = ""  # text that is encoded separately and appended
 
 
 class Model:
-    """One model's template and tokenizer. Loading takes a second. Safe in any thread."""
+    """Template and tokenizer of one model. Loading takes a second. Safe in any thread."""
 
     def __init__(self, source: str, cache_bytes_max: int) -> None:
-        """`source` is a folder, a tokenizer.json or a name at the hub. Raises CannotLoad, CannotRender,
+        """`source` is a folder, a tokenizer.json or a name at the model hub. Raises CannotLoad, CannotRender,
         MissingExtra."""
         folder = Folder(fetched(source))
         whole: Encoder = load(folder.tokenizer_json, cache_bytes_max // 2)
@@ -71,15 +71,15 @@ class Model:
         templates = {} if own_renderer else folder.templates()
         self._template = ChatTemplate(templates, folder.special()) if templates else None
         self.chatless = "" if templates else own_renderer or "the model has no chat template"
-        """Why no chat can be rendered here; "" if they can."""
+        """Reason that no chat can be rendered here; "" if chats can be rendered."""
         self.encoder = growing(whole, folder.tokenizer_json, templates.values(), cache_bytes_max)
 
     def ids(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> bytes:
-        """Token ids as uint32 little-endian. Raises CannotRender and Unfit."""
+        """Return token ids as uint32 little-endian. Raises CannotRender and Unfit."""
         return self.encoded(self.rendered(given, engine, defaults))
 
     def rendered(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> Rendered:
-        """The prompt's text, and what is known of its ids. Raises CannotRender and Unfit."""
+        """Return the prompt's text, with the known part of its ids. Raises CannotRender and Unfit."""
         if given.text is not None:
             return self._begun(given.text, given.add_special_tokens)
         if self._template is None:
@@ -92,13 +92,14 @@ class Model:
         return Rendered(Begun(text, [], []) if special else self.encoder.begin(text), special, suffix)
 
     def encoded(self, rendered: Rendered) -> bytes:
-        """Token ids of a text as uint32 little-endian. Raises Unfit."""
+        """Return token ids of a text as uint32 little-endian. Raises Unfit."""
         begun = rendered.begun
         ids = self.encoder.encode(begun.text, special=True) if rendered.special else self.encoder.finish(begun)
         return ids + self._suffix(rendered.suffix) if rendered.suffix else ids
 
     def _suffix(self, text: str) -> bytes:
-        """Ids of a message to be continued, as SGLang makes them: encoded by itself, without the BOS in front."""
+        """Return ids of a message to be continued, as SGLang makes them: encoded separately, without the BOS in
+        front."""
         plain, special = self.encoder.encode(text, special=False), self.encoder.encode(text, special=True)
         if special != plain and special[4:] != plain:
             raise Unfit("the tokenizer puts more than BOS around a text")
@@ -119,9 +120,9 @@ class Prompts:
         threads: int = 2,
         template_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """`sources` maps a model name to a local folder or hub name; "" stands for every model. `cache_bytes_max` is
-        for each source, and for replicas' answers. `template_kwargs` has engines' --default-chat-template-kwargs, by
-        model."""
+        """`sources`: maps a model name to a local folder or model hub name; "" stands for every model.
+        `cache_bytes_max`: limit for each source, and for replicas' answers. `template_kwargs`: engines'
+        --default-chat-template-kwargs, by model."""
         self._sources = dict(sources)
         self._deadline_s = deadline_s
         self._cache_bytes_max = cache_bytes_max
@@ -145,12 +146,13 @@ class Prompts:
         *,
         new_bytes: int | None = None,
     ) -> bytes | None:
-        """Ids of the prompt as uint32 little-endian; None when they cannot be known, or not within the deadline.
+        """Return ids of the prompt as uint32 little-endian; None if they are unknown, or not known within the deadline.
 
-        `engine` is "vllm" or "sglang"; `model` names the base model of an adapter. `ask` is used where the model
-        has no tokenizer here, and for chats where it has no chat template. `new_bytes`: of the request those that no
-        earlier one began with, where that is known; a prompt that goes on by little is made here, any longer one in a
-        thread.
+        `engine`: "vllm" or "sglang".
+        `model`: the base model, also for a request to an adapter.
+        `ask`: used if the model has no tokenizer here, and for chats if it has no chat template here.
+        `new_bytes`: bytes of the request after the longest part that an earlier one began with, if known. A prompt with
+        few new bytes is encoded here, any longer one in a thread.
         """
         if given.ids is not None:
             return given.ids
@@ -188,7 +190,7 @@ class Prompts:
         return job.result()
 
     async def prepare(self, model: str) -> bool:
-        """Load the model's files, however long it takes. Returns whether they can be used. Call it before serving: the
+        """Load the model's files, however long it takes. Returns True if they can be used. Call it before serving: the
         `tokenizers` library holds the GIL for half a second for a large vocabulary."""
         return await self._loaded(model, None) is not None
 
@@ -198,9 +200,9 @@ class Prompts:
             await self.prepare(model)
 
     async def verify(self, model: str, engine: str, ask: AskReplica) -> str | None:
-        """Compare with a replica's /tokenize on probing prompts, texts alone where no chat can be rendered here.
-        Returns None if equal, otherwise a line that names the first difference, or says that the replica does not
-        answer. Raises nothing."""
+        """Compare with a replica's /tokenize on probing prompts; if no chat can be rendered here, on texts alone.
+        Returns None if equal. Otherwise returns a line that names the first difference, or states that the replica does
+        not answer. Never raises."""
         loaded = await self._loaded(model, None)
         if loaded is None:
             return "its tokenizer cannot be used here"
@@ -224,29 +226,30 @@ class Prompts:
         return None if compared else "no probing prompt could be compared"
 
     def knows(self, model: str) -> bool:
-        """Whether a tokenizer is configured for this model and not known to be useless, so that no replica needs to be
-        asked."""
+        """True if a tokenizer is configured for this model and is not known to be unusable, so that no replica needs to
+        be asked."""
         source = self._sources.get(model) or self._sources.get("")
         loading = self._models.get(source) if source else None
         return bool(source) and not (loading is not None and loading.done() and loading.result() is None)
 
     async def chatless(self, model: str) -> str:
-        """Why no chat of this model can be rendered here, though it has a tokenizer; "" if they can."""
+        """Return the reason that no chat of this model can be rendered here, though it has a tokenizer; "" if chats can
+        be rendered."""
         loaded = await self._loaded(model, None)
         return loaded.chatless if loaded is not None else ""
 
     def counts(self) -> Mapping[str, int]:
-        """Numbers of prompts by outcome: encoded, asked, remembered, late, failed, unknown."""
+        """Return numbers of prompts by outcome: encoded, asked, remembered, late, failed, unknown."""
         return self._counts
 
     def close(self) -> None:
-        """Stop the threads and the questions to replicas; the object cannot be used after."""
+        """Stop the threads and the requests to replicas; the object cannot be used afterwards."""
         for task in self._asking.values():
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _loaded(self, model: str, timeout_s: float | None) -> Model | None:
-        """The model's files, read once, by the first call."""
+        """Return the model's files. The first call reads them."""
         source = self._sources.get(model) or self._sources.get("", "")
         loading = self._models.get(source)
         if loading is None:
@@ -277,19 +280,19 @@ class Prompts:
         return made
 
     def _long(self, given: TemplateInput, new_bytes: int | None) -> bool:
-        """Whether a prompt takes too long to be made on the event loop."""
+        """True if encoding a prompt takes too long for the event loop."""
         if new_bytes is None:
             return _longer(given, self._offload_bytes_min)
         return new_bytes > self._offload_bytes_min or len(given.messages or ()) > INLINE_MESSAGES_MAX
 
     def _counted(self, model: str, work: Callable[[], bytes]) -> bytes | None:
-        """Make ids; safe in any thread. Two threads that count at once may lose a count, which does not matter."""
+        """Compute ids; safe in any thread. Two threads that count at once may lose a count, which does not matter."""
         ids = self._tried(model, work)
         self._counts["encoded"] += ids is not None
         return ids
 
     def _tried(self, model: str, work: Callable[[], _T], *, quiet: bool = False) -> _T | None:
-        """What comes of a model's work; None where it fails, which is counted and logged unless `quiet`."""
+        """Return the result of a model's work; None if it fails, which is counted and logged unless `quiet`."""
         try:
             return work()
         except (CannotRender, Unfit, UnicodeError) as error:
@@ -346,7 +349,7 @@ class Prompts:
         self._counts["failed"] += 1
 
     def _warn(self, what: str, reason: str) -> None:
-        """Log a reason once per model, since it may come with every request."""
+        """Log a reason once per model, because it may come with every request."""
         if (what, reason) not in self._logged and len(self._logged) < REASONS_MAX:
             self._logged.add((what, reason))
             log.warning(
@@ -355,7 +358,8 @@ class Prompts:
 
 
 def _in_daemon(work: Callable[[], Model | None]) -> asyncio.Future[Model | None]:
-    """Run in a daemon thread, which the exit of the process does not wait for: a model hub may block it for minutes."""
+    """Run in a daemon thread. The exit of the process does not wait for such a thread: a model hub may block it for
+    minutes."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Model | None] = loop.create_future()
 
@@ -381,7 +385,7 @@ def _tokens(answer: Mapping[str, Any]) -> bytes | None:
 
 
 def _longer(given: TemplateInput, bytes_max: int) -> bool:
-    """Whether the text will be longer, roughly: enough to decide whether a thread should do it. Arguments of tool calls
+    """True if the text will be longer, roughly: enough to decide if a thread should encode it. Arguments of tool calls
     and reasoning count as text; any other value counts as one byte."""
     size, left = 0, list[Any]([given.text, given.messages, given.tools, given.documents])
     while left and size <= bytes_max:
@@ -395,13 +399,13 @@ def _longer(given: TemplateInput, bytes_max: int) -> bool:
 
 
 def messages_bytes_max(settings: Settings) -> int:
-    """Bytes of `tokens.cache_bytes_max` for decoded messages, of which templates are rendered: about as many as a
-    conversation's ids take. 0 where no template is rendered here."""
+    """Return the part of `tokens.cache_bytes_max` for decoded messages, from which templates are rendered: about as
+    many bytes as a conversation's ids take. 0 if no template is rendered here."""
     return settings.tokens.cache_bytes_max * 3 // 8 if settings.tokens.sources else 0
 
 
 def make_prompts(settings: Settings) -> Prompts:
-    """The encoder of the templates and tokenizers that the settings name."""
+    """Return the encoder of the templates and tokenizers that the settings name."""
     s = settings.tokens
     return Prompts(
         tokenizers(s.sources),

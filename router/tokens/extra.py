@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 class MissingExtra(RuntimeError):
-    """A library is not installed; the message says how to get it."""
+    """Raised if a library is not installed; the message describes how to install it."""
 
 
 def library(name: str) -> ModuleType:

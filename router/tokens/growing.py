@@ -1,18 +1,18 @@
-"""Ids of texts that grow at their end: of the next turn's text only what is new is encoded.
+"""Ids of texts that grow at their end: only the new part of the next turn's text is encoded.
 
-A text is hashed in cells, each with the hash before it, so a cell's key stands for all of the text up to its end. It
-leads to the ids up to the last cut within that. A cut is the beginning of an added token (`<|im_start|>`): tokenizers
-look for added tokens before all else, and encode what lies between two of them by itself. So the ids of a text are
-those of its part before a cut and those of the part behind it, whatever either part is.
+A text is hashed in cells, each with the hash before it, so a cell's key stands for all of the text up to its end. The
+key maps to the ids up to the last cut within that text. A cut is the beginning of an added token (`<|im_start|>`).
+Tokenizers look for added tokens first, and encode the text between two of them separately. So the ids of a text are
+those of its part before a cut, followed by those of the part after it, for any two parts.
 
-That is so of added tokens which no other can overlap: then a scan from the text's first character finds each of them
-wherever it stands. And it is so only where no added token takes white space before it, or looks at the characters
-around it. Of the others, those that a chat template writes are the cuts: that is where turns begin and end.
+This holds for added tokens that no other added token can overlap: a scan from the text's first character then finds
+every occurrence. It also requires that no added token takes white space before it, or looks at the characters around
+it. Of the remaining tokens, those that a chat template writes are the cuts, because turns begin and end there.
 
-Behind the last cell there is a tail up to the last cut of all, where the turn's answer will stand: the tail seen last
-behind each cell is remembered by its hash, so that the next turn encodes no more than what it adds.
+After the last cell there is a tail up to the last cut of the text, at which the turn's answer will begin. The last tail
+seen after each cell is remembered by its hash, so that the next turn encodes only its addition.
 
-What is found is exact but for collisions of a 128-bit hash with a secret seed.
+The result is exact except for collisions of a 128-bit hash with a secret seed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from xxhash import xxh3_128_digest
 
 from router.tokens.tokenizers import PROBES, Encoder, Fast, Memory
 
-# A text shorter than the first cell is encoded whole, in the time that looking for it takes. Cells behind that are
-# longer, as each costs 4 us, and an encoder 10 us to begin with a text, however little it is.
+# A text shorter than the first cell is encoded whole: encoding takes no longer than the look-up. Later cells are
+# longer, because each costs 4 us, and an encoder takes 10 us to begin with a text, however short it is.
 FIRST_CELL_CHARACTERS, CELL_CHARACTERS = 12 << 10, 24 << 10
 CUTS_MAX = 16  # tokens that are looked for in each cell
 _CUT = struct.Struct("<q")
-# Of a tail: its cut, the end of the added token there, and the hash of what is between the cell and that.
+# Of a tail: its cut, the end of the added token there, and the hash of the text between the cell and that end.
 _TAIL = struct.Struct("<qq16s")
 
 
@@ -56,37 +56,37 @@ _decode_added = msgspec.json.Decoder(_Added).decode
 
 @dataclass(slots=True)
 class Begun:
-    """A text, and what is known of its beginning."""
+    """Text with the known ids of its beginning."""
 
     text: str
     keys: list[bytes]  # one for each whole cell
-    ids: list[memoryview]  # of the known cells, and of the known tail behind them
-    cut: int = 0  # characters of which these are the ids
-    cells: int = 0  # known cells
+    ids: list[memoryview]  # of the known cells, and of the known tail after them
+    cut: int = 0  # number of characters that these ids cover
+    cells: int = 0  # number of known cells
 
     @property
     def unread(self) -> int:
-        """Characters that are not encoded yet."""
+        """Number of characters that are not encoded yet."""
         return len(self.text) - self.cut
 
 
 def growing(whole: Encoder, tokenizer_json: str, written: Iterable[str], bytes_max: int) -> Growing:
-    """The encoder with a memory, if it gives the same ids with as without one on probing texts; else without. Of
-    `bytes_max` an encoder with a memory of segments has half, one that needs none leaves all."""
+    """Return the encoder with a memory, if it gives the same ids as without one on probing texts; otherwise without. An
+    encoder with a memory of segments has half of `bytes_max`; one that needs none leaves all of it."""
     cuts = cuts_of(tokenizer_json, written)
     tried = Growing(whole, cuts, bytes_max, cell_characters=64)
     text = "".join(f"{cut}{text}{cut}\n{text}" for text, cut in zip(PROBES, cycle(cuts or [""]), strict=False))
     texts = [text[:end] for end in range(50, len(text), 250)] + [text]
     right = all(tried.encode(each, special=False) == whole.encode(each, special=False) for each in [*texts, *texts])
     if cuts and right and isinstance(whole, Fast):
-        whole.forget_segments()  # it takes half as long to remember a segment as to encode it
+        whole.forget_segments()  # remembering a segment takes half as long as encoding it
         return Growing(whole, cuts, bytes_max)
     return Growing(whole, cuts if right else [], bytes_max // 2)
 
 
 def cuts_of(tokenizer_json: str, written: Iterable[str]) -> list[str]:
-    """Added tokens at which texts may be cut: those that stand in what is `written`, such as templates. None where the
-    tokenizer's added tokens act on what stands around them."""
+    """Return added tokens at which texts may be cut: those that occur in `written`, such as templates. Empty if the
+    tokenizer's added tokens depend on the text around them."""
     added = [token for token in _decode_added(tokenizer_json).added_tokens if token.content]
     if any(token.lstrip or token.single_word for token in added):
         return []
@@ -98,13 +98,13 @@ def cuts_of(tokenizer_json: str, written: Iterable[str]) -> list[str]:
 
 
 def _overlaps(other: str, token: str) -> bool:
-    """Whether the other token, begun before this one, can reach into it."""
+    """True if the other token, begun before this one, can reach into it."""
     ends = (other[at:] for at in range(1, len(other)))
     return any(token.startswith(end) or end.startswith(token) for end in ends)
 
 
 class Growing:
-    """An encoder with a memory of the beginnings of texts. Safe in several threads."""
+    """Encoder with a memory of the beginnings of texts. Safe in several threads."""
 
     def __init__(
         self, encoder: Encoder, cuts: Sequence[str], bytes_max: int, cell_characters: int = CELL_CHARACTERS
@@ -118,11 +118,11 @@ class Growing:
         self._seed = secrets.token_bytes(16)
 
     def encode(self, text: str, *, special: bool) -> bytes:
-        """Encode what is not known of the text."""
+        """Encode the unknown part of the text."""
         return self._encoder.encode(text, special=True) if special else self.finish(self.begin(text))
 
     def begin(self, text: str) -> Begun:
-        """Look for what is known of a text. Raises UnicodeError."""
+        """Look up the known part of a text. Raises UnicodeError."""
         begun = Begun(text, [], [])
         if not self._cuts or len(text) < self._first_cell:
             return begun
@@ -144,7 +144,7 @@ class Growing:
         return begun
 
     def _add_tail(self, begun: Begun, behind: int) -> None:
-        """Look for what is known behind the last known cell, which ends at `behind`."""
+        """Look up the known tail after the last known cell, which ends at `behind`."""
         key = begun.keys[begun.cells - 1]
         found = self._memory.get(_tail_of(key))
         if found is None:
@@ -155,9 +155,9 @@ class Growing:
             begun.cut = cut
 
     def finish(self, begun: Begun) -> bytes:
-        """The ids of the whole text; what is new of it is remembered."""
+        """Return the ids of the whole text, and remember the new ones."""
         text, cut, parts = begun.text, begun.cut, list[bytes | memoryview](begun.ids)
-        behind = begun.ids[begun.cells :]  # ids behind the last known cell
+        behind = begun.ids[begun.cells :]  # ids after the last known cell
         if begun.keys:
             new = slice(begun.cells, None)
             ends = self._ends(text)
@@ -181,12 +181,12 @@ class Growing:
         return self._encoder.encode(text[start:end], special=False) if end > start else b""
 
     def _ends(self, text: str) -> range | list[int]:
-        """Where the whole cells of a text end."""
+        """Return the ends of the whole cells of a text."""
         return range(self._first_cell, len(text) + 1, self._cell)
 
     def _last_cut(self, text: str, cut: int, end: int) -> tuple[int, int]:
-        """The last place behind `cut` at which an added token begins that ends by `end`, and where it ends; `cut` twice
-        if there is none."""
+        """Return the start and the end of the last added token that begins after `cut` and ends by `end`; `cut` twice
+        if there is no such token."""
         behind = cut
         for token in self._cuts:
             found = text.rfind(token, cut + 1, end)
@@ -196,10 +196,10 @@ class Growing:
 
 
 def _digest(text: bytes | memoryview, before: bytes) -> bytes:
-    """The hash of a text behind the one with the hash `before`."""
+    """Return the hash of a text that follows the one with the hash `before`."""
     return xxh3_128_digest(text, int.from_bytes(before[:8], "little"))
 
 
 def _tail_of(cell: bytes) -> bytes:
-    """The key of the tail behind the cell with this key."""
+    """Return the key of the tail after the cell with this key."""
     return cell + b"tail"

@@ -1,4 +1,4 @@
-"""Prompts on which the router's token ids are compared with a replica's, and the line that says where they differ."""
+"""Prompts for comparing the router's token ids with a replica's, and the line that reports their first difference."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PROMPTS: dict[str, TemplateInput] = {
 
 
 def difference(name: str, ours: bytes | None, theirs: bytes | None) -> str | None:
-    """A line that names the first token that differs; None if all are equal, or both sides refuse."""
+    """Return a line that names the first token that differs; None if all are equal, or both sides refuse."""
     if ours == theirs:
         return None
     if ours is None or theirs is None:

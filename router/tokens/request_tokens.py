@@ -1,7 +1,7 @@
-"""A request's token ids and their keys, for replicas whose events are followed.
+"""Token ids of a request and their keys, for replicas with KV events.
 
 Ids come from encoder.py (chat template and tokenizer, or a replica's own `/tokenize`). Keys of known prefixes are
-looked up; a long new part is hashed in a thread. Whether the ids can be trusted is decided in trust.py.
+looked up; a long new part is hashed in a thread. trust.py decides if the ids can be trusted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESPONSES = "/v1/responses"
 
 
 class Asker:
-    """Asks replicas for `/tokenize`, over one HTTP session."""
+    """Client of replicas' `/tokenize`, over one HTTP session."""
 
     def __init__(self, *, api_key: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._session = fetch.session(api_key, timeout_s, tls)
@@ -37,8 +37,8 @@ class Asker:
         await self._session.close()
 
     def of(self, replica: str, model: str) -> AskReplica:
-        """A function that asks this replica about this model. It raises the transport's errors, and for a bad
-        answer."""
+        """Return a function that sends requests about this model to this replica. It raises the transport's errors, and
+        for a bad answer."""
 
         async def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
             url = f"{Replica(replica).url}{path}"
@@ -65,9 +65,9 @@ class Tokens:
     async def of(
         self, dialect: Dialect, path: str, body: bytes, ask: Ask, model: str, view: TokenView
     ) -> TokenPrompt | None:
-        """The prompt's ids and keys; None if they cannot be known in time."""
+        """Return the prompt's ids and keys; None if they are not known in time."""
         loop = asyncio.get_running_loop()
-        if len(body) >= self._offload_bytes_min and ask.decoded is None:  # otherwise there is little left to do
+        if len(body) >= self._offload_bytes_min and ask.decoded is None:  # otherwise little work is left
             given = await loop.run_in_executor(None, dialect.template_input, path, body, ask.decoded)
         else:
             given = dialect.template_input(path, body, ask.decoded)

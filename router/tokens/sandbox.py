@@ -1,7 +1,7 @@
 """Jinja as chat templates expect it: a sandbox, with the names of transformers (utils/chat_template_utils.py, 5.x).
 
-A template that prints today's date uses this machine's clock and time zone: around midnight an engine elsewhere may
-have another day.
+A template that prints today's date uses this machine's clock and time zone. Around midnight an engine in another place
+may have another date.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from typing import Any
 
 from router.tokens.extra import library
 
-# What templates ask a loop for: properties without side effects on anything but the loop itself.
+# Attributes of a loop that templates read: properties without side effects on anything but the loop itself.
 _OF_LOOPS = frozenset(
     ("depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0")
 )
 
 
 class CannotRender(Exception):
-    """The template refuses or fails, as it does in the engine."""
+    """Raised if the template refuses or fails, as it does in the engine."""
 
 
 def environment() -> Any:  # noqa: ANN401 (Jinja's)
-    """Jinja as transformers sets it up, without the names that it adds. Raises MissingExtra."""
+    """Return Jinja as transformers configures it, without the names that it adds. Raises MissingExtra."""
     extensions = [_generation_tag(), library("jinja2.ext").loopcontrols]
     return _sandbox()(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
 
 
 def _sandbox() -> type[Any]:
-    """The sandbox with shortcuts for nearly all look-ups: a dict's item, a string's method, a namespace's variable.
-    Jinja asks a dict for an attribute first, and checks each anew, which takes most of the time of a long chat."""
+    """Return the sandbox with shortcuts for nearly all look-ups: a dict's item, a string's method, a namespace's
+    variable. Jinja itself looks for an attribute of a dict first, and checks each look-up anew, which takes most of the
+    time of a long chat."""
     base: type[Any] = library("jinja2.sandbox").ImmutableSandboxedEnvironment
     namespace, loop = library("jinja2.utils").Namespace, library("jinja2.runtime").LoopContext
     of_dicts = frozenset(dir(dict))
@@ -68,14 +69,15 @@ def _sandbox() -> type[Any]:
 
 
 def compiled(source: str) -> Any:  # noqa: ANN401 (Jinja's)
-    """Compile a template. Raises CannotRender if it is none, and MissingExtra."""
+    """Compile a template. Raises CannotRender if it is invalid, and MissingExtra."""
     made = environment()
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raiser()
     made.globals["strftime_now"] = lambda format_: datetime.now().strftime(format_)  # noqa: DTZ005 (as the engine)
     try:
         return made.from_string(source)
-    except Exception as error:  # Jinja's own, and what Python's compiler says of the program that Jinja makes
+    # Jinja's own errors, and those of Python's compiler for the program that Jinja generates
+    except Exception as error:
         raise CannotRender(f"{type(error).__name__}: {error}") from error
 
 
@@ -104,7 +106,7 @@ def _raiser() -> Callable[[str], None]:
 
 
 def _generation_tag() -> type[Any]:
-    """The tag `{% generation %}`, which marks an assistant's text for training; its content is printed."""
+    """Return the tag `{% generation %}`, which marks an assistant's text for training; its content is printed."""
     base: type[Any] = library("jinja2.ext").Extension
 
     class GenerationTag(base):  # type: ignore[misc]  # jinja2 is imported late

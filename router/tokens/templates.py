@@ -1,4 +1,4 @@
-"""A model's chat template: compiled once, rendered as transformers renders it (utils/chat_template_utils.py, 5.x).
+"""Chat template of a model: compiled once, rendered as transformers renders it (utils/chat_template_utils.py, 5.x).
 
 A model may have several templates by name; `tool_use` is used for requests with tools. To continue the final message,
 its text is marked, and the rendered text is cut at the mark.
@@ -20,11 +20,11 @@ CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
-    """The templates of one model by name; `tool_use`, if there is one, is used for requests with tools."""
+    """Templates of one model by name; `tool_use`, if present, is used for requests with tools."""
 
     def __init__(self, sources: Mapping[str, str], special: Mapping[str, Any]) -> None:
-        """`special` has the special tokens that the template sees, such as `bos_token`. Raises CannotRender if a
-        template does not compile."""
+        """`special`: the special tokens that the template sees, such as `bos_token`. Raises CannotRender if a template
+        does not compile."""
         self._sources = dict(sources)
         self._special = dict(special)
         self._compiled = {name: compiled(source) for name, source in sources.items()}
@@ -33,11 +33,11 @@ class ChatTemplate:
         self._effort_off: str | None = None
 
     def rendering(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> str:
-        """The prompt's text. Raises CannotRender, and Unfit where the engine's behaviour is not known."""
+        """Return the prompt's text. Raises CannotRender, and Unfit if the engine's behaviour is unknown."""
         return self.render(self.fit(given, engine, defaults))
 
     def fit(self, given: TemplateInput, engine: str, defaults: Mapping[str, Any]) -> Rendering:
-        """The input as this engine would hand it to the template. Raises Unfit."""
+        """Return the input as this engine would pass it to the template. Raises Unfit."""
         traits = self._traits[self._name(given.tools is not None)][SGLANG if engine == SGLANG else VLLM]
         if engine == SGLANG:
             return for_sglang(given, traits, defaults)
@@ -75,8 +75,8 @@ class ChatTemplate:
         return "default"
 
     def _effort_when_off(self, defaults: Mapping[str, Any]) -> str:
-        """The reasoning effort for disabled thinking: `none`, or `low` if the template refuses `none` or treats it like
-        any other effort (vLLM's _probe_disabled_thinking_effort)."""
+        """Return the reasoning effort for disabled thinking: `none`, or `low` if the template refuses `none` or treats
+        it like any other effort (vLLM's _probe_disabled_thinking_effort)."""
         if self._effort_off is None:
             none = self._try_effort("none", defaults)
             heeded = none is not None and all(self._try_effort(effort, defaults) != none for effort in EFFORTS)
@@ -98,7 +98,7 @@ def _traits(source: str, *, system_first: bool) -> dict[str, Traits]:
 
 
 def _tagged(message: dict[str, Any]) -> dict[str, Any]:
-    """The final message with a mark after its text, so that what the template adds after it can be cut off."""
+    """Return the final message with a mark after its text, so that the template's text after it can be cut off."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + CONTINUE_TAG}

@@ -1,13 +1,13 @@
-"""Tokenizers of a model's folder: text to token ids, as uint32 little-endian, in the bytes of which blocks are made.
+"""Tokenizers of a model's folder: text to token ids, as uint32 little-endian, the bytes from which block keys are made.
 
-`fastokens` encodes 100,000 tokens in milliseconds where `tokenizers` takes hundreds; it is used if it accepts the model
-and agrees with `tokenizers` on probing texts; otherwise `tokenizers` is used.
+`fastokens` encodes 100,000 tokens in milliseconds, `tokenizers` in hundreds of milliseconds. `fastokens` is used if it
+accepts the model and agrees with `tokenizers` on probing texts; otherwise `tokenizers` is used.
 
-A conversation grows at its end, and agents repeat long beginnings. Added tokens (`<|im_end|>`) cut a text into
-segments that a byte-pair encoder never looks across, so ids are remembered per segment: turn n+1 costs only its new
-part, and forks and shared system prompts are found as well. For `tokenizers` it is done here, if the probing texts show
-that the parts' ids make up the whole's. fastokens does this itself, where beginnings of texts are not remembered
-anyway (growing.py): it encodes a segment in twice the time that remembering it takes.
+A conversation grows at its end, and agents repeat long beginnings. Added tokens (`<|im_end|>`) cut a text into segments
+that a byte-pair encoder never looks across, so ids are remembered per segment. Turn n+1 then costs only its new part,
+and forks and shared system prompts are found as well. For `tokenizers` this module does it, if the probing texts show
+that the ids of the parts are those of the whole. `fastokens` does it itself. Its memory is off if beginnings of texts
+are remembered (growing.py), because it encodes a segment in only twice the time that remembering it takes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xxhash import xxh3_128_digest
 from router.settings.files import expanded
 from router.tokens.extra import MissingExtra, library
 
-# Models whose chats vLLM 0.32 renders by code of its own (renderers/registry.py, online_renderer.py).
+# Models with chats that vLLM 0.32 renders by its own code (renderers/registry.py, online_renderer.py).
 OWN_RENDERERS = frozenset(("gpt_oss", "deepseek_v32", "deepseek_v4", "kimi_k3", "inkling", "cohere2_moe"))
 SEGMENT_OVERHEAD_BYTES = 200  # CPython's cost of a remembered segment: key, entry and place in the order
 # Kinds of text on which encoders are known to differ: spaces, digits, scripts, combining marks, look-alikes.
@@ -45,7 +45,7 @@ PROBES = (
 
 
 class CannotLoad(ValueError):
-    """There is no usable tokenizer, for the reason in the message."""
+    """Raised if there is no usable tokenizer, for the reason in the message."""
 
 
 class Encoder(Protocol):
@@ -54,15 +54,17 @@ class Encoder(Protocol):
     name: str
 
     def encode(self, text: str, *, special: bool) -> bytes:
-        """Ids of a text; with `special`, including those that the tokenizer puts around any text, such as BOS."""
+        """Return the ids of a text; with `special`, including those that the tokenizer puts around any text, such as
+        BOS."""
 
 
 def load(json_text: str, cache_bytes_max: int) -> Encoder:
-    """The fastest encoder that is right. Raises CannotLoad, and MissingExtra if neither library is installed."""
+    """Return the fastest encoder that is correct. Raises CannotLoad, and MissingExtra if neither library is
+    installed."""
     try:
         slow = Whole(json_text)
     except MissingExtra:
-        return Fast(json_text, cache_bytes_max)  # without `tokenizers` there is nothing to compare with
+        return Fast(json_text, cache_bytes_max)  # without `tokenizers` no comparison is possible
     texts = probes(slow.added)
     try:
         fast = Fast(json_text, cache_bytes_max)
@@ -75,7 +77,7 @@ def load(json_text: str, cache_bytes_max: int) -> Encoder:
 
 
 def probes(added: Iterable[str]) -> list[str]:
-    """Texts to compare encoders on: each by itself, and all around some of the added tokens."""
+    """Return texts to compare encoders on: each separately, and all around some of the added tokens."""
     some = sorted(added, key=len)[:40]
     joints = [f"x {token}{text[:40]}  {token} y" for token, text in zip(some, PROBES * 4, strict=False)]
     chat = "".join(f"{token}{text}{token}\n{text}" for token, text in zip(some or [""], PROBES, strict=False))
@@ -83,7 +85,7 @@ def probes(added: Iterable[str]) -> list[str]:
 
 
 def _agree(one: Encoder, other: Encoder, texts: Iterable[str]) -> bool:
-    """Whether two encoders agree; each text is encoded twice, so that remembered ids are compared as well."""
+    """True if two encoders agree. Each text is encoded twice, so that remembered ids are compared as well."""
     return all(
         one.encode(text, special=special) == one.encode(text, special=special) == other.encode(text, special=special)
         for text in texts
@@ -92,7 +94,7 @@ def _agree(one: Encoder, other: Encoder, texts: Iterable[str]) -> bool:
 
 
 class Fast:
-    """fastokens, with its own memory of segments."""
+    """The `fastokens` library, with its own memory of segments."""
 
     name = "fastokens"
 
@@ -108,7 +110,7 @@ class Fast:
             raise CannotLoad(f"fastokens: {error}") from error
 
     def forget_segments(self) -> None:
-        """Remember no segments from now on."""
+        """Stop remembering segments."""
         self._tokenizer.enable_segment_cache(0)
 
     def encode(self, text: str, *, special: bool) -> bytes:
@@ -139,7 +141,7 @@ class Whole:
 
 
 class Segmented:
-    """`tokenizers` with a memory of the segments between added tokens."""
+    """The `tokenizers` library with a memory of the segments between added tokens."""
 
     name = "tokenizers, by segments"
 
@@ -167,7 +169,7 @@ class Segmented:
 
 
 class Memory:
-    """Bytes by key, bounded in bytes; the least recently used are forgotten. Threads may share it."""
+    """Bytes by key, bounded in bytes; the least recently used are dropped. Threads may share it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -176,7 +178,7 @@ class Memory:
         self.size_bytes = 0
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of the key; None if it is forgotten."""
+        """Return the value of the key; None if it was dropped."""
         with self._lock:
             found = self._entries.get(key)
             if found is not None:
@@ -184,7 +186,7 @@ class Memory:
             return found
 
     def replace(self, key: bytes, value: bytes) -> None:
-        """Remember a value in place of the one that the key has."""
+        """Store a value in place of the one that the key has."""
         with self._lock:
             gone = self._entries.pop(key, None)
             if gone is not None:
@@ -192,7 +194,7 @@ class Memory:
         self.put(key, value)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Remember a value, and forget others that no longer fit."""
+        """Store a value, and drop others that no longer fit."""
         size_bytes = len(value) + SEGMENT_OVERHEAD_BYTES
         with self._lock:
             if size_bytes > self._bytes_max or key in self._entries:
@@ -205,7 +207,7 @@ class Memory:
 
 
 class Folder:
-    """The files of a model that say how prompts are made."""
+    """Files of a model that define how prompts are made."""
 
     def __init__(self, path: Path) -> None:
         """`path` is a folder or a `tokenizer.json`. Raises CannotLoad if there is no tokenizer."""
@@ -217,8 +219,8 @@ class Folder:
         self._config = self._read("tokenizer_config.json")
 
     def templates(self) -> dict[str, str]:
-        """Chat templates by name; `default` is the usual one. As in transformers, a file takes precedence over the
-        configuration. Raises CannotLoad."""
+        """Return chat templates by name; `default` is the usual one. As in transformers, a file takes precedence over
+        the configuration. Raises CannotLoad."""
         given = self._config.get("chat_template") or self._read("chat_template.json").get("chat_template")
         found: dict[str, str] = {}
         if isinstance(given, str):
@@ -231,13 +233,13 @@ class Folder:
         return found | ({"default": _text(default)} if default.is_file() else {})
 
     def special(self) -> dict[str, Any]:
-        """Special tokens by name, as templates see them, such as `bos_token`."""
+        """Return special tokens by name, as templates see them, such as `bos_token`."""
         merged = {**self._read("special_tokens_map.json"), **self._config}
         named = {name: _content(value) for name, value in merged.items() if name.endswith("_token")}
         return {name: value for name, value in named.items() if value is not None}
 
     def own_renderer(self) -> str:
-        """Why engines do not use the chat template of this model; "" if they do."""
+        """Return the reason that engines do not use the chat template of this model; "" if they do."""
         kind = str(self._read("config.json").get("model_type", ""))
         if kind in OWN_RENDERERS:
             return f"engines render {kind} without a template"
@@ -253,7 +255,7 @@ class Folder:
 
 
 def _text(file: Path) -> str:
-    """The text of a file. Raises CannotLoad."""
+    """Return the text of a file. Raises CannotLoad."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
@@ -261,7 +263,7 @@ def _text(file: Path) -> str:
 
 
 def _named(given: object) -> tuple[str, str]:
-    """Name and source of one of several templates. Raises CannotLoad."""
+    """Return name and source of one of several templates. Raises CannotLoad."""
     if isinstance(given, dict):
         name, source = given.get("name"), given.get("template")
         if isinstance(name, str) and isinstance(source, str):
@@ -270,7 +272,7 @@ def _named(given: object) -> tuple[str, str]:
 
 
 def _content(token: object) -> str | None:
-    """The text of a special token, which may be given as an object."""
+    """Return the text of a special token, which may be given as an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
@@ -287,8 +289,8 @@ HUB_FILES = (
 
 
 def fetched(source: str) -> Path:
-    """A local path unchanged; a name at the hub (`NAME@REVISION`, or `NAME` for its newest) through huggingface_hub,
-    which has its own cache. Raises CannotLoad."""
+    """Return a local path unchanged. A name at the model hub (`NAME@REVISION`, or `NAME` for its newest) is downloaded
+    through huggingface_hub, which has its own cache. Raises CannotLoad."""
     try:
         path = expanded(source)
         if path.exists():

@@ -1,8 +1,8 @@
-"""Traits of a chat template, by which engines fit messages to it.
+"""Traits of a chat template that decide how engines fit messages to it.
 
 vLLM 0.32 (renderers/hf.py) and SGLang 0.5.23 (srt/parser/jinja_template_utils.py) search its syntax tree for a loop
-over a message's content: then the content is given as a list of parts, else as one string. vLLM's Messages API renders
-it once to learn whether it takes a system message between others (entrypoints/anthropic/serving.py).
+over a message's content. If they find one, the content is given as a list of parts, otherwise as one string. vLLM's
+Messages API renders it once to learn if it accepts a system message between others (entrypoints/anthropic/serving.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MESSAGE_NAMES = ("message", "msg", "m")  # loop variables that SGLang looks for
 
 
 def refuses_inline_system(source: str) -> bool:
-    """Whether the template fails on [system, user, system, user]: vLLM's probe of the Messages API, rendered without
+    """True if the template fails on [system, user, system, user]: vLLM's probe of the Messages API, rendered without
     transformers' names."""
     jinja2 = library("jinja2")
     bare = library("jinja2.sandbox").ImmutableSandboxedEnvironment(
@@ -35,7 +35,8 @@ def refuses_inline_system(source: str) -> bool:
 
 
 def sglang_wants_parts(source: str) -> bool:
-    """Whether any loop runs over the content of a message of a usual name, or the template names media besides text."""
+    """True if any loop runs over the content of a message with a usual name, or the template names media besides
+    text."""
     if any(word in source for word in _MEDIA_WORDS):
         return True
     nodes = library("jinja2.nodes")
@@ -44,10 +45,10 @@ def sglang_wants_parts(source: str) -> bool:
 
 
 def vllm_wants_parts(source: str) -> bool:
-    """Whether any loop runs over a message's content, or over a macro's argument that is one."""
+    """True if any loop runs over a message's content, or over a macro's argument that is one."""
     try:
         return _loops_over_content(environment().parse(source))
-    except AssertionError:  # a loop over pairs, at which vLLM's own search fails as well
+    except AssertionError:  # a loop over pairs, on which vLLM's own search fails as well
         return False
 
 
@@ -73,7 +74,7 @@ def _loops_over_content(root: Any) -> bool:  # noqa: ANN401 (Jinja's tree)
 
 
 def _content_arguments(root: Any, macro: Any, message_names: list[str]) -> set[str]:  # noqa: ANN401
-    """Names of a macro's arguments that some call gives a message's content."""
+    """Return names of a macro's arguments that receive a message's content in some call."""
     nodes = library("jinja2.nodes")
     found: set[str] = set()
     own = [argument.name for argument in macro.args]
@@ -86,7 +87,7 @@ def _content_arguments(root: Any, macro: Any, message_names: list[str]) -> set[s
 
 
 def _message_names(root: Any) -> Iterator[str]:  # noqa: ANN401
-    """Variables of loops over the messages, or over a variable that they were assigned to."""
+    """Yield variables of loops over the messages, or over a variable that they were assigned to."""
     nodes = library("jinja2.nodes")
     lists = ["messages"]
     for name in lists:
@@ -102,7 +103,7 @@ def _message_names(root: Any) -> Iterator[str]:  # noqa: ANN401
 
 
 def _reads(node: Any, name: str, key: str | None = None) -> bool:  # noqa: ANN401
-    """Whether an expression is this variable, or its field `key`, through filters, tests and slices."""
+    """True if an expression is this variable, or its field `key`, through filters, tests and slices."""
     nodes = library("jinja2.nodes")
     if isinstance(node, nodes.Filter | nodes.Test):
         return node.node is not None and _reads(node.node, name, key)

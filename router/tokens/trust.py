@@ -1,7 +1,6 @@
-"""Whether the router's token ids can be trusted: for every model whose events are followed they are compared with a
-replica's, at first and at intervals. Prompts of a model for which they differ are placed by estimate, and the log
-names the first token that differs.
-"""
+"""Verification of the router's token ids. For every model with KV events they are compared with a replica's, at first
+and at intervals. Prompts of a model with a difference are placed by estimate, and the log names the first token that
+differs."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from router.tokens.request_tokens import Asker
 log = logging.getLogger(__name__)
 
 AGAIN_S = 10.0  # pause before a model that failed is compared again
-LOOK_S = 0.1  # between two checks for models that are newly followed
+LOOK_S = 0.1  # pause between two checks for models with new KV events
 UNKNOWN = "no tokenizer, and its replicas may not be asked"
 
 
 class Trust:
-    """Tells the Router for every model whether its prompts can be turned into token ids."""
+    """Reports to the Router, for every model, if its prompts can be turned into token ids."""
 
     def __init__(self, router: Router, prompts: Prompts, asker: Asker, settings: TokenSettings) -> None:
         self._router = router
@@ -46,12 +45,12 @@ class Trust:
             await asyncio.sleep(LOOK_S)
 
     async def _compare(self, model: str) -> bool:
-        """Whether the model's prompts can be turned into token ids; if not, it is compared again soon."""
+        """True if the model's prompts can be turned into token ids; otherwise it is compared again soon."""
         base, engine, replica = self._router.models.engine(model)
         if not self._prompts.knows(base):
             why = await self._refused(replica, model, "no tokenizer here") if self._settings.ask_replicas else UNKNOWN
         elif not await self._prompts.prepare(base):
-            return await self._compare(model)  # the tokenizer is now known to be useless: a replica is asked instead
+            return await self._compare(model)  # the tokenizer is now known to be unusable: a replica is asked instead
         else:
             why = await self._chats_refused(base, replica, model)
             if not why and self._settings.verify and replica:
@@ -60,8 +59,8 @@ class Trust:
         return not why
 
     async def _chats_refused(self, base: str, replica: str, model: str) -> str:
-        """Why chats of a model without a chat template cannot be turned into token ids by a replica either; "" if they
-        can, or it has a template."""
+        """Return the reason that a replica cannot turn chats of a model without a chat template into token ids; "" if
+        it can, or if the model has a template."""
         chatless = await self._prompts.chatless(base)
         if not chatless:
             return ""
@@ -77,7 +76,8 @@ class Trust:
         return why
 
     async def _refused(self, replica: str, model: str, reason: str) -> str:
-        """Why the replica's own /tokenize, which is asked for this reason, cannot be used; "" if it can."""
+        """Return the reason that the replica's own /tokenize cannot be used; "" if it can. `reason`: why the replica is
+        asked."""
         try:
             answer = await self._asker.of(replica, model)("/tokenize", {"prompt": "warm"})
         except Exception as error:  # any error, from the transport or a bad answer
