@@ -1,15 +1,15 @@
-"""The hub's own pages. Nothing here is on a request's path.
+"""Pages of the control plane. No code of this package is on a request's path.
 
-listener     the admin listener; guard says who may use it
-calls        what a page is: a call, an answer, a route, the table of routes
-pages        health, readiness, metrics, models, and what an operator wants to see
+listener     the admin listener; guard is its access control
+calls        a call, an answer, a route, the table of routes: the parts that pages are made of
+pages        health, readiness, metrics, models, and pages for operators
 history/     past decisions and figures, in memory and in a file
 rows         decisions as rows of pages
-parameters   which parameters a page takes
-observatory  what the observatory knows
-replicas     adding and removing replicas at run time; draining tells one to send its streams elsewhere
+parameters   validation of a page's parameters
+observatory  pages of the observatory
+replicas     adding and removing replicas at run time; draining moves a replica's streams to others
 prewarm      warming replicas now
-openapi/     what all paths of both listeners take and answer
-runbook/     what to do at three in the morning
-dashboard/   the page that shows all that
+openapi/     parameters and answers of all paths of both listeners
+runbook/     instructions for incidents
+dashboard/   the page that shows the other pages' data
 """

@@ -1,7 +1,7 @@
-"""What pages are made of: a call, the answer to it, the route that leads to a page, and the table of all routes.
+"""Parts that pages are made of: a call, the answer to it, the route that leads to a page, and the table of all routes.
 
-A page is an async function from call to answer. It is told nothing of connections: heads, bodies, limits and deadlines
-are the server's (router/http), and who may call is the guard's.
+A page is an async function from call to answer. It does not depend on the connection: the server (router/http) handles
+heads, bodies, limits and deadlines, and the guard handles access.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from router.http.request import Refusal, Request
 
-BODY_BYTES_MAX = 4 << 10  # bytes of a body, for pages that do not say otherwise
+BODY_BYTES_MAX = 4 << 10  # maximum of bytes of a body, unless the page has its own limit
 PARAMETERS_MAX = 64  # parameters in an address
 READS = ("GET", "HEAD")
 JSON = "application/json"
@@ -26,7 +26,7 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class AdminAnswer:
-    """A whole answer; `headers` are those that the page adds."""
+    """Whole answer. `headers` are those that the page adds."""
 
     status: int
     body: bytes = b""
@@ -35,7 +35,7 @@ class AdminAnswer:
 
 
 class AdminCall:
-    """One request for a page, whole and past the guard."""
+    """One request for a page, complete and accepted by the guard."""
 
     def __init__(self, request: Request, paths: frozenset[str]) -> None:
         """`paths` are those of all pages of this listener."""
@@ -44,21 +44,21 @@ class AdminCall:
 
     @property
     def method(self) -> str:
-        """The method, in capitals."""
+        """Method, in capitals."""
         return self._request.method
 
     @property
     def path(self) -> str:
-        """The decoded path, without the query."""
+        """Decoded path, without the query."""
         return self._request.path
 
     @property
     def body(self) -> bytes:
-        """The whole body, of at most the bytes that the page's route allows."""
+        """Whole body, of at most the bytes that the page's route allows."""
         return self._request.body
 
     def header(self, name: str) -> str:
-        """The first header of this name, whatever its case, or ""."""
+        """Return the first header of this name, in any case, or ""."""
         return self._request.header(name.lower().encode())
 
     @cached_property
@@ -72,7 +72,7 @@ class AdminCall:
 
     @cached_property
     def query(self) -> Mapping[str, str]:
-        """The first value of each parameter. Raises Refusal for too many."""
+        """First value of each parameter. Raises Refusal for too many."""
         return dict(reversed(self.pairs))
 
 
@@ -81,17 +81,17 @@ PageHandler = Callable[[AdminCall], Awaitable[AdminAnswer]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminRoute:
-    """A method and a path, and the page that they lead to. A page that is got is there for HEAD, too."""
+    """Method and path, with the page that they lead to. A page for GET also serves HEAD."""
 
     method: str
     path: str
     page: PageHandler
-    takes: tuple[str, ...] = ()  # names of the parameters that the page understands
+    takes: tuple[str, ...] = ()  # names of the parameters that the page accepts
     body_bytes_max: int = BODY_BYTES_MAX
 
 
 def got(path: str, page: PageHandler, *takes: str) -> AdminRoute:
-    """A route of GET, to a page that takes these parameters."""
+    """Return a route of GET, to a page that accepts these parameters."""
     return AdminRoute(method="GET", path=path, page=page, takes=takes)
 
 
@@ -108,14 +108,14 @@ class AdminTable:
         self.paths = frozenset(self._found)
 
     def find(self, request: Request) -> AdminRoute | None:
-        """The route of a request; None where `missing` has the answer. An encoded slash leads nowhere: who filters
-        paths before us would not see it."""
+        """Return the route of a request, or None; `missing` then has the answer. A path with an encoded slash has no
+        route, because a proxy that filters paths before this listener would not see the slash."""
         if "%2f" in request.target.partition("?")[0].lower():
             return None
         return self._found.get(request.path, {}).get(request.method)
 
     def missing(self, request: Request) -> AdminAnswer:
-        """405 where another method would find a page, else 404."""
+        """Return 405 if another method would find a page, else 404."""
         methods = self._found.get(request.path)
         status, headers = HTTPStatus.NOT_FOUND, dict[str, str]()
         if methods is not None and request.method not in methods:
@@ -124,15 +124,15 @@ class AdminTable:
 
 
 def admin_refusal(status: int, code: str, message: str) -> Refusal:
-    """A refusal to raise, in a page or before it; the listener answers it as `refused` does."""
+    """Return a refusal to raise, in a page or before it; the listener answers it as `refused` does."""
     return Refusal(status, code, message)
 
 
 def json_answer(value: Any, status: int = 200) -> AdminAnswer:  # noqa: ANN401 - anything JSON
-    """An answer with this value as JSON."""
+    """Return an answer with this value as JSON."""
     return AdminAnswer(status, msgspec.json.encode(value), JSON)
 
 
 def refused(status: int, code: str, message: str) -> AdminAnswer:
-    """An error answer of the admin listener."""
+    """Return an error answer of the admin listener."""
     return json_answer({"error": {"code": code, "message": message}}, status)

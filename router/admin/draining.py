@@ -1,8 +1,8 @@
-"""Replicas told to drain: `POST /admin/replicas/drain {"url": ...}`, taken back by DELETE with the parameter `url`.
+"""Draining of replicas: `POST /admin/replicas/drain {"url": ...}`, undone by DELETE with the parameter `url`.
 
-A replica that drains is as one that discovery calls not ready: it gets no new requests, its answers go on, and after
-`upstream.hand_over_s` those streams that can be continued elsewhere are handed on. It drains until that is taken back,
-or until discovery names it no more.
+A draining replica is treated like one that discovery reports as not ready. It receives no new requests, and its answers
+continue. After `upstream.hand_over_s` those streams that another replica can continue are moved there. The replica
+drains until the call is undone, or until discovery no longer lists it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class DrainPage:
         self._discoveries = discoveries
 
     def routes(self) -> list[AdminRoute]:
-        """Routes for the admin listener."""
+        """Return the routes for the admin listener."""
         return [
             AdminRoute(method="POST", path=PATH, page=self.drain),
             AdminRoute(method="DELETE", path=PATH, page=self.take_back, takes=("url",)),
         ]
 
     async def drain(self, call: AdminCall) -> AdminAnswer:
-        """200; 404 for a replica that is not known."""
+        """Drain a replica. Answers 200, or 404 for an unknown replica."""
         try:
             url = _decode(call.body).url.rstrip("/")
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -51,7 +51,7 @@ class DrainPage:
         return json_answer({"url": url}, 200)
 
     async def take_back(self, call: AdminCall) -> AdminAnswer:
-        """200; 404 for a replica that does not drain."""
+        """Undo the draining. Answers 200, or 404 for a replica that does not drain."""
         url = call.query.get("url", "").rstrip("/")
         if not self._discoveries.take_back(url):
             return refused(404, "unknown_replica", "No such replica drains.")

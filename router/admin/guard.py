@@ -1,12 +1,15 @@
-"""Who may use the admin listener, and for what: known from a request's head, before its body is read.
+"""Access control of the admin listener, by a request's head, before its body is read.
 
-With a token every page needs it, except `/healthz` and `/readyz`, which kubelets ask, and the files of the dashboard,
-which hold no secret and ask for the token themselves, and the runbook. Without one the listener is on
-loopback (commands/loading.py), where other programs of the machine are trusted, but browsers are not: a request for a
-web page names that page's host (`Host`, even if its name was made to resolve to 127.0.0.1) or has an `Origin`. So a
-request must name this machine by address, `localhost` or the configured name; one that changes something must have no
-`Origin`, and be JSON, which no form can send. What a browser says to ask for another site's page, as with
-`<script src>`, it asks for in vain (Fetch Metadata: `Sec-Fetch-Site`): nothing could be read, but work would be done.
+With a token every page needs it, with three exceptions. `/healthz` and `/readyz` are requested by kubelets. The files
+of the dashboard contain no secret, and the dashboard itself prompts for the token. The runbook contains no secret
+either.
+
+Without a token the listener is on loopback (commands/loading.py). Other programs of the machine are trusted there, but
+browsers are not. A browser's request for a web page names that page's host (`Host`, even if its name was made to
+resolve to 127.0.0.1) or has an `Origin`. So a request must name this machine by address, by `localhost` or by the
+configured name. A request that changes anything must have no `Origin`, and its body must be JSON, which no form can
+send. A request that the browser marks as coming from another site's page, as with `<script src>`, is refused (Fetch
+Metadata: `Sec-Fetch-Site`). That page could not read the answer, but the router would do the work.
 """
 
 from __future__ import annotations
@@ -29,12 +32,12 @@ class AdminGuard:
     """Checks every request, also for pages that do not exist."""
 
     def __init__(self, token: Callable[[], str], host: str) -> None:
-        """`token()` gives the token now, "" for none; `host` is where the admin listener listens."""
+        """`token()`: the current token, "" for none. `host`: the address of the admin listener."""
         self._token = token
         self._host = host.lower()
 
     def check(self, request: Request) -> None:
-        """Let a request pass by its head. Raises Refusal."""
+        """Check a request by its head. Raises Refusal."""
         secret, fields, reads = self._token(), request.fields, request.method in READS
         if reads and request.path in FREE:
             return
@@ -51,7 +54,7 @@ class AdminGuard:
                 raise admin_refusal(415, "json_only", "The content-type must be application/json.")
 
     def _is_ours(self, given: str) -> bool:
-        """Whether a Host header names this machine in a way that no other site can use."""
+        """True if a Host header names this machine in a way that no other site can use."""
         found = _HOST.fullmatch(given.lower())
         if found is None:
             return False

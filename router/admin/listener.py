@@ -1,5 +1,5 @@
-"""The admin listener: the hub's pages and the dashboard behind a guard, on the same server as the main listener, so
-that heads, bodies, connections and clients that do not read have its limits and deadlines."""
+"""The admin listener: the control plane's pages and the dashboard behind a guard. It uses the same server as the main
+listener, so that the same limits and deadlines apply to heads, bodies, connections and clients that do not read."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from router.http.request import Refusal, Request, date_line
 from router.http.server import Server
 from router.telemetry.build import build
 
-BODY_BYTES_MAX = 4 << 20  # bytes of the longest body that any page takes
-BODIES_MAX = 4  # such bodies that all clients together may have under way
-CLOSE_S = 0.1  # time in which answers under way may end
+BODY_BYTES_MAX = 4 << 20  # bytes of the longest body of any page
+BODIES_MAX = 4  # maximum of such bodies of all clients together at a time
+CLOSE_S = 0.1  # time in which current answers may end
 TEXT = "text/plain; charset=utf-8"
-# Of every answer: browsers take it for nothing but what it says to be, and hand it to no other site's page.
+# Headers of every answer: browsers do not guess another content type, and give the answer to no other site's page.
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
-_TOO_LARGE = "body_too_large"  # the receiver's code; pages have one of their own
+_TOO_LARGE = "body_too_large"  # the receiver's code; pages have another one
 
 log = logging.getLogger(__name__)
 
 
 class AdminListener:
-    """A server of pages, from `listen` to `close`."""
+    """Server of pages, from `listen` to `close`."""
 
     def __init__(
         self, routes: Iterable[AdminRoute], limits: ClientLimits, *, token: Callable[[], str], host: str
     ) -> None:
-        """`token()` gives the token now, "" for none; `host` is the configured address. `limits` has room for the
-        longest body of any page."""
+        """`token()`: the current token, "" for none. `host`: the configured address. `limits`: must allow the longest
+        body of any page."""
         pages = [*routes, *dashboard.routes(), *runbook.routes(), *openapi.routes()]
         self.table = AdminTable([*pages, got("/", partial(_root, _list_of(pages)))])
         self._guard = AdminGuard(token, host)
@@ -55,17 +55,17 @@ class AdminListener:
         return url_of(*bound)
 
     async def close(self) -> None:
-        """Let answers under way end within CLOSE_S, and close everything."""
+        """Let current answers end within CLOSE_S, and close all connections."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.server.drain()
         await self.server.cancel_all()
         await self.server.close()
 
-    # -- the server's side ---------------------------------------------------------------------------------------
+    # -- called by the server ----------------------------------------------------------------------------------------
 
     def admit(self, request: Request) -> bool:
-        """Whether the body of a request is wanted, of which only the head has come. Raises Refusal."""
+        """True if the body of a request must be read. At this point only its head has arrived. Raises Refusal."""
         self._guard.check(request)
         route = self.table.find(request)
         if route is None or route.method == "GET":
@@ -89,7 +89,8 @@ class AdminListener:
         _send(request, answer)
 
     def refuse(self, request: Request, refusal: Refusal) -> None:
-        """Answer a request that cannot be read to its end. Where its head is known, the guard has the first word."""
+        """Answer a request that cannot be read to its end. If its head is known, a refusal by the guard takes
+        precedence."""
         if request.method:
             try:
                 self._guard.check(request)
@@ -137,7 +138,8 @@ def _send(request: Request, answer: AdminAnswer) -> None:
 
 
 def _list_of(pages: Iterable[AdminRoute]) -> str:
-    """Where one is, and every page that can be read here but for the files of pages."""
+    """Return the text of the root page: the version, and every page that can be read here except for the files of
+    pages."""
     paths = sorted({page.path for page in pages if page.method == "GET"})
     paths = [path for path in paths if "." not in path or path == openapi.PATH]
     shown = "\n".join(f"  {path}" for path in paths if path == "/" or not path.endswith("/"))

@@ -1,7 +1,7 @@
-"""The hub's side of the observatory: the ledger of all requests, and its pages.
+"""Control plane of the observatory: the ledger of all requests, and its pages.
 
-Edges are asked for templates (`watch`); ends of requests come from the hub (`observe`). A page is made in slices,
-between which requests go on.
+Templates are polled from the data planes (`watch`); ends of requests come from the control plane (`observe`). A page is
+made in slices, between which requests are served.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PAIRS_SHOWN_MAX = 100
 DECISIONS_MAX = 20
 DIFFERENCES_MAX = 16  # differences shown per template
 SLICE_ROWS = 25  # rows made without a break: about half a millisecond
-LINKED = frozenset({"/metrics", "/runbook", "/admin/series", "/admin/decisions"})  # pages the dashboard asks for
-ASK_S = 2.0  # interval at which edges are asked for templates
+LINKED = frozenset({"/metrics", "/runbook", "/admin/series", "/admin/decisions"})  # pages that the dashboard requests
+ASK_S = 2.0  # interval at which data planes are polled for templates
 
 Rows = list[dict[str, Any]]
 
 
 class Observatory:
-    """The observatory of one router. `observe` is on the path of every request."""
+    """Observatory of one router. `observe` is on the path of every request."""
 
     def __init__(
         self,
@@ -59,11 +59,17 @@ class Observatory:
         counted: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tenant(name)` is the label under which a tenant is shown; `decisions(n)` makes rows of the last n requests,
-        newest first; `window(replica)` is how many requests the replica may have open, `warming(replica)` whether its
-        cache is being filled. `models(n)` makes rows of n models; `counted()` is how many prompt tokens of answers
-        that do not tell engines' own counters tell of, and how many of them were cached. Times of requests are
-        `wall_clock`'s."""
+        """Functions that the pages read:
+
+        `tenant(name)`: the label under which a tenant is shown.
+        `decisions(n)`: rows of the last n requests, newest first.
+        `window(replica)`: maximum of requests that the replica may have open.
+        `warming(replica)`: True if its cache is being filled.
+        `models(n)`: rows of n models.
+        `counted()`: prompt tokens of answers without a cached-token count that the engines' own counters cover, and how
+        many of them were cached.
+        `wall_clock()`: the clock of requests' times.
+        """
         self._router = router
         self._excerpts = settings.excerpts
         self._build = str(build())
@@ -85,33 +91,33 @@ class Observatory:
         self.observe = self.ledger.observe  # bound directly: one call less per request
 
     def know(self, templates: Iterable[Template], source: str = "") -> None:
-        """Take over templates that an edge has seen. Their labels are text of prompts, and dropped without
+        """Add templates that a data plane has seen. Their labels are text of prompts, and dropped without
         `excerpts`."""
         if not self._excerpts:
             templates = [msgspec.structs.replace(each, label="") if each.label else each for each in templates]
         self.ledger.know(templates, source)
 
     async def watch(self, templates: Callable[[], Mapping[str, Iterable[Template]]]) -> None:
-        """Ask the edges for templates (`placer.Edges.templates`) until cancelled."""
+        """Poll the data planes for templates (`placer.Edges.templates`) until cancelled."""
         while True:
             await asyncio.sleep(ASK_S)
             for source, changed in templates().items():
                 self.know(changed, source)
 
     def hottest(self, count: int) -> list[Template]:
-        """The most used templates that have a request which can be sent."""
+        """Return the most used templates that have a request which can be sent."""
         self._settle()
         return self.ledger.branches.hottest(count)
 
     def settled(self) -> Ledger:
-        """The ledger, with all sums up to now."""
+        """Return the ledger, with all sums up to now."""
         self._settle()
         return self.ledger
 
     # -- pages ---------------------------------------------------------------------------------------------------
 
     def routes(self) -> list[AdminRoute]:
-        """Routes for the admin listener."""
+        """Return the routes for the admin listener."""
         return [
             got("/admin/observatory", self.overview),
             got("/admin/templates", self.templates),
@@ -119,8 +125,8 @@ class Observatory:
         ]
 
     async def overview(self, call: AdminCall) -> AdminAnswer:
-        """Everything that the dashboard shows, but series over time and searches, which are pages of their own; `pages`
-        says which pages this listener has."""
+        """Answer with all data of the dashboard, except series over time and searches, which have separate pages.
+        `pages` lists the pages that this listener has."""
         now_s = self._settle()
         ledger = self.ledger
         page: dict[str, Any] = {
@@ -158,7 +164,7 @@ class Observatory:
         return {"counted_tokens": round(tokens), "counted_hit_tokens": round(hits)}
 
     async def templates(self, _: AdminCall) -> AdminAnswer:
-        """Templates, most used first, and the differences found in each."""
+        """Answer with templates, most used first, and the differences found in each."""
         self._settle()
         views = self._views()
         differences = self.ledger.losses.by_template(self.ledger.fading.weight, DIFFERENCES_MAX)
@@ -168,7 +174,7 @@ class Observatory:
         )
 
     async def advice(self, _: AdminCall) -> AdminAnswer:
-        """Advice against misses, the most costly first."""
+        """Answer with advice against misses, the most costly first."""
         self._settle()
         return json_answer({"window_s": int(WINDOW_S), "advice": self._advice(ADVICE_MAX)})
 
@@ -186,7 +192,7 @@ class Observatory:
         )
 
     def _bytes_per_token(self, model: str) -> float:
-        """Bytes per token as learned of this model, or of any served model where this one has none."""
+        """Return the learned bytes per token of this model, or of any served model if this one has no value."""
         if not self._router.serving(model):
             model = min(self._router.model_names(), default="")
         return self._router.models.tokens(model).bytes_per_token if model else BYTES_PER_TOKEN
@@ -200,8 +206,8 @@ class Observatory:
         )
 
     def _split(self) -> dict[str, Any] | None:
-        """Replicas that shake hands, so that one may prefill what another one decodes, those that prefill first, and
-        their pairs; None where no replica ever did."""
+        """Return the replicas with a KV connector for disaggregated prefill, those that prefill first, and their pairs;
+        None if there never was such a replica."""
         router, now_s = self._router, self._clock()
         counts, rows = router.pair_counts(now_s), Rows()
         for member in router.members:

@@ -1,4 +1,4 @@
-"""The router's own pages: health, readiness, metrics, and what an operator wants to see at three in the morning."""
+"""The router's own pages: health, readiness, metrics, and the pages that an operator needs during an incident."""
 
 from __future__ import annotations
 
@@ -40,11 +40,19 @@ class Pages:
         state: Callable[[], dict[str, Any] | None] = lambda: None,
         look: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Given a replica's id, `streams` returns the state of its event stream or None, `window` how many requests it
-        may have open, `added` whether it was added at run time, `warming` whether its cache is being filled.
-        `engine_version` which version its engine has told. `discoveries` gives how fresh each source's list is, and
-        `sharing` whether other routers are heard, `state` what is known from before, each None where there is none.
-        `look` reads again what replicas serve."""
+        """Functions that the pages read. The first five take a replica's id; `sharing` and `state` return None if the
+        feature is off.
+
+        `streams`: state of its event stream, or None.
+        `window`: maximum of requests that it may have open.
+        `added`: True if it was added at run time.
+        `warming`: True if its cache is being filled.
+        `engine_version`: version that its engine has reported.
+        `discoveries`: freshness of each source's list.
+        `sharing`: state of the link to other routers.
+        `state`: state restored from before the start.
+        `look`: reads again which models the replicas serve.
+        """
         self._router = router
         self._metrics = metrics
         self._ready = ready
@@ -60,7 +68,7 @@ class Pages:
         self._past = HistoryPages(history)
 
     def routes(self) -> list[AdminRoute]:
-        """Routes for the admin listener."""
+        """Return the routes for the admin listener."""
         return [
             *(got(path, partial(self._shown, path)) for path in ("/healthz", "/readyz", "/metrics")),
             got("/admin/replicas", self.replicas),
@@ -69,10 +77,14 @@ class Pages:
         ]
 
     async def page(self, path: str, owner: RequestOwner | None = None, accept: str = "") -> Page | None:
-        """A page that clients may see, by path; None if there is none. `/healthz`: the process is alive. `/readyz`: a
-        replica may be sent requests and the router is not draining. `/v1/models`: the models of all ready replicas, in
-        OpenAI's list form. `/metrics`: in the format that `accept`, the header, asks for. Below REQUESTS: what became
-        of a request of the owner's."""
+        """Return a page that clients may see, by path; None if the path has no page.
+
+        - `/healthz`: the process is alive.
+        - `/readyz`: a replica may receive requests and the router is not draining.
+        - `/v1/models`: the models of all ready replicas, in OpenAI's list form.
+        - `/metrics`: metrics in the format that `accept`, the header, requests.
+        - Below REQUESTS: the record of a request of the owner's.
+        """
         if path == "/healthz":
             return Page(200, TEXT, b"ok\n")
         if path == "/readyz":
@@ -89,7 +101,8 @@ class Pages:
         return None
 
     async def _model(self, name: str) -> Page:
-        """The row of one model. A name that no replica is known to serve is looked for first."""
+        """Return the row of one model. If no replica is known to serve the name, the replicas' models are read again
+        first."""
         if name and self._look is not None and name not in self._router.model_names():
             await self._look()
         row = self._models().get(name)
@@ -101,15 +114,15 @@ class Pages:
         return AdminAnswer(page.status, page.body, page.content_type)
 
     async def replicas(self, _: AdminCall) -> AdminAnswer:
-        """Every replica with health, load, grade and learned speeds, how fresh the list is, by source, and which other
-        routers are heard."""
+        """Answer with every replica with health, load, grade and learned speeds, with the freshness of the list by
+        source, and with the state of the link to other routers."""
         now_s = self._clock()
         pairs = self._router.pair_counts(now_s)
         rows = [self._replica(m, now_s) | {"split": self._split(m.id, pairs)} for m in self._router.members]
         return json_answer({"replicas": rows, "discovery": self._discoveries(), "sharing": self._sharing()})
 
     async def index(self, _: AdminCall) -> AdminAnswer:
-        """Size of the prefix index, and what of it was known before the router started."""
+        """Answer with the size of the prefix index, and the part of it that was restored from before the start."""
         index = self._router.index
         members = self._router.members
         held = {m.id: {"blocks": index.blocks(m.id), "blocks_max": index.capacity(m.id)} for m in members}
@@ -124,7 +137,7 @@ class Pages:
         )
 
     def _models(self) -> dict[str, Any]:
-        """A row for each model, as the first engine that serves it writes its own."""
+        """Return a row for each model, as the first engine that serves it writes its own."""
         rows: dict[str, Any] = {}
         for member in self._router.ready():
             for model in member.models.values():
@@ -179,8 +192,8 @@ class Pages:
         }
 
     def _split(self, replica: str, counts: dict[str, dict[str, int]]) -> dict[str, Any] | None:
-        """How the replica shakes hands with those that decode what it prefills, or the reverse, and with how many; None
-        where it does not."""
+        """Return the replica's KV connector for disaggregated prefill and its numbers of pairs, for prefill or for
+        decode; None without a KV connector."""
         if (found := self._router.hand_of(replica)) is None:
             return None
         handshake, address, answers = found
@@ -192,7 +205,7 @@ class Pages:
         }
 
     def _events(self, replica: str) -> dict[str, Any] | None:
-        """The state of the replica's event stream and blocks; None if there is no stream."""
+        """Return the state of the replica's event stream and blocks; None if there is no stream."""
         knowledge = self._router.knowledge
         ledger, stream = knowledge.engine_blocks(replica), self._streams(replica)
         if ledger is None:
@@ -213,7 +226,7 @@ class Pages:
 
 
 def _breaker(member: Member, now_s: float) -> dict[str, Any]:
-    """The replica's breaker: state, reason, and for how long it gets no requests."""
+    """Return the state of the replica's breaker, the reason, and the time for which it gets no requests."""
     state = member.state(now_s)
     until_s = {State.OPEN: member.breaker.until_s, State.RESTING: member.rest_until_s}.get(state, now_s)
     why = "it asked for that" if state is State.RESTING else member.breaker.why

@@ -1,6 +1,6 @@
-"""Parameters of the admin pages' addresses: each route says which ones its page takes, and any other one is an error.
+"""Parameters of the admin pages' addresses. Each route lists the parameters of its page, and any other one is an error.
 
-A parameter that is not understood is not passed over: `?sesion=x` would show everything as if nothing had been asked.
+An unknown parameter is not ignored: otherwise `?sesion=x` would show all decisions, as without a filter.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from router.http.request import Refusal
 
 CODE = "bad_parameter"
 VALUE_CHARS_MAX = 512  # longest value of a parameter
-PAGES = "/admin/"  # the dashboard's files and the pages that other programs ask for take anything
+PAGES = "/admin/"  # the dashboard's files and the pages for other programs accept any parameters
 
 
 class BadParameter(ValueError):
-    """A parameter has a value that makes no sense; the message says which ones do."""
+    """Raised for an invalid value of a parameter; the message lists the valid ones."""
 
 
 def check_names(call: AdminCall, route: AdminRoute) -> None:
-    """Raise Refusal where a page is asked with a parameter that it does not take, or with one twice."""
+    """Raise Refusal for a parameter that the page does not have, or for one that is given twice."""
     if not route.path.startswith(PAGES):
         return
     seen = set[str]()
@@ -37,12 +37,12 @@ def check_names(call: AdminCall, route: AdminRoute) -> None:
 
 
 def refusal_of(error: BadParameter, route: AdminRoute) -> Refusal:
-    """What is answered to a value that makes no sense."""
+    """Return the answer to an invalid value."""
     return admin_refusal(400, CODE, f"{error} {_listed(route)}")
 
 
 def seconds(name: str, text: str | None) -> float | None:
-    """A Unix time; None where it is not given. Raises BadParameter."""
+    """Return a Unix time; None if it is not given. Raises BadParameter."""
     if not text:
         return None
     try:
@@ -55,7 +55,7 @@ def seconds(name: str, text: str | None) -> float | None:
 
 
 def whole(name: str, text: str | None, least: int, most: int) -> int | None:
-    """A whole number within limits; None where it is not given. Raises BadParameter."""
+    """Return a whole number within limits; None if it is not given. Raises BadParameter."""
     if not text:
         return None
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1

@@ -1,9 +1,10 @@
-"""`POST /admin/prewarm`: warm replicas now; `GET /admin/prewarm`: what is being warmed, and what came of it.
+"""Prewarming on request. `POST /admin/prewarm` warms replicas now; `GET /admin/prewarm` shows the jobs and their
+results.
 
     {"replicas": [ids], "requests": [{"path": ..., "body": {...}}], "templates": n, "tokens_max": N, "wait": true}
 
-All fields are optional: without `replicas` all ready ones are warmed, without `requests` and `templates` with those of
-the settings.
+All fields are optional. Without `replicas` all ready ones are warmed. Without `requests` and `templates` they are
+warmed with those of the settings.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ class PrewarmPage:
         self._warmer = warmer
 
     def routes(self) -> list[AdminRoute]:
-        """Routes for the admin listener."""
+        """Return the routes for the admin listener."""
         return [
             AdminRoute(method="POST", path=PATH, page=self.warm, body_bytes_max=BODY_BYTES_MAX),
             got(PATH, self.state),
         ]
 
     async def state(self, _: AdminCall) -> AdminAnswer:
-        """Jobs that run, jobs that wait, and the last results."""
+        """Answer with the running jobs, the waiting jobs, and the last results."""
         return json_answer(self._warmer.state())
 
     async def warm(self, call: AdminCall) -> AdminAnswer:
-        """202 and what will be sent, or with `wait` 200 and what was sent. Raises Refusal."""
+        """Warm replicas. Answers 202 and the prompts to be sent, or with `wait` 200 and the results. Raises Refusal."""
         try:
             wanted, prefixes = await asyncio.get_running_loop().run_in_executor(None, _understood, call)
             replicas = self._replicas(wanted.replicas)
@@ -76,7 +77,7 @@ class PrewarmPage:
         return json_answer({**will, "tokens_max": jobs[0].tokens_max}, 202)
 
     def _sources(self, wanted: _Wanted) -> tuple[str, int]:
-        """The file and the number of templates to send. Raises Refusal."""
+        """Return the file and the number of templates to send. Raises Refusal."""
         if wanted.requests or wanted.templates:
             return "", wanted.templates
         s = self._warmer.settings
@@ -85,7 +86,7 @@ class PrewarmPage:
         return s.prefixes_file, s.templates
 
     def _replicas(self, named: list[str] | None) -> list[str]:
-        """The replicas named, once each, or all that are ready. Raises Refusal."""
+        """Return the replicas named, once each, or all that are ready. Raises Refusal."""
         ready = {member.id: None for member in self._router.ready()}
         ids = list(dict.fromkeys(named) if named is not None else ready)
         for id_ in ids:

@@ -36,14 +36,14 @@ class Additions:
         self.allowed = allowed
 
     def routes(self) -> list[AdminRoute]:
-        """Routes for the admin listener."""
+        """Return the routes for the admin listener."""
         return [
             AdminRoute(method="POST", path=PATH, page=self.add),
             AdminRoute(method="DELETE", path=PATH, page=self.remove, takes=("url",)),
         ]
 
     async def add(self, call: AdminCall) -> AdminAnswer:
-        """201, or 200 if the replica is known already."""
+        """Add a replica. Answers 201, or 200 if the replica is known already."""
         if not self.allowed:
             return refused(403, "none_allowed", "No replica can be added: admin.replicas_allowed is empty.")
         try:
@@ -62,7 +62,7 @@ class Additions:
         return _said(201, url)
 
     async def remove(self, call: AdminCall) -> AdminAnswer:
-        """200; 409 for a replica of the settings, which would be back after a restart."""
+        """Remove a replica. Answers 200, or 409 for a replica of the settings, which would be back after a restart."""
         url = call.query.get("url", "").removesuffix("/")
         if url in self._replicas.added:
             self._replicas.remove(url)

@@ -1,4 +1,4 @@
-"""Decisions as rows of pages: what is known of a request, for those who run the router and for whoever sent it."""
+"""Decisions as rows of pages: the facts of a request, for operators of the router and for the request's own client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HASH_KEY = secrets.token_bytes(16)
 
 
 def decision_row(record: RequestRecord, number: int) -> Row:
-    """Everything about a request, for the admin pages. `number` is unique among decisions, and rises."""
+    """Return all facts of a request, for the admin pages. `number` is unique among decisions, and rises."""
     receipt = record.receipt
     return {
         "number": number,
@@ -85,7 +85,7 @@ def _continued(record: RequestRecord) -> Row | None:
 
 
 def _explained(record: RequestRecord) -> Row:
-    """Why the request's tokens missed the cache; null values without an observatory."""
+    """Return the reasons that the request's tokens missed the cache; null values without an observatory."""
     miss, seen, replay = record.miss, record.sighting, record.receipt is not None and record.receipt.replay
     return {
         "miss": miss and miss.misses,
@@ -107,7 +107,7 @@ def _explained(record: RequestRecord) -> Row:
 
 
 def conversation_of(record: RequestRecord) -> str | None:
-    """The name of the conversation that the prompt belongs to, as texts of prompts tell; None where they do not."""
+    """Return the name of the conversation that the prompt belongs to, by texts of prompts; None if it is unknown."""
     seen = record.sighting
     return f"{seen.conversation:016x}" if seen is not None and seen.conversation else None
 
@@ -127,11 +127,11 @@ def _candidate(candidate: Candidate) -> Row:
 
 
 def fields_of(record: msgspec.Struct) -> Row:
-    """The fields of a record, which is no Struct where it is compiled (deploy/compiled_sources.py)."""
+    """Return the fields of a record. A compiled record is no Struct (deploy/compiled_sources.py)."""
     return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
-# -- for whoever sent it -------------------------------------------------------------------------------------------
+# -- for the request's own client --------------------------------------------------------------------------------------
 
 _OWN = (
     "id",
@@ -144,7 +144,7 @@ _OWN = (
     "error",
     "detail",
 )  # known to its client
-# Likewise: it could take these times itself.
+# Also known: the client could measure these times itself.
 _TIMES = ("ttft_s", "wanted_ttft_s", "in_time", "inter_token_s", "duration_s", "events", "usage")
 _TOLD = ("replica", "reason", "grade", "prompt_tokens", "predicted_cached_tokens")  # headers of receipts
 _WHERE = (
@@ -159,8 +159,9 @@ _WHERE = (
 
 
 def client_row(row: Mapping[str, Any], owner: RequestOwner) -> Row:
-    """What whoever sent a request may read of its row. Where answers carry no receipts, that is what the client knows
-    anyway. Otherwise it is what receipts say and why: never another replica's load, nor another prompt's text."""
+    """Return the part of a request's row that its own client may read. If answers carry no receipts, this is the part
+    that the client knows anyway. Otherwise it also contains the receipt's fields and the reasons for them, but never
+    another replica's load, nor another prompt's text."""
     shown = {name: row.get(name) for name in (*_OWN, *_TIMES)}
     if not owner.receipts:
         detail = shown["detail"]
@@ -181,8 +182,8 @@ def client_row(row: Mapping[str, Any], owner: RequestOwner) -> Row:
 
 
 def _not_of_others(miss: Mapping[str, int]) -> dict[str, int]:
-    """The misses without a word of prompts that other identities have, as `x-warmroute-miss` tells an isolated tenant:
-    those tokens count as cold."""
+    """Return the misses without any information about prompts of other identities, as in `x-warmroute-miss` for an
+    isolated tenant: those tokens count as cold."""
     if Miss.IDENTITY not in miss:
         return dict(miss)
     unknown = (Miss.IDENTITY.value, Miss.NEW.value)

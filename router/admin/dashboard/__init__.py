@@ -1,14 +1,14 @@
-"""The dashboard: one page on the admin listener that shows what the observatory knows.
+"""The dashboard: one page on the admin listener that shows the data of the observatory.
 
-The page is files of this package, served unchanged. Nothing is built and nothing comes from elsewhere, so the
+The page consists of files of this package, served unchanged. There is no build step and no external file, so the
 strictest Content-Security-Policy holds: no inline script or style, no connection except to the page's own origin. The
-files hold no secret, so they need no token, like `/healthz` (guard.py); all data comes from `/admin/observatory`,
-`/admin/series` and `/admin/decisions`, which need it. Text that clients chose (names, labels) is put into the page as
-text only, in app.js and its modules.
+files contain no secret, so they need no token, like `/healthz` (guard.py). All data comes from `/admin/observatory`,
+`/admin/series` and `/admin/decisions`, which need the token. Text that clients chose (names, labels) is put into the
+page as text only, in app.js and its modules.
 
 uplot.js and uplot.css are uPlot 1.6.32 as npm has it (MIT, uplot.LICENSE): 51 KB that draw 720 points in a few
-milliseconds, with zoom, a cursor that all charts share, and axes of time. It makes no markup of text and sets styles
-through the object model alone, so the policy stays as it is.
+milliseconds, with zoom, a cursor that all charts share, and axes of time. uPlot makes no markup of text and sets styles
+through the object model alone, so it needs no exception in the policy.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # browsers ask again, and get the file again only from another version of the router
+    # browsers revalidate each file, and download it again only from another version of the router
+    "Cache-Control": "no-cache",
 }
 
 
 def _read() -> dict[str, tuple[str, bytes]]:
-    """All files that are served: path -> (content type, bytes)."""
+    """Return all files that are served: path -> (content type, bytes)."""
     found = {}
     for file in resources.files(__name__).iterdir():
         suffix = "." + file.name.rpartition(".")[2]
@@ -53,11 +54,11 @@ def _read() -> dict[str, tuple[str, bytes]]:
 _FILES = _read()
 SLASHED = PAGE + "/"  # address as people type it; the page names its files relative to it, also below a proxy's prefix
 PATHS = frozenset({*_FILES, SLASHED})
-"""What the page is made of; anybody who reaches the admin listener may read it."""
+"""Files of the page. Every client that reaches the admin listener may read them."""
 
 
 def routes() -> list[AdminRoute]:
-    """Routes for the admin listener."""
+    """Return the routes for the admin listener."""
     return [got(SLASHED, _without_slash), *(got(path, partial(_file, path)) for path in sorted(_FILES))]
 
 

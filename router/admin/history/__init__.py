@@ -1,9 +1,10 @@
-"""What was: the last decisions and the figures of the last hour in memory, and more of both in a file if one is named.
+"""The past: the last decisions and the figures of the last hour in memory, and more of both in a file if one is
+configured.
 
-history    what the hub tells of every request, and what pages ask
-pages      what is asked of the past, and how it is answered
-filters    which decisions are wanted
+history    stores every request that ended, and answers queries of pages
+pages      pages of the past
+filters    selection of decisions
 intervals  figures of five seconds each, that add up to longer ones
-keeper     the thread that writes and reads the file, and goes on without it where it must
+keeper     the thread that writes and reads the file, and continues without it if it fails
 file       the file itself: SQLite, bounded in bytes and in days
 """

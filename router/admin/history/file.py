@@ -1,13 +1,14 @@
-"""The file of past decisions and intervals: SQLite, in one table to search and one to read from, bounded in bytes.
+"""File of past decisions and intervals: SQLite, in one table to search and one to read from, bounded in bytes.
 
-Theory. Decisions are searched in narrow rows, which a thousand times a second are read without an index; only ids have
-one. What a page shows of a decision is a compressed text beside. Intervals are kept twice, as they were and added up by
-the minute, so that weeks are read from few rows. Deletions free pages, which new rows use again, so that the file keeps
-its size once it is full; `max_page_count` holds it even if that fails.
+Theory. Decisions are searched in narrow rows, which can be read without an index a thousand times a second; only ids
+have an index. The content that a page shows of a decision is a compressed text in a second table. Intervals are kept
+twice, as they were and added up by the minute, so that weeks are read from few rows. Deletions free pages, and new rows
+use these pages again, so that the file keeps its size once it is full. `max_page_count` limits the size even if that
+fails.
 
-The journal is written ahead (WAL) and this process alone has the file (`locking_mode=EXCLUSIVE`): a second router that
-is given the same path is told that it is locked, and network file systems need no shared memory. Commits are not synced
-(`synchronous=NORMAL`): a power failure may lose the last ones, and harms nothing else.
+The journal is written ahead (WAL), and only this process uses the file (`locking_mode=EXCLUSIVE`). A second router with
+the same path gets an error that it is locked, and network file systems need no shared memory. Commits are not synced
+(`synchronous=NORMAL`): a power failure may lose the last ones, and does no other harm.
 
 Every method may be called in one thread only, the one that opened the file, and raises sqlite3.Error.
 """
@@ -28,14 +29,15 @@ import msgspec
 from router.admin.history.filters import DecisionFilter
 from router.admin.history.intervals import STEP_S, Sums, together
 
-APPLICATION_ID = 0x77726D68  # "wrmh", in the file's header: no other program's file is written to, or moved away
+# "wrmh", in the file's header: a file of another program is neither written to nor moved away
+APPLICATION_ID = 0x77726D68
 LAYOUT = 1  # `user_version`; a file of another layout is not touched
 PAGE_BYTES = 4_096
 PAGES_PART = 0.8  # part of the limit in bytes that the file may take; the rest is for its journal
 JOURNAL_PAGES = 64, 1_024  # fewest and most pages in the journal before they are written into the file
 FULL_PART = 0.9  # part of the pages above which the oldest rows are deleted
 DELETED_AT_ONCE = 500  # rows deleted in one transaction
-COARSE_S = 60  # longer intervals, kept as long as decisions are
+COARSE_S = 60  # longer intervals, kept for the same time as decisions
 FINE_DAYS = 1  # days that intervals of STEP_S are kept
 READ_S = 2.0  # longest time that a search may take
 LOCKED_S = 0.2  # wait for another process's lock
@@ -57,18 +59,20 @@ CREATE TABLE IF NOT EXISTS intervals (
 
 
 class NotOurs(Exception):
-    """What is at the path is another program's, or another layout: it is left alone."""
+    """Raised for a file of another program or of another layout at the path. The file is not changed."""
 
 
 class HistoryFile:
-    """An open file. Raises NotOurs, OSError and sqlite3.Error when it is made."""
+    """An open file. Its construction raises NotOurs, OSError and sqlite3.Error."""
 
     def __init__(self, path: str, *, bytes_max: int, run: int) -> None:
-        """`run` is the number of this run of the router, which no other run has: it tells whose intervals are whose."""
+        """`run` is the unique number of this run of the router. It distinguishes this run's intervals from those of
+        other runs."""
         self._path, self._run = path, run
         self._pages_max = int(bytes_max * PAGES_PART) // PAGE_BYTES
         _check(path)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # whom requests were is not for everybody
+        # the requests of clients must not be readable for every user
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)
         try:
             self._prepare()
@@ -78,7 +82,8 @@ class HistoryFile:
 
     def _prepare(self) -> None:
         run, journal_pages = self._db.execute, min(max(self._pages_max // 20, JOURNAL_PAGES[0]), JOURNAL_PAGES[1])
-        for pragma in (  # the mark comes before the journal: it is in the file itself before anything else is
+        # the application id comes before the journal: it is the first thing written into the file itself
+        for pragma in (
             f"page_size={PAGE_BYTES}", "auto_vacuum=INCREMENTAL", "locking_mode=EXCLUSIVE",
             f"application_id={APPLICATION_ID}", "journal_mode=WAL", "synchronous=NORMAL",
             f"wal_autocheckpoint={journal_pages}", f"journal_size_limit={journal_pages * PAGE_BYTES}",
@@ -89,15 +94,15 @@ class HistoryFile:
         run(f"PRAGMA user_version={LAYOUT}")
 
     def close(self) -> None:
-        """Close it; the journal is written into the file and removed."""
+        """Close the file; the journal is written into it and removed."""
         with suppress(sqlite3.Error):
             self._db.close()
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def write(self, decisions: Iterable[dict[str, Any]], intervals: Iterable[tuple[int, Sums]]) -> None:
-        """Keep rows of decisions and intervals that are over, all or none of them. Another thread gets a turn after
-        each row, since SQLite works without the interpreter's lock."""
+        """Store rows of decisions and intervals that are over, all or none of them. Another thread gets a turn after
+        each row, because SQLite works without the interpreter's lock."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             for row in decisions:
@@ -119,7 +124,7 @@ class HistoryFile:
         self._db.execute("INSERT OR IGNORE INTO texts VALUES (?, ?)", (row["number"], text))
 
     def _interval(self, at_s: int, sums: Sums) -> None:
-        """Keep the interval, and add it to the minute that it is in."""
+        """Store the interval, and add it to the minute that it is in."""
         for step_s in (STEP_S, COARSE_S):
             key = (step_s, at_s // step_s * step_s, self._run)
             query = "SELECT sums FROM intervals WHERE step_s = ? AND at_s = ? AND run = ?"
@@ -129,7 +134,7 @@ class HistoryFile:
             self._db.execute("INSERT OR REPLACE INTO intervals VALUES (?, ?, ?, ?)", (*key, packed))
 
     def forget(self, now_s: float, days_max: int) -> None:
-        """Delete what is too old, and of the rest the oldest where the file is nearly full."""
+        """Delete rows that are too old, and then the oldest rows if the file is nearly full."""
         oldest = int((now_s - days_max * DAY_S) * 1e6)
         while self._delete("number < ?", oldest):
             pass
@@ -141,7 +146,7 @@ class HistoryFile:
                 return
 
     def _delete(self, condition: str, *values: int) -> int:
-        """Delete some of the oldest decisions for which the condition holds. Returns how many."""
+        """Delete some of the oldest decisions that meet the condition. Returns their number."""
         found = self._db.execute(
             f"SELECT number FROM decisions WHERE {condition} ORDER BY number LIMIT {DELETED_AT_ONCE}",  # noqa: S608 - ours
             values,
@@ -164,8 +169,9 @@ class HistoryFile:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def find(self, wanted: DecisionFilter, *, before: int, limit: int, bytes_max: int) -> tuple[list[Read], bool]:
-        """Decisions that fit, newest first, whose number is below `before`: at most so many, and but for the first of
-        at most so many bytes. Also whether there are more. Raises sqlite3.OperationalError after READ_S."""
+        """Return matching decisions with a number below `before`, newest first: at most `limit`, and together at most
+        `bytes_max` bytes except for the first. The second value is True if there are more. Raises
+        sqlite3.OperationalError after READ_S."""
         condition, values = wanted.where()
         query = f"SELECT number FROM decisions WHERE number < ? AND {condition} ORDER BY number DESC LIMIT ?"  # noqa: S608 - ours
         until_s, found, size = time.monotonic() + READ_S, list[Read](), 0
@@ -183,9 +189,9 @@ class HistoryFile:
         return found, False
 
     def intervals(self, step_s: int, from_s: float, to_s: float, *, own: bool) -> Iterator[tuple[float, Sums]]:
-        """Intervals of STEP_S or COARSE_S seconds that begin in that time, each with its beginning: of this run of the
-        router (`own`), or of all others, of which there may be several at a time. Another thread gets a turn at each
-        row, as when rows are written."""
+        """Yield intervals of STEP_S or COARSE_S seconds that begin in that time, each with its beginning. With `own`
+        they are those of this run of the router, otherwise those of all other runs, of which several may overlap in
+        time. Another thread gets a turn at each row, as when rows are written."""
         rows = self._db.execute(
             "SELECT at_s, sums FROM intervals WHERE step_s = ? AND at_s >= ? AND at_s < ? AND (run = ?) = ?",
             (step_s, from_s, to_s, self._run, own),
@@ -194,7 +200,8 @@ class HistoryFile:
             yield at_s, _sums(packed)
 
     def oldest_s(self) -> tuple[float | None, float | None]:
-        """When the oldest decision came that is kept, and when the oldest interval began; Unix times."""
+        """Return the arrival time of the oldest decision in the file, and the beginning of the oldest interval; Unix
+        times."""
         decision = self._db.execute("SELECT at_s FROM decisions ORDER BY number LIMIT 1").fetchone()
         steps = [
             self._db.execute("SELECT at_s FROM intervals WHERE step_s = ? ORDER BY at_s LIMIT 1", (step_s,)).fetchone()
@@ -203,7 +210,7 @@ class HistoryFile:
         return decision and decision[0], min((float(step[0]) for step in steps if step), default=None)
 
     def bytes(self) -> int:
-        """Bytes on disk, the journal included."""
+        """Return the bytes on disk, the journal included."""
         total = 0
         for name in (self._path, f"{self._path}-wal"):
             with suppress(OSError):
@@ -211,7 +218,7 @@ class HistoryFile:
         return total
 
     def _pages(self) -> int:
-        """Pages in use."""
+        """Return the number of pages in use."""
         total, free = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count"))
         return int(total) - int(free)
 
@@ -221,7 +228,7 @@ def _sums(packed: bytes) -> Sums:
 
 
 def _check(path: str) -> None:
-    """Raises NotOurs for a file that is neither empty nor a history, and OSError for what cannot be read."""
+    """Raise NotOurs for a file that is neither empty nor a history, and OSError for a file that cannot be read."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(100)
@@ -235,8 +242,7 @@ def _check(path: str) -> None:
 
 
 def set_aside(path: str) -> str:
-    """Move a file that is damaged out of the way, over the one that was there before. Returns its new name. Raises
-    OSError."""
+    """Move a damaged file out of the way, in place of an earlier one. Returns its new name. Raises OSError."""
     new = f"{path}.damaged"
     Path(path).replace(new)
     for journal in ("-wal", "-shm"):
@@ -245,7 +251,7 @@ def set_aside(path: str) -> str:
 
 
 def words_of(error: Exception) -> str:
-    """Why the file cannot be used, for people."""
+    """Return the reason that the file cannot be used, for people."""
     if isinstance(error, sqlite3.Error):
         name = str(getattr(error, "sqlite_errorname", ""))
         known = next((text for start, text in _WORDS.items() if name.startswith(start)), "")

@@ -1,4 +1,4 @@
-"""Which decisions are wanted: what a query of `/admin/decisions` says, of records in memory and of rows in the file."""
+"""Selection of decisions by a query of `/admin/decisions`, for records in memory and for rows in the file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from router.telemetry.record import RequestRecord, session_key
 
 PARAMETERS = ("id", "session", "model", "reason", "tenant", "replica", "status", "from_s", "to_s")
 REASONS = tuple(dict.fromkeys([*(reason.value for reason in Reason), *(miss.value for miss in Miss)]))
-ENGINE_PREFIXES = ("chatcmpl-", "cmpl-", "embd-", "resp_")  # what vLLM puts before a request's id to name its answer
-_OURS = re.compile(r"-[0-9a-f]{16}\Z")  # what stands behind a tenant's own id at an engine
+# prefixes that vLLM adds to a request's id to name its answer
+ENGINE_PREFIXES = ("chatcmpl-", "cmpl-", "embd-", "resp_")
+_OURS = re.compile(r"-[0-9a-f]{16}\Z")  # suffix of a tenant's own id at an engine
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionFilter:
-    """Conditions that must all hold; None: any value will do. Times are Unix seconds of a request's arrival."""
+    """Conditions that must all hold; None: any value. Times are Unix seconds of a request's arrival."""
 
     ids: tuple[str, ...] = ()  # any of these request ids; () for any id
     sessions: tuple[str, ...] = ()  # keys of sessions or names of conversations, any of them; () for any session
@@ -33,7 +34,7 @@ class DecisionFilter:
     to_s: float | None = None  # exclusive
 
     def fits(self, record: RequestRecord) -> bool:
-        """Whether a record meets all conditions."""
+        """True if a record meets all conditions."""
         receipt = record.receipt
         return (
             (not self.ids or record.id in self.ids)
@@ -52,7 +53,7 @@ class DecisionFilter:
         return placed or (record.miss is not None and self.reason in record.miss.misses)
 
     def where(self) -> tuple[str, list[str | float]]:
-        """The same as a condition of SQL on the file's table `decisions`, and its arguments."""
+        """Return the same conditions in SQL for the file's table `decisions`, and the arguments."""
         parts, values = ["1"], list[str | float]()
 
         def add(condition: str, *arguments: str | float) -> None:
@@ -79,7 +80,7 @@ class DecisionFilter:
 
 
 def filter_of(query: Mapping[str, str]) -> DecisionFilter:
-    """The conditions of a query's parameters; an empty value is none. Raises BadParameter."""
+    """Return the conditions of a query's parameters; an empty value is no condition. Raises BadParameter."""
     reason = query.get("reason") or None
     if reason is not None and reason not in REASONS:
         raise BadParameter(f"'reason' is one of {', '.join(REASONS)}, not '{reason[:64]}'.")
@@ -97,8 +98,8 @@ def filter_of(query: Mapping[str, str]) -> DecisionFilter:
 
 
 def ids_of(given: str) -> tuple[str, ...]:
-    """The request ids that somebody may mean: the id given, and without what an engine puts before it and the router
-    behind it (`reading/answering.engine_id`)."""
+    """Return the request ids that a given id may stand for: the id itself, and the id without an engine's prefix and
+    without the router's suffix (`reading/answering.engine_id`)."""
     if not given:
         return ()
     bare = [given.removeprefix(prefix) for prefix in ENGINE_PREFIXES if given.startswith(prefix)]
@@ -107,8 +108,8 @@ def ids_of(given: str) -> tuple[str, ...]:
 
 
 def _sessions(given: str, tenant: str) -> tuple[str, ...]:
-    """What a session may be called: by the name that its client gave, by the key that pages show, by a conversation. An
-    isolated tenant's sessions are found by name where the tenant is asked for."""
+    """Return the names that a session may be stored under: the name that its client gave, the key that pages show, a
+    conversation. An isolated tenant's sessions are found by name if the query names the tenant."""
     if not given:
         return ()
     name = given.encode(errors="surrogatepass")
@@ -116,7 +117,7 @@ def _sessions(given: str, tenant: str) -> tuple[str, ...]:
 
 
 def _statuses(text: str) -> range | None:
-    """A status such as 503, or a class such as 5xx. Raises BadParameter."""
+    """Return a status such as 503, or a class such as 5xx, as a range. Raises BadParameter."""
     if not text:
         return None
     if len(text) == 3 and text[0] in "12345":

@@ -1,7 +1,7 @@
-"""The history of one router: every request that ended, and what requests add up to over time.
+"""History of one router: every request that ended, and the sums of requests over time.
 
-`observe` is on the path of every request. What a page asks is looked up in memory first, and in the file, where there
-is one, only for what lies further back.
+`observe` is on the path of every request. A page's query is answered from memory first. The file, if there is one, is
+read only for older data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from router.telemetry.record import RequestRecord
 
 BYTES_MAX = 1 << 20  # of all decisions of one answer
 NUMBER_MAX = 1 << 62
-# Records looked at, rows made and intervals added without a break: below a millisecond each.
+# Records examined, rows made and intervals added without a break: below a millisecond each.
 SLICE_SEEN, SLICE_ROWS, SLICE_STEPS = 500, 4, 30
 
 
@@ -35,12 +35,12 @@ class DecisionsFound:
     """Rows of decisions as JSON, newest first."""
 
     rows: list[bytes]
-    next_before: int | None  # number below which the search goes on; None where there is nothing more
-    why_not_all: str = ""  # why the file was not searched, in words
+    next_before: int | None  # number below which the search continues; None if there are no further decisions
+    why_not_all: str = ""  # reason that the file was not searched, in words
 
 
 class RouterHistory:
-    """What was. Times are Unix time."""
+    """Past requests and their sums. Times are Unix time."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RouterHistory:
         bytes_max: int = 0,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`keeper` None: nothing is kept in a file. `load()` is how many requests are being answered, and how many of
+        """`keeper`: None if no history file is kept. `load()`: the number of requests being answered, and how many of
         them wait in the router."""
         self.recent: deque[RequestRecord] = deque(maxlen=decisions_max)
         self.intervals = Intervals(wall_clock())
@@ -61,7 +61,7 @@ class RouterHistory:
         self._number = 0
 
     def observe(self, record: RequestRecord) -> None:
-        """Take a request that ended, and give it its number."""
+        """Store a request that ended, and give it its number."""
         self._number = record.number = max(self._number + 1, int(self._wall_clock() * 1e6))
         self.recent.append(record)
         self.intervals.observe(record)
@@ -69,7 +69,7 @@ class RouterHistory:
             self._keeper.take(record)
 
     def tick(self) -> None:
-        """Note the load, and end the interval under way if its time is over."""
+        """Record the load, and end the current interval if its time is over."""
         self.intervals.sample(*self._load())
         ended = self.intervals.move(self._wall_clock())
         if ended is not None and self._keeper is not None:
@@ -82,7 +82,7 @@ class RouterHistory:
             self.tick()
 
     def now_s(self) -> float:
-        """Unix time."""
+        """Return the Unix time."""
         return self._wall_clock()
 
     def start(self) -> None:
@@ -91,27 +91,28 @@ class RouterHistory:
             self._keeper.start()
 
     async def close(self) -> None:
-        """Write what has gathered, the interval under way included."""
+        """Write the buffered data, the current interval included."""
         if self._keeper is not None:
             self._keeper.take_interval(self.intervals.number, self.intervals.now())
             await asyncio.get_running_loop().run_in_executor(None, self._keeper.close)
 
     def status(self) -> KeeperStatus | None:
-        """How the file is doing; None where there is none."""
+        """Return the state of the file; None without a file."""
         return self._keeper.status if self._keeper is not None else None
 
     def dropped(self) -> int:
-        """Decisions that the file did not get."""
+        """Return the number of decisions that were not written to the file."""
         return self._keeper.dropped if self._keeper is not None else 0
 
     # -- decisions -----------------------------------------------------------------------------------------------
 
     def newest(self, count: int) -> list[Callable[[], dict[str, Any]]]:
-        """Rows of the last `count` requests, each made when it is called."""
+        """Return rows of the last `count` requests, each made when it is called."""
         return [partial(decision_row, record, record.number) for record in islice(reversed(self.recent), count)]
 
     async def find(self, wanted: DecisionFilter, *, limit: int, before: int = NUMBER_MAX) -> DecisionsFound:
-        """Decisions that fit, newest first, whose number is below `before`: at most `limit`, and BYTES_MAX together."""
+        """Return matching decisions with a number below `before`, newest first: at most `limit`, and together at most
+        BYTES_MAX bytes."""
         records = list(self.recent)
         found, size, full = list[Read](), 0, False
         for seen, record in enumerate(reversed(records), 1):
@@ -142,18 +143,18 @@ class RouterHistory:
     # -- intervals -----------------------------------------------------------------------------------------------
 
     async def in_steps(self, from_s: int, to_s: int, step_s: int) -> dict[int, Sums]:
-        """What requests of that time added up to, by the beginning of steps of so many seconds; steps in which nobody
-        counted are not there. From COARSE_S on steps are made of minutes. Times are multiples of the step."""
+        """Return the sums of the requests in that time, by the beginning of steps of `step_s` seconds. Steps without
+        data are absent. From COARSE_S on, steps are made of minutes. Times are multiples of the step."""
         steps: dict[int, Sums] = {}
         own = [(float(number * STEP_S), sums) for number, sums in self.intervals.all()]
-        own_s = own[0][0]  # from here on memory has everything that this process counted
+        own_s = own[0][0]  # from here on memory has all counts of this process
 
         def kept(file: HistoryFile) -> None:
             if step_s < COARSE_S:
                 in_steps(file.intervals(STEP_S, from_s, min(to_s, own_s), own=True), step_s, steps)
                 in_steps(file.intervals(STEP_S, from_s, to_s, own=False), step_s, steps)
                 return
-            begun_s = own_s // COARSE_S * COARSE_S  # the minute in which memory begins is not whole there
+            begun_s = own_s // COARSE_S * COARSE_S  # memory has only a part of the minute in which it begins
             in_steps(file.intervals(COARSE_S, from_s, min(to_s, begun_s), own=True), step_s, steps)
             in_steps(file.intervals(STEP_S, max(from_s, begun_s), min(to_s, own_s), own=True), step_s, steps)
             in_steps(file.intervals(COARSE_S, from_s, to_s, own=False), step_s, steps)
@@ -170,11 +171,11 @@ class RouterHistory:
         return steps
 
     def fine_since_s(self, now_s: float) -> float:
-        """Since when intervals of less than a minute are kept."""
+        """Return the time since which intervals of less than a minute are kept."""
         return now_s - (FINE_DAYS * DAY_S if self._keeper is not None else STEP_S * STEPS)
 
     def kept(self) -> dict[str, Any]:
-        """How far back pages reach, and how the file is doing."""
+        """Return the range of time that pages cover, and the state of the file."""
         status = self.status()
         since_s: list[float | None] = [float(self.intervals.all()[0][0] * STEP_S)]
         decisions_s = [self.recent[0].at_s if self.recent else None]

@@ -1,7 +1,7 @@
-"""What all requests of five seconds add up to, whether they were placed or not: counts, tokens, times, load.
+"""Sums of all requests of five seconds, placed or not: counts, tokens, times, load.
 
-An interval is a mapping of names to numbers, so that intervals add up to longer ones name by name, and one that was
-kept by another version of the router still does. Names are those of the page's points but for
+An interval is a mapping of names to numbers, so that intervals add up to longer ones name by name. This also holds for
+an interval that another version of the router stored. Names are those of the page's points, except for
     miss:REASON            prompt tokens that missed the cache, by reason
     place:PLACE            prompt tokens by the place where they ended
     held:CAUSE             of those held elsewhere, by the cause for which the holder was passed over
@@ -49,13 +49,14 @@ _OK, _CLIENT_LEFT = Ending.OK.value, Ending.CLIENT_LEFT.value  # looking up an e
 
 
 class Intervals:
-    """The intervals of the last hour. One is under way; `move` ends it.
+    """Intervals of the last hour. `move` ends the current one.
 
-    What is under way is plain lists, since every request adds to it; it becomes a mapping when it is over.
+    The current interval consists of plain lists, because every request adds to it; it becomes a mapping when it is
+    over.
     """
 
     def __init__(self, now_s: float) -> None:
-        self.number = int(now_s // STEP_S)  # steps since 1970 of the interval under way
+        self.number = int(now_s // STEP_S)  # steps since 1970 of the current interval
         self.over: deque[tuple[int, Sums]] = deque(maxlen=STEPS)  # oldest first
         self._begin()
 
@@ -106,7 +107,8 @@ class Intervals:
             misses[reason] += tokens
 
     def _ended(self, ended: Mapping[TokenPlace, int], miss: Breakdown | None) -> None:
-        """Add a prompt's tokens by place, and why those that are held elsewhere were not asked for there."""
+        """Add a prompt's tokens by place. Tokens that another replica holds are also added by the cause for which it
+        was passed over."""
         places = self._places
         for place, tokens in ended.items():
             places[place] += tokens
@@ -115,12 +117,12 @@ class Intervals:
             self._held[cause] = self._held.get(cause, 0) + ended[_HELD_ELSEWHERE]
 
     def sample(self, in_flight: int, waiting: int) -> None:
-        """Note how many requests are being answered, and how many of them wait in the router."""
+        """Record the number of requests being answered, and how many of them wait in the router."""
         now = {"in_flight": in_flight, "waiting": waiting, "in_flight_max": in_flight, "waiting_max": waiting}
         together(self._load, {"samples": 1, **now})
 
     def now(self) -> Sums:
-        """The interval under way."""
+        """Return the current interval."""
         sums: Sums = {name: value for name, value in zip(_COUNTED, self._counts, strict=True) if value}
         sums |= {_MISSES[miss]: tokens for miss, tokens in self._misses.items() if tokens}
         sums |= {_PLACES[place]: tokens for place, tokens in self._places.items() if tokens}
@@ -130,8 +132,8 @@ class Intervals:
         return sums | self._load
 
     def move(self, now_s: float) -> tuple[int, Sums] | None:
-        """Begin a new interval if the one under way is over by `now_s`. Returns the one that is over, with its
-        number. A clock that was set back begins none."""
+        """Begin a new interval if the current one is over by `now_s`. Returns the one that is over, with its number. A
+        clock that was set back begins no interval."""
         number = int(now_s // STEP_S)
         if number <= self.number:
             return None
@@ -142,12 +144,12 @@ class Intervals:
         return ended
 
     def all(self) -> list[tuple[int, Sums]]:
-        """Every interval with its number, oldest first, the one under way last."""
+        """Return every interval with its number, oldest first, the current one last."""
         return [*self.over, (self.number, self.now())]
 
 
 def _outcome(status: int, ending: str) -> int:
-    """The count that a request's end belongs to, besides that of all requests."""
+    """Return the count that a request's end belongs to, in addition to the count of all requests."""
     if status == 200 and ending == _OK:
         return _ANSWERED
     if status == 429:
@@ -165,14 +167,15 @@ def _outcome(status: int, ending: str) -> int:
 
 
 def together(first: Sums, second: Mapping[str, float]) -> Sums:
-    """Both intervals as one; `first` is changed and returned."""
+    """Return the sum of both intervals; `first` is changed and returned."""
     for name, value in second.items():
         first[name] = max(first.get(name, 0), value) if name.endswith("_max") else first.get(name, 0) + value
     return first
 
 
 def in_steps(known: Iterable[tuple[float, Mapping[str, float]]], step_s: int, steps: dict[int, Sums]) -> None:
-    """Add intervals, each given with its beginning in Unix time, to longer ones, which `steps` has by theirs."""
+    """Add intervals, each given with its beginning in Unix time, to the longer ones in `steps`, which are keyed by
+    their beginnings."""
     for at_s, sums in known:
         at = int(at_s // step_s) * step_s
         step = steps.get(at)
@@ -182,7 +185,7 @@ def in_steps(known: Iterable[tuple[float, Mapping[str, float]]], step_s: int, st
 
 
 def point(at_s: int, sums: Mapping[str, float] | None) -> dict[str, Any]:
-    """An interval as a row of the page; None: nobody counted then."""
+    """Return an interval as a row of the page; None stands for a time without data."""
     if sums is None:
         return {"at_s": at_s, "known": False}
     samples = sums.get("samples", 0)

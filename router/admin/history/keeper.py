@@ -1,9 +1,9 @@
-"""The thread that keeps the history in its file, and goes on without the file where it must.
+"""Thread that keeps the history in its file, and continues without the file if it fails.
 
-The event loop only puts records into a bounded queue; the thread turns them into rows and writes what has gathered once
-a second. While the file cannot be used, records wait in the queue, the oldest are dropped and counted when it is full,
-and the thread tries again, less and less often. Searches are done by the same thread, between two writes, so that one
-connection is all that the file has.
+The event loop only puts records into a bounded queue. The thread converts them into rows and writes them once a second.
+While the file cannot be used, records wait in the queue. If the queue is full, the oldest are dropped and counted. The
+thread retries at growing intervals. Searches run in the same thread, between two writes, so that the file has only one
+connection.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from router.admin.history.intervals import STEPS, Sums
 from router.admin.rows import decision_row
 from router.telemetry.record import RequestRecord
 
-QUEUE_DECISIONS_MAX = 4_096  # decisions that wait to be written: some 15 MB
+QUEUE_DECISIONS_MAX = 4_096  # decisions that wait to be written: about 15 MB
 BATCH_DECISIONS = 200  # decisions written in one transaction
 BATCH_S = 1.0
 SEARCHES_MAX = 8  # searches that wait at once
 RETRY_S, RETRY_MAX_S = 2.0, 60.0  # first and longest wait before the file is tried again
-FORGET_S = 10.0  # interval of the looks for what is too old or too much
+FORGET_S = 10.0  # interval between two deletions of rows that are too old or too many
 CLOSE_S = 5.0
 
 log = logging.getLogger(__name__)
@@ -39,20 +39,20 @@ _Error = (sqlite3.Error, OSError, NotOurs)
 
 
 class NotKept(Exception):
-    """The file cannot be searched now; the message says why."""
+    """Raised if the file cannot be searched now; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeeperStatus:
-    """How the file is doing."""
+    """State of the file."""
 
     failing: bool = False
-    why: str = ""  # in words, where it is failing
+    why: str = ""  # in words, if it is failing
     bytes: int = 0
     written: int = 0  # decisions written since the router began
     dropped: int = 0  # decisions that did not fit into the queue
-    decisions_since_s: float | None = None  # Unix time of the oldest decision; None where there is none
-    intervals_since_s: float | None = None  # likewise of the oldest interval
+    decisions_since_s: float | None = None  # Unix time of the oldest decision; None without a decision
+    intervals_since_s: float | None = None  # the same of the oldest interval
 
 
 class HistoryKeeper:
@@ -83,14 +83,14 @@ class HistoryKeeper:
         self.status = KeeperStatus()
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
-    # -- the event loop's side -----------------------------------------------------------------------------------
+    # -- called by the event loop -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def take(self, record: RequestRecord) -> None:
-        """Keep a decision. A full queue drops its oldest."""
+        """Queue a decision. A full queue drops its oldest."""
         decisions = self._decisions
         if len(decisions) >= QUEUE_DECISIONS_MAX:
             self._dropped += 1
@@ -99,7 +99,7 @@ class HistoryKeeper:
             self._wake.set()
 
     def take_interval(self, number: int, sums: Sums) -> None:
-        """Keep an interval that is over; nobody may change it any more."""
+        """Queue an interval that is over; no caller may change it afterwards."""
         self._intervals.append((number, sums))
 
     @property
@@ -108,7 +108,7 @@ class HistoryKeeper:
         return self._dropped
 
     async def search(self, work: Callable[[HistoryFile], _Found]) -> _Found:
-        """The result of `work`, which runs in the thread. Raises NotKept."""
+        """Return the result of `work`, which runs in the thread. Raises NotKept."""
         if self.status.failing:
             raise NotKept(self.status.why)
         if self._closing or len(self._searches) >= SEARCHES_MAX:
@@ -119,12 +119,13 @@ class HistoryKeeper:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Write what has gathered, for CLOSE_S at most, and end the thread. May wait: not for the event loop."""
+        """Write the buffered data, for CLOSE_S at most, and end the thread. It may block, so do not call it on the
+        event loop."""
         self._closing = True
         self._wake.set()
         self._thread.join(CLOSE_S)
 
-    # -- the thread's side ---------------------------------------------------------------------------------------
+    # -- run by the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         last = False
@@ -136,9 +137,9 @@ class HistoryKeeper:
                 self._retry_at_s = 0.0
             try:
                 self._once()
-            except Exception:  # a bug must not end the thread: nothing would be kept from then on
+            except Exception:  # a bug must not end the thread, because then no further data would be kept
                 log.exception("bug: the history failed", extra={"event": "bug"})
-                self._dropped += len(self._batch)  # one of these, or an interval, may be what it fails on
+                self._dropped += len(self._batch)  # one of these, or an interval, may be the cause of the failure
                 self._batch = []
                 self._intervals.clear()
                 self._failed("it failed; the log has the reason")
@@ -147,13 +148,13 @@ class HistoryKeeper:
             self._file.close()
 
     def _once(self) -> None:
-        """Write what has gathered, and answer searches."""
+        """Write the buffered data, and answer searches."""
         try:
             file, asked = self._opened(), bool(self._searches)
             if file is not None:
                 self._write(file)
                 if asked:
-                    self._answer(file)  # what it looks for and has left memory is in the file by now
+                    self._answer(file)  # records that have left memory are in the file by now
         except _Error as error:
             self._failed(words_of(error))
             self._set_aside(error)
@@ -161,7 +162,7 @@ class HistoryKeeper:
             self._turn_away()
 
     def _opened(self) -> HistoryFile | None:
-        """The open file; None where it is not time to try again. Raises _Error."""
+        """Return the open file; None until the next retry is due. Raises _Error."""
         if self._file is None and time.monotonic() >= self._retry_at_s:
             self._file = HistoryFile(self._path, bytes_max=self._bytes_max, run=self._number)
         return self._file
@@ -197,7 +198,7 @@ class HistoryKeeper:
         self.status = KeeperStatus(False, "", size, self._written, self._dropped, decisions_s, intervals_s)
 
     def _failed(self, why: str) -> None:
-        """Go on without the file for a while. The log is told once."""
+        """Continue without the file for a while. Logged once."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -212,7 +213,7 @@ class HistoryKeeper:
         self.status = KeeperStatus(True, why, 0, self._written, self._dropped)
 
     def _set_aside(self, error: Exception) -> None:
-        """Begin a new file at once where the old one is damaged."""
+        """Begin a new file at once if the old one is damaged."""
         if str(getattr(error, "sqlite_errorname", "")) not in DAMAGED:
             return
         try:
@@ -225,8 +226,8 @@ class HistoryKeeper:
         self._wake.set()
 
     def _answer(self, file: HistoryFile) -> None:
-        """Do the oldest search. The queue is written before the next one, so that searches, each of which may take
-        READ_S, do not fill it."""
+        """Run the oldest search. The queue is written before the next one, so that it does not fill up while searches
+        run, each of which may take READ_S."""
         work, future = self._searches.popleft()
         if self._searches:
             self._wake.set()

@@ -1,4 +1,4 @@
-"""Pages of the past: `/admin/decisions`, `/admin/series`, and a request's page for whoever sent it."""
+"""Pages of the past: `/admin/decisions`, `/admin/series`, and a request's page for its own client."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from router.admin.parameters import BadParameter, seconds, whole
 from router.admin.rows import client_row
 from router.placer import REQUESTS, Page, RequestOwner, json_page
 
-LIMIT, LIMIT_MAX = 20, 500  # decisions of one answer, unless told otherwise and at most
-POINTS_MAX = 720  # points of one answer: as many as a chart has room for
-SPAN_S = 600  # span of time that is shown unless told otherwise
+LIMIT, LIMIT_MAX = 20, 500  # decisions of one answer: default and maximum
+POINTS_MAX = 720  # points of one answer, a chart's maximum
+SPAN_S = 600  # default span of time
 STEPS_S = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 21_600, 86_400)
 ID_CHARS_MAX = 128
-SLICE_POINTS = 10  # points made, encoded and forgotten without a break: below a millisecond
+SLICE_POINTS = 10  # points made, encoded and released without a break: below a millisecond
 NOT_FOUND = "unknown_request"
 
 
 class HistoryPages:
-    """Handlers of pages that look back."""
+    """Handlers of pages of the past."""
 
     def __init__(self, history: RouterHistory) -> None:
         self._history = history
 
     def routes(self) -> list[AdminRoute]:
-        """Routes for the admin listener."""
+        """Return the routes for the admin listener."""
         return [
             got("/admin/decisions", self.decisions, *PARAMETERS, "before", "limit"),
             got("/admin/series", self.series, "from_s", "to_s", "step_s"),
         ]
 
     async def decisions(self, call: AdminCall) -> AdminAnswer:
-        """Requests that ended and fit the parameters, newest first, each with its most telling candidates."""
+        """Answer with requests that ended and match the parameters, newest first, each with its most relevant
+        candidates."""
         query = call.query
         limit = whole("limit", query.get("limit"), 1, LIMIT_MAX) or LIMIT
         before = whole("before", query.get("before"), 1, NUMBER_MAX) or NUMBER_MAX
@@ -54,7 +55,7 @@ class HistoryPages:
         )
 
     async def series(self, call: AdminCall) -> AdminAnswer:
-        """What requests added up to, in even steps over a span of time."""
+        """Answer with sums of requests, in even steps over a span of time."""
         query, now_s = call.query, self._history.now_s()
         to_s = seconds("to_s", query.get("to_s"))
         to_s = now_s if to_s is None else to_s
@@ -67,7 +68,7 @@ class HistoryPages:
         steps = await self._history.in_steps(begin, end, step_s)
         points = list[msgspec.Raw]()
         for at_s in range(begin, end, step_s):
-            # Encoding all points, or freeing all steps, in one go would hold up the event loop for milliseconds.
+            # Encoding all points, or freeing all steps, at once would hold up the event loop for milliseconds.
             points.append(msgspec.Raw(msgspec.json.encode(point(at_s, steps.pop(at_s, None)))))
             if not len(points) % SLICE_POINTS:
                 await asyncio.sleep(0)
@@ -76,8 +77,8 @@ class HistoryPages:
         return json_answer(page)
 
     def _step_s(self, wished_s: int | None, from_s: float, to_s: float, now_s: float) -> int:
-        """The length of a step: the one wished for, or the shortest round one that makes few enough points and that is
-        kept so far back. Raises BadParameter."""
+        """Return the length of a step: the requested one, or the shortest round one with few enough points and with
+        data for the whole span. Raises BadParameter."""
         least_s = COARSE_S if from_s < self._history.fine_since_s(now_s) - STEP_S else STEP_S
         fits = [step_s for step_s in STEPS_S if step_s >= least_s and (to_s - from_s) / step_s <= POINTS_MAX]
         if not fits:
@@ -92,8 +93,8 @@ class HistoryPages:
         return wished_s
 
     async def own(self, path: str, owner: RequestOwner) -> Page:
-        """The page of one request, for whoever sent it: the last of theirs with this id. What is not there and what is
-        another's look the same."""
+        """Return the page of one request for its own client: the last request of this owner with this id. The page does
+        not distinguish an unknown request from another client's request."""
         id_ = path.removeprefix(REQUESTS)
         if 0 < len(id_) <= ID_CHARS_MAX:
             wanted = DecisionFilter(ids=ids_of(id_), tenant=owner.tenant)

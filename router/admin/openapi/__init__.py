@@ -1,7 +1,7 @@
-"""The description of both listeners' APIs in OpenAPI 3.1, served at `/admin/openapi.json`.
+"""Description of both listeners' APIs in OpenAPI 3.1, served at `/admin/openapi.json`.
 
-`openapi.json` is rendered by `python -m deploy.openapi`. It tells nothing of this router's settings, but like all data
-it needs the admin token: whoever may not use the pages need not know of them.
+`openapi.json` is rendered by `python -m deploy.openapi`. It does not depend on this router's settings. Like all data it
+needs the admin token: a client without access to the pages need not know of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DOCUMENT = resources.files(__name__).joinpath("openapi.json").read_bytes()
 
 
 def routes() -> list[AdminRoute]:
-    """Routes for the admin listener."""
+    """Return the routes for the admin listener."""
     return [got(PATH, _document)]
 
 

@@ -1,7 +1,7 @@
-"""The runbook, served by the router itself, so that it is there when nothing else is.
+"""The runbook, served by the router itself, so that it is available even if no other service is.
 
 `runbook.html` is rendered from docs/operate/runbook.md by `python -m deploy.runbook`. Like the dashboard's files it
-holds no secret and needs no token, and the same headers keep scripts out.
+contains no secret and needs no token, and the same headers prevent scripts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAGE, _STYLE = (_FOLDER.joinpath(name).read_bytes() for name in ("runbook.html"
 
 
 def routes() -> list[AdminRoute]:
-    """Routes for the admin listener."""
+    """Return the routes for the admin listener."""
     return [got(PAGE, _page), got(STYLE, _style)]
 
 
