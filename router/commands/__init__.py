@@ -1,10 +1,10 @@
-"""What people type: `warmroute serve`, `check-config`, `make-key`, `top`, `explain` and `audit`.
+"""Commands: `warmroute serve`, `check-config`, `make-key`, `top`, `explain` and `audit`.
 
 main     the command line
 loading  settings from all sources, checked
-extras   what is said where a library is missing
-parsing  command lines that say what is wrong with them
+extras   the message for a missing library
+parsing  command lines that report their errors with hints
 top/     the dashboard in a terminal
-explain/ what became of one request, in words
+explain/ outcome of one request, in words
 audit/   request logs, read offline
 """

@@ -1,8 +1,8 @@
-"""Settings from all sources, checked as a whole: every problem is reported at once.
+"""Settings from all sources, checked together: every problem is reported at once.
 
-Later sources win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is
-`limits: {body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and
-`--set limits.body_bytes_max=...` on the command line. Unknown keys are errors that name the nearest right one.
+Later sources win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is `limits:
+{body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and `--set
+limits.body_bytes_max=...` on the command line. An unknown key is an error, and the message names the nearest valid one.
 """
 
 from __future__ import annotations
@@ -44,23 +44,25 @@ from router.sharing.checks import shared_problems
 from router.telemetry.tracing import METRICS_PATH
 from router.telemetry.tracing import problems as tracing_problems
 
-FILE_BYTES_MAX = 2 << 20  # bytes of a settings file; one with 1,024 replicas has some 40 KiB
-UNKNOWN_MAX = 20  # unknown names that are listed one by one, each with the nearest right one, which takes some 40 ms
+FILE_BYTES_MAX = 2 << 20  # bytes of a settings file; one with 1,024 replicas has about 40 KiB
+UNKNOWN_MAX = 20  # unknown names that are listed one by one, each with the nearest valid one, which takes about 40 ms
 PROBLEMS_MAX = 200  # problems that are listed one by one
 ENV_PREFIX = "WARMROUTE_"
-ENV_OF_BUILD = "WARMROUTE_NATIVE"  # for pip (deploy/backend.py); who exported it there may start the router there, too
+# for pip (deploy/backend.py); a user may export it there and start the router in the same environment
+ENV_OF_BUILD = "WARMROUTE_NATIVE"
 TOKEN_CHARS_MIN, SECRET_CHARS_MIN = 16, 32
-TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings whose value YAML may read as a number
+TEXTS_OR_NUMBERS = ("discovery.port",)  # text settings with values that YAML may read as a number
 SWITCHED_OFF = (
     "observatory.append_only",
     "upstream.continue_streams",
-)  # settings whose value `off` YAML reads as false
+)  # settings for which YAML reads the value `off` as false
 
 
 def load(
     file: Path | None = None, env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Settings from all sources; `overrides` maps dotted keys to values. Raises SettingsError with every problem."""
+    """Return settings from all sources. `overrides` maps dotted keys to values. Raises SettingsError with every
+    problem."""
     problems: list[str] = []
     keys = field_keys()
     flat = _flatten(_read_file(file, problems), keys, problems) if file else {}
@@ -94,7 +96,7 @@ def load(
 
 
 def _first(problems: list[str], most: int, what: str) -> list[str]:
-    """The first `most` problems, and a line with the number of the others."""
+    """Return the first `most` problems, and a line with the number of the others."""
     left = len(problems) - most
     return problems if left <= 0 else [*problems[:most], f"and {left:,} more {what}"]
 
@@ -121,7 +123,7 @@ def _read_file(file: Path, problems: list[str]) -> dict[Any, Any]:
 
 
 def _flatten(tree: dict[Any, Any], keys: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """A file's tree as dotted keys; unknown ones become problems."""
+    """Return a file's tree as dotted keys; unknown ones become problems."""
     sections = {key.split(".")[0] for key in keys if "." in key}
     flat: dict[str, Any] = {}
     for name, value in tree.items():
@@ -158,14 +160,14 @@ def _from_env(env: Mapping[str, str], keys: Mapping[str, Any], problems: list[st
     return {names[name]: value for name, value in env.items() if name in names}
 
 
-# Kubernetes gives every pod variables for every Service of its namespace (service links); those of a Service named
-# `warmroute` are no typos.
+# Kubernetes gives every pod variables for every Service of its namespace (service links). Those of a Service named
+# `warmroute` are not typing errors.
 _SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 
 
 def _is_text(value: object) -> bool:
-    """False for text with what no setting has: NUL, which ends a path, and halves of characters, as which Python gives
-    bytes of the environment that are no UTF-8."""
+    """Return False for text that no setting may contain: NUL, which ends a path, and lone surrogates, as which Python
+    decodes bytes of the environment that are not UTF-8."""
     texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
     return not any(isinstance(text, str) and _NO_TEXT.search(text) for text in texts)
 
@@ -174,7 +176,7 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def _convert(value: Any, type_: Any) -> Any:  # noqa: ANN401 - any setting, of its own type
-    """Check type and limits; strings from flags and the environment are converted to the setting's type."""
+    """Check type and limits. Strings from flags and the environment are converted to the setting's type."""
     if isinstance(value, str) and type_ == tuple[str, ...]:
         value = [part.strip() for part in value.split(",") if part.strip()]
     return msgspec.convert(value, type_, strict=not isinstance(value, str))
@@ -191,7 +193,7 @@ def _build(type_: Any, prefix: str, values: Mapping[str, Any]) -> Any:  # noqa: 
 
 
 def _check(settings: Settings) -> list[str]:
-    """Problems of values that have the right type."""
+    """Return the problems of values that have the right type."""
     problems = []
     if not settings.listen.host or not settings.listen.admin_host:
         problems.append("'listen.host', 'listen.admin_host': must not be empty; 0.0.0.0 is every address")
@@ -239,7 +241,7 @@ _HOST_NAME = re.compile(r"(?=.{1,254}$)([A-Za-z0-9_]([-A-Za-z0-9_]{0,61}[A-Za-z0
 
 
 def _check_split(settings: Settings) -> list[str]:
-    """Problems of prefill apart from decode."""
+    """Return the problems of the settings of disaggregated prefill."""
     policy = settings.routing.policy
     others = settings.discovery.source != "static" or settings.admin.replicas_allowed
     problems = split_problems(settings.split, () if others else settings.replicas)
@@ -249,7 +251,7 @@ def _check_split(settings: Settings) -> list[str]:
 
 
 def _check_discovery(discovery: DiscoverySettings) -> list[str]:
-    """Problems of the settings about where replicas come from."""
+    """Return the problems of the settings of replica discovery."""
     source, port, problems = discovery.source, discovery.port, model_problems(discovery.models)
     if source not in SOURCES:
         problems.append(f"'discovery.source': there is no source '{source}'{nearest(source, SOURCES)}")
@@ -275,7 +277,7 @@ def _check_discovery(discovery: DiscoverySettings) -> list[str]:
 
 
 def _check_pools(discovery: DiscoverySettings) -> list[str]:
-    """Problems of `discovery.pools`."""
+    """Return the problems of `discovery.pools`."""
     pools, problems = discovery.pools, []
     if not pools:
         return []
@@ -305,7 +307,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
     if discovery.kubeconfig:
         why = ""
         try:
-            if Path(discovery.kubeconfig).is_fifo():  # The client reads it again, on the event loop.
+            if Path(discovery.kubeconfig).is_fifo():  # the client reads it again, on the event loop
                 why = "is a pipe, and a kubeconfig is read more than once"
             else:
                 read_at_most(discovery.kubeconfig, FILE_BYTES_MAX)
@@ -322,7 +324,7 @@ def _check_kubernetes(discovery: DiscoverySettings) -> list[str]:
 
 
 def _check_gateway(settings: Settings) -> list[str]:
-    """Problems of the settings of the picker."""
+    """Return the problems of the picker's settings."""
     gateway, problems = settings.gateway, []
     problems += objective_problems(gateway.objectives)
     problems += listener_problems(gateway.tls_certificate, gateway.tls_key, gateway.tls_client_ca, "gateway")
@@ -343,7 +345,7 @@ def _check_gateway(settings: Settings) -> list[str]:
 
 
 def _check_access(settings: Settings) -> list[str]:
-    """Problems of keys, tokens, secrets, and the files that they are in."""
+    """Return the problems of keys, tokens, secrets, and of the files that contain them."""
     admin, auth, upstream = settings.admin, settings.auth, settings.upstream
     problems = secrets.problems("admin.token", admin.token, admin.token_file, chars_min=TOKEN_CHARS_MIN)
     problems += secrets.problems("auth.secret", auth.secret, auth.secret_file, chars_min=SECRET_CHARS_MIN)
@@ -373,7 +375,7 @@ def _check_access(settings: Settings) -> list[str]:
 
 
 def _check_observatory(observatory: ObservatorySettings) -> list[str]:
-    """Problems of the settings about repairs, and about what requests say of themselves."""
+    """Return the problems of the settings of repairs, and of headers that describe requests."""
     problems = []
     for name in observatory.repairs:
         if name not in REPAIRS:

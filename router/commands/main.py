@@ -1,4 +1,4 @@
-"""The command line: reads arguments, loads settings, and runs."""
+"""The command line: reads arguments, loads settings, and runs the command."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `warmroute`. Returns the exit status."""
+    """Run the command `warmroute`. Returns the exit status."""
     _open_standard_streams()
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments and (installed := _installed(arguments[0])) is not None:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return explain(options.id, options.url, options.token_file)
     raise_limit()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored as long as there are no settings to read again
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored until there are settings to read again
 
     read = NotedRead(lambda: load(options.config, os.environ, _overrides(options)))
     try:
@@ -92,16 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _installed(name: str) -> EntryPoint | None:
-    """The command of this name that is installed beside the router's own, such as `demo`."""
+    """Return the command of this name that another package installs in addition to the router's own, such as `demo`."""
     if name in OWN_COMMANDS:
-        return None  # to look at all distributions takes 30 ms
+        return None  # searching all distributions takes 30 ms
     from importlib.metadata import entry_points
 
     return next(iter(entry_points(group="warmroute.commands", name=name)), None)
 
 
 def _run_installed(command: EntryPoint, arguments: list[str]) -> int:
-    """Run a command that is installed beside the router's own, such as `demo`. Returns the exit status."""
+    """Run a command that another package installs in addition to the router's own, such as `demo`. Returns the exit
+    status."""
     try:
         run = command.load()
     except ModuleNotFoundError as error:
@@ -112,7 +113,8 @@ def _run_installed(command: EntryPoint, arguments: list[str]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open standard streams that were closed: a socket would take their place, and libuv would end the process."""
+    """Open standard streams that were closed. Otherwise a socket would take their place, and libuv would end the
+    process."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -234,7 +236,8 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _make_key(options: argparse.Namespace) -> int:
-    """Print the entry to standard output, for `>> keys.yaml`, and the key to standard error, only this once."""
+    """Print the entry to standard output, for `>> keys.yaml`, and the key to standard error. The key is shown only
+    once."""
     key = make_key()
     try:
         entry = entry_of(
@@ -270,7 +273,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:
-    """The values of `--set`, by key. Raises SettingsError."""
+    """Return the values of `--set`, by key. Raises SettingsError."""
     assigned = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -281,7 +284,8 @@ def _assignments(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Check the settings as `serve` would have them here, environment included: it may have secrets, and mistakes."""
+    """Check the settings as `serve` would load them here, including the environment, which may contain secrets and
+    mistakes."""
     try:
         NotedRead(lambda: load(options.file, os.environ, _assignments(options.set)))()
     except SettingsError as error:
@@ -311,7 +315,7 @@ async def _serve(settings: Settings, read: NotedRead[Settings], file: Path | Non
             stop.set_result(number)
 
     def apply(new: Settings) -> None:
-        with handed(read.files):  # read by now, off the event loop
+        with handed(read.files):  # the files have already been read, off the event loop
             app.reload(new)
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""Command lines that say what is wrong with them: with the usage of their command, and the flag that was meant."""
+"""Command lines that report their errors with the usage of the command and the flag that was probably meant."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from router.settings.hints import nearest
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose commands refuse flags that they do not know, each with a hint.
+    """Parser with commands that refuse unknown flags, each with a hint.
 
-    argparse itself leaves that to the parser on top, which shows its own usage and knows no flag of the command.
+    argparse itself leaves that to the top-level parser, which shows its own usage and knows no flag of the command.
     """
 
-    settings: tuple[str, ...] = ()  # dotted keys that `--set` takes
+    settings: tuple[str, ...] = ()  # dotted keys that `--set` accepts
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201 - argparse's own, with its overloads
-        """The namespace, and always an empty list: whatever is not known ends the process with status 2."""
+        """Return the namespace, and always an empty list: an unknown argument ends the process with status 2."""
         if args:
             self._check_command(args[0])
         known, unknown = super().parse_known_args(args, namespace)
@@ -27,7 +27,7 @@ class CommandParser(argparse.ArgumentParser):
         return known, unknown
 
     def _check_command(self, word: str) -> None:
-        """Where a command is expected, refuse a word that is none."""
+        """Refuse an unknown word in the place of a command."""
         commands = [name for action in self._actions if action.dest == "command" for name in action.choices or ()]
         if commands and not word.startswith("-") and word not in commands:
             self.error(f"there is no command '{word}'{nearest(word, commands)}")
@@ -39,7 +39,7 @@ class CommandParser(argparse.ArgumentParser):
         self.error("; ".join(f"unknown flag '{flag}'{self._meant(flag)}" for flag in (f.split("=")[0] for f in flags)))
 
     def _meant(self, flag: str) -> str:
-        """The setting that is spelled as this flag, or else the nearest flag, or else nothing."""
+        """Return a hint: the setting that is spelled as this flag, or else the nearest flag, or else ""."""
         key = _words(flag)
         same = [setting for setting in self.settings if _words(setting) == key]
         if same:

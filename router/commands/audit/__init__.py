@@ -1,4 +1,4 @@
-"""Request logs read offline: the observatory's findings before there is a router.
+"""Request logs read offline: the observatory's findings before a router is deployed.
 
 report    the command
 lines     reads lines of files

@@ -1,8 +1,8 @@
 """Puts logged requests through the memory of texts into the ledger, as the router does with its own.
 
-In place of replicas there is one cache that is big enough for all: any block that an earlier prompt had is a hit. That
-is the best that any placement can do with these prompts unchanged. Misses are explained as the router does it
-(core/observatory/explain.py), with a cache that neither evicts nor leaves.
+In place of replicas there is one cache that is big enough for all prompts: any block that an earlier prompt had is a
+hit. This is the best hit rate that any placement can reach with these prompts unchanged. Misses are explained as the
+router does it (core/observatory/explain.py), with a cache that neither evicts nor leaves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMPT_BYTES_MAX = 8 << 20
 TEMPLATES_MAX, GROUPS_MAX = 1_024, 200
 PROMPTS_MAX = 1 << 20  # prompts remembered to recognize identical ones
 MODELS_MAX = 1_024
-TELL_REQUESTS = 1_000  # requests between two times that the ledger is told of templates
+TELL_REQUESTS = 1_000  # requests between two transfers of templates to the ledger
 
 Tokenizer = Callable[[Logged, Ask], int]  # number of tokens of a prompt; 0 if unknown
 
@@ -43,7 +43,7 @@ class _Placed(Struct):
 
 
 class _Ended(Struct):
-    """A request as the ledger takes it. All have the same time, so that nothing fades."""
+    """Request in the form that the ledger accepts. All have the same time, so that no sum fades."""
 
     route: str
     model: str
@@ -58,10 +58,10 @@ class _Ended(Struct):
 
 
 class Audit:
-    """The sums over a log's requests."""
+    """Sums over a log's requests."""
 
     def __init__(self, *, memory_bytes_max: int, excerpts: bool, tokenizer: Tokenizer | None = None) -> None:
-        """`memory_bytes_max` is for texts; everything else takes one or two hundred megabytes."""
+        """`memory_bytes_max` limits the texts; all other data takes one or two hundred megabytes."""
         self._watcher = Watcher(
             memory_bytes_max, PROMPT_BYTES_MAX, TEMPLATES_MAX, excerpts=excerpts, seed=secrets.randbits(64)
         )
@@ -76,13 +76,14 @@ class Audit:
         self.places: Counter[TokenPlace] = Counter()  # tokens by the place where they end, with that one cache
         self.requests = 0
         self.body_bytes = 0
-        self.counted_by: Counter[str] = Counter()  # requests by how their tokens are known: usage, tokenizer or bytes
-        self.logged_tokens = self.logged_hits = 0  # sums over requests whose hits the engine reported
+        # requests by the source of their token count: usage, tokenizer or bytes
+        self.counted_by: Counter[str] = Counter()
+        self.logged_tokens = self.logged_hits = 0  # sums over requests with hits reported by the engine
         self.first_s = self.last_s = 0.0  # Unix time; 0: no time was logged
 
     @property
     def forgot(self) -> bool:
-        """Whether the memory was too small for the whole log."""
+        """True if the memory was too small for the whole log."""
         return self._watcher.forgot
 
     def add(self, request: Logged) -> None:
@@ -113,7 +114,7 @@ class Audit:
         self.ledger.settle(0.0)
 
     def bytes_per_token(self, model: str) -> float:
-        """Bytes per token as learned for this model."""
+        """Return the learned bytes per token of this model."""
         tokens = self._models.get(model)
         return tokens.bytes_per_token if tokens is not None else BYTES_PER_TOKEN
 
@@ -126,7 +127,7 @@ class Audit:
             self.last_s = max(self.last_s, request.at_s)
 
     def _size(self, request: Logged, ask: Ask, prompt: Prompt, model: str) -> tuple[int, float]:
-        """Tokens of a prompt and its bytes per token: as logged, or by the tokenizer, or as learned."""
+        """Return the tokens of a prompt and its bytes per token: as logged, or by the tokenizer, or as learned."""
         if prompt.bytes_per_token is not None and not prompt.opaque_bytes:
             self.counted_by["ids"] += 1
             return max(1, round(prompt.size / prompt.bytes_per_token)), prompt.bytes_per_token
@@ -169,7 +170,7 @@ class Audit:
 
 
 def _explained(tokens: int, bytes_per_token: float, sighting: Sighting) -> Breakdown:
-    """The prompt's tokens as stretches in this order: hit, identity or diverged, cold or new, tail."""
+    """Divide the prompt's tokens into stretches in this order: hit, identity or diverged, cold or new, tail."""
     whole = (tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
     hit = min(whole, int(sighting.known_bytes / bytes_per_token) // BLOCK_TOKENS * BLOCK_TOKENS)
     misses: dict[Miss, int] = {}

@@ -1,4 +1,4 @@
-"""The results of a log as rows: figures of the whole, advice, templates, groups of requests."""
+"""Results of a log as rows: totals, advice, templates, groups of requests."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The findings of a whole log."""
+    """Findings of a whole log."""
 
     figures: dict[str, Any]
     advice: Rows  # rows of `/admin/advice` for the whole log; by the hour if times were logged
     templates: Rows  # rows of `/admin/templates`
     groups: Rows
-    places: Rows  # tokens by place, from asked to hit: with one big cache, and as routers' own logs tell
+    places: Rows  # tokens by place, from asked to hit: with one big cache, and by routers' own logs
 
     def rows(self) -> Rows:
-        """All rows, each with the name of its table."""
+        """Return all rows, each with the name of its table."""
         rows = [{"case": "log", **self.figures}]
         tables = {"advice": self.advice, "template": self.templates, "group": self.groups, "place": self.places}
         for case, table in tables.items():
@@ -37,7 +37,7 @@ class Findings:
 
 
 def findings_of(audit: Audit, *, prefill_tokens_per_s: float) -> Findings:
-    """The findings of an audit; `prefill_tokens_per_s` is the assumed speed of a GPU at computing prompts."""
+    """Return the findings of an audit. `prefill_tokens_per_s` is the assumed prefill speed of a GPU."""
     audit.settle()
     ledger = audit.ledger
     span_s = audit.last_s - audit.first_s
@@ -81,8 +81,8 @@ def _figures(audit: Audit, span_s: float, prefill_tokens_per_s: float) -> dict[s
 
 
 def _places(audit: Audit) -> Rows:
-    """A row for each place that has tokens, in the order of the way from asked to hit. `left_share` is what is left
-    behind it; at hits there is nothing to be left."""
+    """Return a row for each place that has tokens, in the order from asked to hit. `left_share` is the share of tokens
+    that remain after the place; it is None at hits."""
     lost = {place for places in STAGES.values() for place in places}
     rows: Rows = [{"place": place.value} for place in TokenPlace if audit.places[place] or audit.served.places[place]]
     for prefix, tokens in (("", audit.places), ("served_", audit.served.places)):
@@ -112,7 +112,7 @@ def _advice(audit: Audit, per_hour: float | None, prefill_tokens_per_s: float) -
         lost = row["lost_tokens"]
         row["lost_share"] = ratio(lost, prompt)
         row["gpu_s"] = round(lost / prefill_tokens_per_s, 1)
-        if row["lost_tokens_per_h"] is None:  # too few requests, or the time span of these is not known
+        if row["lost_tokens_per_h"] is None:  # too few requests, or their time span is unknown
             del row["lost_tokens_per_h"], row["gpu_s_per_h"]
     return rows
 

@@ -1,4 +1,4 @@
-"""The lines of a log, one by one: a file is never in memory as a whole."""
+"""Lines of a log, one by one: a file is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAMAGED = (OSError, EOFError, zlib.error)  # errors of a damaged file; zstandard
 
 
 class CannotOpen(Exception):
-    """A file cannot be opened; the message names it."""
+    """Raised if a file cannot be opened; the message names it."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 class _Unpacked(io.RawIOBase):
-    """A zstandard stream whose errors are OSError, as those of files."""
+    """A zstandard stream that raises its errors as OSError, as files do."""
 
     def __init__(self, reader: BinaryIO, error: type[Exception]) -> None:
         self._reader, self._error = reader, error

@@ -1,4 +1,4 @@
-"""`warmroute audit`: what request logs say about the cache, before there is a router.
+"""`warmroute audit`: findings about the cache from request logs, before a router is deployed.
 
 Logs are read line by line, so that their size does not matter; the memory of texts is bounded by `--memory-mb`.
 """
@@ -27,10 +27,10 @@ from router.tokens.sandbox import CannotRender
 
 UNREAD_NAMED_MAX = 3
 TOKENIZER_CACHE_BYTES_MAX = 256 << 20
-# Lines, and bytes of them, that may follow each other without a request among them; then the rest of the file is left
-# out. 500 MB of line ends are 0.5 MB in a `.gz`, and reading them takes minutes.
+# Maximum of lines, and of their bytes, without a request among them; after that the rest of the file is left out. 500
+# MB of line ends are 0.5 MB in a `.gz`, and reading them takes minutes.
 USELESS_LINES_MAX, USELESS_BYTES_MAX = 1_000_000, 4 << 30
-TELL_S = 2.0  # between two lines of progress on a terminal
+TELL_S = 2.0  # seconds between two lines of progress on a terminal
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Unread:
             self.named.append(f"{name}:{number}: {why}")
 
     def said(self) -> list[str]:
-        """The lines to print for people."""
+        """Return the lines to print for people."""
         more = self.lines - len(self.named)
         named = [f"  {each}" for each in self.named] + ([f"  and {more:,} more"] if more else [])
         return [*self.notes, *([f"Lines that could not be used: {self.lines:,}", *named] if self.lines else [])]
@@ -110,7 +110,7 @@ def _read(names: Sequence[str], audit: Audit, unread: Unread, requests_max: int)
 
 
 def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: Unread) -> bool:
-    """Count what a line has. Returns whether that is a request."""
+    """Count the content of a line. Returns True if it is a request."""
     if line is None:
         unread.add(name, number, f"longer than {LINE_BYTES_MAX:,} bytes")
         return False
@@ -128,7 +128,7 @@ def _take(name: str, number: int, line: bytes | None, audit: Audit, unread: Unre
 
 
 class _Progress:
-    """A line of progress on standard error, if that is a terminal."""
+    """Line of progress on standard error, if that is a terminal."""
 
     def __init__(self) -> None:
         self._wanted = sys.stderr.isatty()
@@ -143,7 +143,7 @@ class _Progress:
 
 
 def _tokenizer(source: str) -> Tokenizer:
-    """A function that counts tokens with a model's own files. Raises the errors of loading them."""
+    """Return a function that counts tokens with a model's own files. Raises the errors of loading them."""
     from router.tokens.encoder import Model
 
     model = Model(source, TOKENIZER_CACHE_BYTES_MAX)

@@ -1,8 +1,8 @@
-"""Makes a request of a line of a log. Logs come in many shapes, so each line is examined by itself.
+"""Makes a request of a line of a log. Logs come in many shapes, so each line is examined separately.
 
-A line is a request's body, or has one within it, as `body`, `request` (OpenAI's batches, gateways) or
-`proxy_server_request` (LiteLLM), as an object or as JSON text, possibly nested. Other facts about the request may be at
-any of these levels. If no path is named, the body's fields show which API it is for.
+A line is a request's body, or contains one as `body`, `request` (OpenAI's batches, gateways) or `proxy_server_request`
+(LiteLLM), as an object or as JSON text, possibly nested. Other facts about the request may be at any of these levels.
+If no path is named, the API is inferred from the body's fields.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/
 MESSAGES, RESPONSES, GENERATE = "/v1/messages", "/v1/responses", "/generate"
 LEVELS_MAX = 4  # levels of nesting: bodies within requests within lines
 NAME_CHARS_MAX = 256
-# Unix times above are in these units: in seconds 1e11 is the year 5138
+# Numbers from these on are Unix times in these units: in seconds, 1e11 is the year 5138
 MILLISECONDS_MIN, MICROSECONDS_MIN, NANOSECONDS_MIN = 1e11, 1e14, 1e17
 
 
 class NotRequest(ValueError):
-    """A line is no request, or has no prompt; the message says why, and quotes nothing."""
+    """Raised if a line is no request, or has no prompt; the message gives the reason without quoting the line."""
 
 
 class Logged(Struct):
-    """A logged request. `prompt_tokens` is 0 if no usage was logged."""
+    """Logged request. `prompt_tokens` is 0 if no usage was logged."""
 
     path: str  # one of PATHS
     body: bytes
@@ -129,7 +129,7 @@ def logged(line: bytes) -> Logged:
 
 
 def _levels(line: bytes) -> tuple[Sequence[_Level], bytes]:
-    """All levels, from the line's own fields to those of the request's body, and that body."""
+    """Return all levels, from the line's own fields to those of the request's body, and that body."""
     body = line.strip()
     try:
         levels = [_decode(body)]
@@ -148,7 +148,7 @@ def _levels(line: bytes) -> tuple[Sequence[_Level], bytes]:
 
 
 def _object(raw: Raw) -> bytes:
-    """The object, which may be given as JSON text; None if it is neither."""
+    """Return the object, which may be given as JSON text; b"" if it is neither."""
     data = bytes(raw)
     if data.startswith(b"{"):
         return data
@@ -159,7 +159,7 @@ def _object(raw: Raw) -> bytes:
     return b""
 
 
-# -- which API -------------------------------------------------------------------------------------------------------
+# -- the API -----------------------------------------------------------------------------------------------------------
 
 
 def _path(levels: Sequence[_Level], body: bytes) -> str:
@@ -185,7 +185,7 @@ def _path(levels: Sequence[_Level], body: bytes) -> str:
 
 
 def _known(url: str) -> str:
-    """The API's path without a gateway's prefix; "" if it is not a known path."""
+    """Return the API's path without a gateway's prefix; "" if it is not a known path."""
     try:
         path = urlsplit(url).path.rstrip("/")
     except ValueError:
@@ -196,7 +196,7 @@ def _known(url: str) -> str:
 
 
 def _is_of_messages(fields: _Level, body: bytes) -> bool:
-    """Whether chat messages are in the form of Anthropic's API."""
+    """True if chat messages are in the form of Anthropic's API."""
     theirs = (fields.system, fields.anthropic_version, fields.stop_sequences, fields.thinking)
     return any(map(given, theirs)) or _OF_MESSAGES.search(body) is not None
 
@@ -209,11 +209,11 @@ def _is_embedding(fields: _Level) -> bool:
     return not bytes(fields.input).startswith(b'"') and as_type(list[dict[str, Raw]], fields.input) is None
 
 
-# -- what else is known ----------------------------------------------------------------------------------------------
+# -- other facts -------------------------------------------------------------------------------------------------------
 
 
 def _name(levels: Sequence[_Level], *names: str) -> str:
-    """The first of these fields that is text, searched from the line's own level inward."""
+    """Return the first of these fields that is text, searched from the line's own level inward."""
     for level in levels:
         for name in names:
             text = as_type(str, getattr(level, name))
@@ -223,7 +223,7 @@ def _name(levels: Sequence[_Level], *names: str) -> str:
 
 
 def _headers(levels: Sequence[_Level]) -> dict[str, str]:
-    """Headers by name in lower case, given as an object or a list of pairs."""
+    """Return headers by name in lower case; the log has them as an object or a list of pairs."""
     found: dict[str, str] = {}
     for level in levels:
         pairs = as_type(dict[str, str | list[str]], level.headers) if given(level.headers) else None
@@ -245,7 +245,7 @@ def _at_s(levels: Sequence[_Level]) -> float | None:
 
 
 def _seconds(value: float | str) -> float | None:
-    """Unix time from a number in any of the units, or from ISO 8601, which is UTC without a zone."""
+    """Return the Unix time from a number in any of the units, or from ISO 8601, which is UTC without a zone."""
     if isinstance(value, str):
         try:
             at = datetime.fromisoformat(value.strip())
@@ -264,7 +264,7 @@ def _seconds(value: float | str) -> float | None:
 
 
 def _usage(levels: Sequence[_Level]) -> tuple[int, int | None]:
-    """Prompt tokens and cached tokens as the engine reported them; 0 if that was not logged."""
+    """Return prompt tokens and cached tokens as the engine reported them; 0 and None if they were not logged."""
     for level in levels:
         raw = level.usage
         answer = as_type(_Answer, level.response)
@@ -287,4 +287,4 @@ def _counts(usage: _Usage) -> tuple[int, int | None]:
         return usage.prompt_tokens, read if cached is None else cached
     if read is None and written is None:
         return usage.input_tokens or 0, cached
-    return (usage.input_tokens or 0) + (read or 0) + (written or 0), read  # Anthropic counts the three apart
+    return (usage.input_tokens or 0) + (read or 0) + (written or 0), read  # Anthropic counts the three separately

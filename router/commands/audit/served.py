@@ -1,6 +1,6 @@
-"""Lines of a router's own log: in which place each prompt token of the requests that it served ended.
+"""Lines of a router's own log: the place at which each prompt token of the served requests ended.
 
-Such a line has no prompt, so nothing more is learned of it; its places are those that the router counted.
+Such a line has no prompt, so it gives no further findings; its places are those that the router counted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _OTHER = "other"  # stands for causes that this release does not know
 
 
 class ServedLine(Struct):
-    """What is needed of a line of a router's log. `places` is None where the request was not computed."""
+    """The needed fields of a line of a router's log. `places` is None if the request was not computed."""
 
     logger: str
     event: str
     places: dict[TokenPlace, int] | None = None
-    held: str = ""  # why not there, and who holds it: `queue at http://10.0.0.7:8000`
+    held: str = ""  # cause for which the holder was passed over, and the holder: `queue at http://10.0.0.7:8000`
 
 
 class _Any(Struct):
@@ -41,12 +41,12 @@ class Served:
     """Sums over the requests that routers served."""
 
     def __init__(self) -> None:
-        self.requests = self.untold = 0  # requests in all, and those whose line has no places
+        self.requests = self.untold = 0  # all requests, and those with a line that has no places
         self.places: Counter[TokenPlace] = Counter()
-        self.held: Counter[str] = Counter()  # tokens held elsewhere by why not there
+        self.held: Counter[str] = Counter()  # tokens held elsewhere, by the cause for which the holder was passed over
 
     def add(self, line: bytes) -> bool:
-        """Count a line of a router's log; False where it is none. Raises NotRequest for one of a release that has
+        """Count a line of a router's log; False for any other line. Raises NotRequest for one of a release that has
         other places."""
         if _OWN not in line:
             return False

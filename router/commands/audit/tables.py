@@ -1,6 +1,6 @@
 """Findings as text, in tables of rich if it is installed, otherwise in plain ones.
 
-Text of a log may come from anybody: characters that a terminal would obey are not shown.
+Text of a log may come from any client: characters that a terminal would interpret are not shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TEXT_WIDTH_MIN = 40
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text. Cells of columns named in `words` are wrapped and aligned left, others right."""
+    """Table of text. Cells of columns named in `words` are wrapped and aligned left, others right."""
 
     title: str
     columns: Sequence[str]
@@ -49,7 +49,7 @@ def print_findings(findings: Findings, unread: Sequence[str], *, excerpts: bool)
         print("\n\n".join(part for part in parts if part))
 
 
-# -- what is said ----------------------------------------------------------------------------------------------------
+# -- contents ----------------------------------------------------------------------------------------------------------
 
 
 def _headline(figures: dict[str, Any]) -> list[str]:
@@ -187,15 +187,15 @@ def _percent(part: float | None) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text on one line, without characters that a terminal would obey."""
+    """Return the text on one line, without characters that a terminal would interpret."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
-# -- how it is shown -------------------------------------------------------------------------------------------------
+# -- layout ------------------------------------------------------------------------------------------------------------
 
 
 def plain(table: Table) -> str:
-    """A table as plain text. A column of words is wrapped if it is the last."""
+    """Return a table as plain text. A column of words is wrapped if it is the last."""
     rows = [list(map(_clean, row)) for row in table.rows]
     widths = [max(len(row[at]) for row in [table.columns, *rows]) for at in range(len(table.columns))]
     last = len(widths) - 1

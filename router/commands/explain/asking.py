@@ -1,6 +1,6 @@
 """`warmroute explain ID`: asks the admin listener for a request's decision, and prints it in words.
 
-Exit status as that of grep: 0 when it was found, 1 when it was not, 2 when the router could not be asked.
+Exit status as that of grep: 0 if it was found, 1 if it was not, 2 if the router could not be asked.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOUND, NOT_FOUND, NOT_ASKED = 0, 1, 2
 
 
 class RouterNotAsked(Exception):
-    """The router could not be asked; the message says why, and what may help."""
+    """Raised if the router could not be asked; the message gives the reason, and a possible remedy."""
 
 
 def main(id_: str, url: str, token_file: Path | None) -> int:
@@ -57,7 +57,7 @@ def _complain(problem: str, status: int) -> int:
 
 
 def _reach(kept: dict[str, Any]) -> str:
-    """How far back there is anything, and how to reach further."""
+    """Describe the time range of the stored decisions, and how to extend it."""
     since_s = kept.get("decisions_since_s")
     if since_s is None:
         said = "No request has ended since the router began."
@@ -72,7 +72,7 @@ def _reach(kept: dict[str, Any]) -> str:
 
 
 async def asked(id_: str, url: str, token: str) -> dict[str, Any]:
-    """The page of the decisions of this id. Raises RouterNotAsked."""
+    """Return the page of the decisions of this id. Raises RouterNotAsked."""
     try:
         async with fetch.session(token, ANSWER_S) as session:
             address, params = f"{url.rstrip('/')}/admin/decisions", {"id": id_, "limit": str(SHOWN_MAX)}

@@ -1,5 +1,5 @@
-"""A decision in words: where the request went and why, what was predicted and what came of it, what took time, and what
-would have helped. Names come from clients, so no character passes that a terminal would obey."""
+"""A decision in words: the request's replica and the reason for it, the prediction and the result, the times, and
+possible improvements. Names come from clients, so characters that a terminal would interpret are removed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _HELP = {
     Miss.MISPREDICTED: "KV events of the replicas, which say what they hold: {n} tokens were thought to be held.",
 }
 _ENDINGS = {"ok": "a whole answer", "client_left": "the client left", "failed": "the answer broke off"}
-_DEAREST = 3  # milliseconds, about: what costs less is not named as what took time
+_DEAREST = 3  # about 3 milliseconds: a smaller cost is not named as a cause of delay
 _COLUMNS = (
     ("cached", "cached_tokens"), ("to compute", "uncached_tokens"), ("open", "in_flight"), ("queue", "pending_ms"),
     ("KV wait", "kv_wait_ms"), ("load", "loading_ms"), ("prefill", "uncached_ms"),
@@ -69,7 +69,7 @@ _COLUMNS = (
 
 
 def explained(row: Row) -> list[str]:
-    """Lines of plain text about one decision."""
+    """Return lines of plain text about one decision."""
     lines = [*_head(row), *_placement(row), *_cache(row), *_times(row), *_helped(row)]
     return [plain(line) for line in lines]
 
@@ -98,7 +98,7 @@ def _head(row: Row) -> Iterator[str]:
 
 
 def _agent(row: Row) -> str:
-    """What the client says of itself. Names are hashed, as on the admin pages."""
+    """Return the client's statements about its agent. Names are hashed, as on the admin pages."""
     parent = f", started by {row['agent_parent']}" if row.get("agent_parent") else ""
     final = "; the client says that it is over" if row.get("agent_final") else ""
     return f"{row.get('agent') or 'of no client that is known'}, its conversation {row['agent_id']}{parent}{final}"
@@ -127,7 +127,7 @@ def _placement(row: Row) -> Iterator[str]:
 
 
 def _candidates(candidates: Sequence[Row], chosen: str) -> Iterator[str]:
-    """A table; the chosen one has a star, and columns in which all are 0 are left out."""
+    """Yield the lines of a table. The chosen candidate has a star, and columns with only zeros are left out."""
     columns = [(title, name) for title, name in _COLUMNS if any(each.get(name) for each in candidates)]
     rows = [["  replica", *(title for title, _ in columns), "grade"]]
     for each in candidates:
@@ -212,7 +212,7 @@ def _times(row: Row) -> Iterator[str]:
 
 
 def _helped(row: Row) -> Iterator[str]:
-    """What would have made this request quicker, or would have kept it from failing."""
+    """Yield changes that would have made this request faster, or would have kept it from failing."""
     advice = list(_advice(row))
     yield ""
     yield "What would have helped:"
@@ -240,19 +240,19 @@ def _advice(row: Row) -> Iterator[str]:
 
 
 def _said(found: Row) -> str:
-    """The advice that the router gives about such a difference."""
+    """Return the advice that the router gives about such a difference."""
     fields = {name: found[name] for name in Difference.__struct_fields__ if name in found}
     fields |= {"change": Change(found["change"]), "piece_hash": 0}
     return said_of(Loss(0, Difference(**fields)))
 
 
 def plain(text: str) -> str:
-    """Text on one line, without characters that a terminal would obey."""
+    """Return the text on one line, without characters that a terminal would interpret."""
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 
 def span(value_s: float) -> str:
-    """A time as people say it."""
+    """Return a time in a readable unit."""
     if value_s < 1:
         return f"{value_s * 1e3:.3g} ms"
     if value_s < 120:

@@ -1,4 +1,4 @@
-"""Asks `/admin/observatory` and nothing else, and shows it once or until q is pressed."""
+"""Requests only `/admin/observatory`, and shows it once or until q is pressed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from router.settings import secrets
 ANSWER_S = 5.0
 PAGE_BYTES_MAX = 16 << 20
 INTERVAL_MIN_S = 0.2
-QUIT = b"qQ\x03\x04"  # keys that end it, besides the signal of Ctrl-C
+QUIT = b"qQ\x03\x04"  # keys that end it, in addition to the signal of Ctrl-C
 
 
 class NoPage(Exception):
-    """The router's page cannot be read; the message says why, and what may help."""
+    """Raised if the router's page cannot be read; the message gives the reason, and a possible remedy."""
 
 
 def main(url: str, token_file: Path | None, *, interval_s: float, once: bool) -> int:
@@ -72,7 +72,8 @@ async def _print_once(url: str, token: str, *, coloured: bool) -> None:
 
 
 async def _watch(url: str, token: str, interval_s: float) -> None:
-    """Show the page until q is pressed. A router that never answered is an error; one that stopped is waited for."""
+    """Show the page until q is pressed. A router that never answered is an error; if it stops answering later, the
+    command waits for it."""
     from rich.console import Console
     from rich.live import Live
 
@@ -97,8 +98,9 @@ async def _watch(url: str, token: str, interval_s: float) -> None:
 
 @contextmanager
 def quit_key() -> Iterator[asyncio.Event]:
-    """An event that is set when a key is pressed that ends the command. The terminal then gives keys without waiting
-    for the end of a line, and is as before in the end. Where standard input is no terminal, no key is heard."""
+    """Yield an event that is set when a key that ends the command is pressed. In the meantime the terminal delivers
+    keys without waiting for the end of a line; its mode is restored at the end. If standard input is no terminal, keys
+    are not read."""
     quit_, keys = asyncio.Event(), sys.stdin
     if keys is None or not keys.isatty():
         yield quit_
@@ -112,7 +114,7 @@ def quit_key() -> Iterator[asyncio.Event]:
 
     def heard() -> None:
         said = os.read(number, 64)
-        if not said or set(said) & set(QUIT):  # nothing: the terminal is gone
+        if not said or set(said) & set(QUIT):  # empty: the terminal is gone
             quit_.set()
 
     tty.setcbreak(number)
@@ -125,7 +127,7 @@ def quit_key() -> Iterator[asyncio.Event]:
 
 
 async def asked(session: aiohttp.ClientSession, url: str) -> Any:  # noqa: ANN401 - JSON
-    """The observatory's page. Raises NoPage."""
+    """Return the observatory's page. Raises NoPage."""
     try:
         async with session.get(f"{url.rstrip('/')}/admin/observatory", allow_redirects=False) as response:
             body = await fetch.read(response, PAGE_BYTES_MAX)

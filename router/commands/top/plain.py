@@ -1,4 +1,4 @@
-"""A screen as plain text: no colours, no width that anything is cut to."""
+"""A screen as plain text, without colours and without a maximum width."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.commands.top.screen import Grid, Line
 
 
 def drawn(parts: Iterable[Line | Grid]) -> str:
-    """Lines of text; columns of tables are as wide as their widest cell, and numbers stand on the right."""
+    """Return lines of text. Columns of tables are as wide as their widest cell, and numbers are right-aligned."""
     return "\n".join(line for part in parts for line in ([_line(part)] if isinstance(part, Line) else _grid(part)))
 
 

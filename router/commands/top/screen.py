@@ -1,6 +1,7 @@
-"""What `top` shows: lines and tables made of the observatory's page, before anybody draws them.
+"""Content of `top`: lines and tables made of the observatory's page, independent of how they are drawn.
 
-Names and labels come from clients, so they are made printable here: no control characters, which a terminal would obey.
+Names and labels come from clients, so they are made printable here: control characters, which a terminal would
+interpret, are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ COLOURS = {
     Miss.MISPREDICTED: "cyan",
 }
 NONE = "-"
-VERIFIED_MIN = 0.2  # least share of prompt tokens of which engines told; below it the actual rate is shown in grey
+# least share of prompt tokens with a cached-token count by the engine; below it the actual rate is shown in grey
+VERIFIED_MIN = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's head. Numbers stand on the right and are never cut; a column that folds may take several lines."""
+    """Head of a column. Numbers are right-aligned and never cut; a column that folds may take several lines."""
 
     name: str
     number: bool = False
@@ -54,15 +56,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table."""
+    """Table with typed columns and rows of cells."""
 
     columns: tuple[Column, ...]
     rows: Sequence[tuple[Cell, ...]]
 
 
 def screen(page: dict[str, Any], *, height: int | None = None, gone: str = "", foot: str = "") -> list[Line | Grid]:
-    """The whole screen. With a `height` in lines, tables are cut until all fits; `gone` says why the figures are old,
-    and `foot` is the last line."""
+    """Return the whole screen. With a `height` in lines, tables are cut until all fits. `gone` gives the reason that
+    the figures are old, and `foot` is the last line."""
     head: list[Line | Grid] = [_line(printable(gone), "bold red")] if gone else []
     head += _headline(page)
     end = [_line(foot, "bright_black")] if foot else []
@@ -83,7 +85,7 @@ def screen(page: dict[str, Any], *, height: int | None = None, gone: str = "", f
 
 
 def shared(room: int, most: Sequence[int]) -> list[int]:
-    """How many rows each table gets, by turns, of this many lines."""
+    """Distribute `room` lines among the tables, one line to each in turn. Returns the number of rows of each table."""
     counts = [0] * len(most)
     while room > 0 and counts != list(most):
         for place, wanted in enumerate(most):
@@ -94,7 +96,7 @@ def shared(room: int, most: Sequence[int]) -> list[int]:
 
 
 def _cut(grid: Grid, rows: int) -> Grid:
-    """The first rows of a table, whose head then says how many there are."""
+    """Return the first rows of a table; its head then shows how many rows there are."""
     if rows >= len(grid.rows):
         return grid
     first, *others = grid.columns
@@ -145,7 +147,8 @@ def _headline(page: dict[str, Any]) -> list[Line]:
 
 
 def _verified(recent: dict[str, int], totals: dict[str, Any]) -> Line:
-    """What engines told: of how many tokens, how many of those were cached, and how many were predicted."""
+    """Return the line of verified tokens: the share with an engine's count, how many of those were cached, and how many
+    were predicted."""
     prompt, verified = recent["prompt_tokens"], recent["verified_tokens"]
     if verified:
         few = "bright_black" if verified < VERIFIED_MIN * prompt else ""
@@ -165,13 +168,13 @@ NUMBERS = ("prompt_tokens", "hit_tokens", "genuine_tokens", "replay_tokens", "ve
 
 
 def _recent(page: dict[str, Any]) -> dict[str, int]:
-    """Sums of the last ten minutes."""
+    """Return sums of the last ten minutes."""
     points = page["timeline"]["points"]
     return {name: sum(point.get(name, 0) for point in points) for name in NUMBERS}
 
 
 def _failed(decision: dict[str, Any]) -> bool:
-    """Whether a request of the page ended in an error of the router's side, or its answer broke off."""
+    """True if a request of the page ended in an error of the router's side, or if its answer ended early."""
     return decision["status"] >= 500 or decision["ending"] in ("failed", "unreached", "drained")
 
 
@@ -179,7 +182,7 @@ def _failed(decision: dict[str, Any]) -> bool:
 
 
 def _reasons(page: dict[str, Any]) -> Grid:
-    """Bars of the reasons of misses in the last ten minutes, the avoidable ones first."""
+    """Return bars of the reasons of misses in the last ten minutes, the avoidable ones first."""
     prompt = _recent(page)["prompt_tokens"]
     points, total = page["timeline"]["points"], page["totals"]["misses"]
     recent = {miss: sum(point["misses"].get(miss, 0) for point in points) for miss in Miss}
@@ -205,7 +208,7 @@ def _advice(advice: Iterable[dict[str, Any]]) -> Grid:
 
 
 def _replicas(page: dict[str, Any]) -> Grid:
-    """Replicas, those that take no requests first, each with its errors among the last requests."""
+    """Return replicas, those that take no requests first, each with its errors among the last requests."""
     errors = _errors(page["decisions"])
     rows = []
     for row in sorted(page["replicas"], key=_takes_requests):
@@ -219,7 +222,7 @@ def _replicas(page: dict[str, Any]) -> Grid:
 
 
 def _errors(decisions: Iterable[dict[str, Any]]) -> Counter[str]:
-    """Attempts that failed, by replica, of the last requests that the page has."""
+    """Count attempts that failed, by replica, among the last requests on the page."""
     failed = Counter(retry["replica"] for row in decisions for retry in row["retries"])
     failed.update(row["replica"] for row in decisions if row["replica"] and _failed(row))
     return failed
@@ -230,12 +233,12 @@ def _takes_requests(replica: dict[str, Any]) -> bool:
 
 
 def _name(replica: dict[str, Any]) -> str:
-    """The replica's name, or its address without one."""
+    """Return the replica's name, or its address without one."""
     return str(replica["name"] or replica["id"].removeprefix("http://"))
 
 
 def _standing(replica: dict[str, Any]) -> Cell:
-    """Whether the replica takes requests, and if not, why."""
+    """Return "warming", "ready", or the reason that the replica takes no requests."""
     if replica["warming"]:
         return Cell("warming", "yellow")
     if replica["ready"] and replica["state"] == "closed":
@@ -245,7 +248,7 @@ def _standing(replica: dict[str, Any]) -> Cell:
 
 
 def _templates(page: dict[str, Any]) -> Grid:
-    """Templates, the most used first."""
+    """Return templates, the most used first."""
     names = {row["id"]: _name(row) for row in page["replicas"]}
     rows = []
     for row in sorted(page["map"], key=lambda row: -row["served_tokens"])[:TEMPLATES_MAX]:
@@ -259,7 +262,7 @@ def _templates(page: dict[str, Any]) -> Grid:
 
 
 def _columns(*names: str) -> tuple[Column, ...]:
-    """Columns without lines. A name that begins with `>` marks a column of numbers."""
+    """Return columns without lines. A name that begins with `>` marks a column of numbers."""
     return tuple(Column(name.lstrip(">"), number=name.startswith(">")) for name in names)
 
 
@@ -267,7 +270,7 @@ def _columns(*names: str) -> tuple[Column, ...]:
 
 
 def printable(text: str) -> str:
-    """Text on one line, without characters that a terminal would obey."""
+    """Return the text on one line, without characters that a terminal would interpret."""
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 

@@ -1,4 +1,4 @@
-"""A screen with colours, drawn by rich. Texts come from clients, so they are never read as rich's markup."""
+"""A screen with colours, drawn by rich. Texts come from clients, so they are never parsed as rich's markup."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from rich.text import Text
 
 from router.commands.top.screen import Grid, Line
 
-GAP_CELLS = 2  # between two columns
+GAP_CELLS = 2  # cells between two columns
 TEXT_CELLS_MIN = 8  # least width of a column of texts that is cut
 
 
 def drawn(parts: Iterable[Line | Grid], *, width: int | None = None) -> Group:
-    """What rich can print. With a `width` in cells each row takes one line, and texts that are too long are cut."""
+    """Return the content for rich to print. With a `width` in cells each row takes one line, and texts that are too
+    long are cut."""
     return Group(*(_line(part, width) if isinstance(part, Line) else _grid(part, width) for part in parts))
 
 
@@ -44,8 +45,8 @@ def _grid(grid: Grid, width: int | None) -> Table:
 
 
 def _widths(grid: Grid, width: int) -> list[int | None]:
-    """Widths of the columns: numbers as wide as they are, and of what is left at most half for each text before the
-    last. rich itself would take cells from numbers as well."""
+    """Return the widths of the columns. Number columns have their full width. Each text column before the last gets at
+    most half of the remaining width. rich itself would take cells from numbers as well."""
     wanted = [
         max(len(column.name), *(len(row[place].text) for row in grid.rows)) for place, column in enumerate(grid.columns)
     ]
