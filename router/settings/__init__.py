@@ -1,13 +1,13 @@
-"""Every setting, and the files that settings name. Where values come from is commands/loading.
+"""Settings of the router, and the files that settings name. commands/loading reads their values from all sources.
 
 schema     the settings, with their defaults and reasons
-reloading  which of them may change while the router runs
+reloading  settings that may change while the router runs
 keys       API keys and tenants
 secrets    secrets, in settings or files
 tls        TLS contexts
-contents   what is in the files that settings name, as the supervisor hands it to its children
-descriptors  how many files the process may open, and what of them is clients'
-networks   where replicas may be that are added at run time
+contents   contents of the files that settings name, as the supervisor passes them to its children
+descriptors  limit of open files of the process, and the part of it for clients
+networks   permitted addresses of replicas that are added at run time
 pairs      settings that are pairs written as one string
-hints      words for mistakes: which right name was meant
+hints      messages for mistakes, with the nearest valid name
 """

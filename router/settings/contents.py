@@ -1,9 +1,10 @@
 """Contents of the files that settings name: keys, tokens, certificates.
 
-They are read once, while the settings are checked and off the event loop, and what was read is noted: a file may be on
-a volume that hangs, or be a pipe, which gives its content only once. One process hands what it noted to itself; with
-several the supervisor hands it to its children with the settings (workers/orders.py). What serves is what was checked
-and accepted, whatever has become of the files since, and a child that is started again has the same as all others.
+They are read once, while the settings are checked and off the event loop, and the contents are noted. A file may be on
+a volume that hangs, or be a pipe, which gives its content only once. With one process, that process uses the contents
+it noted. With several, the supervisor passes them to its children with the settings (workers/orders.py). The router
+serves with the contents that were checked and accepted, even if the files have changed since, and a restarted child has
+the same contents as all others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _noted: ContextVar[dict[str, bytes] | None] = ContextVar("noted", default=None)
 
 
 def hand(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """Let these contents stand for the files at these paths, in this process, from now on. Returns those that did."""
+    """Use these contents in place of the files at these paths, in this process, from now on. Returns the previous
+    contents."""
     global _handed  # a file is a fact of the whole process, as the disk is
     before, _handed = _handed, files
     return before
@@ -34,7 +36,7 @@ def hand(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
 
 @contextmanager
 def handed(files: Mapping[str, bytes]) -> Iterator[None]:
-    """Hand these contents for what the block applies; if it raises, those before stand again."""
+    """Use these contents for the changes that the block applies. If it raises, the previous contents are restored."""
     before = hand(files)
     try:
         yield
@@ -45,8 +47,8 @@ def handed(files: Mapping[str, bytes]) -> Iterator[None]:
 
 @contextmanager
 def noted() -> Iterator[dict[str, bytes]]:
-    """Note what is read by this thread in the block, by path. A file is read once, so that what was checked is what is
-    noted."""
+    """Collect the contents of files that this thread reads in the block, by path. A file is read once, so that the
+    checked contents are the noted ones."""
     files: dict[str, bytes] = {}
     token = _noted.set(files)
     try:
@@ -56,14 +58,15 @@ def noted() -> Iterator[dict[str, bytes]]:
 
 
 class NotedRead(Generic[_T]):
-    """Reads with notes: `read()` is what `read` returns, and `read.files` what the last successful call noted."""
+    """Callable that reads with notes: `read()` returns the result of `read`, and `read.files` is what the last
+    successful call noted."""
 
     def __init__(self, read: Callable[[], _T]) -> None:
         self._read = read
         self.files: dict[str, bytes] = {}
 
     def __call__(self) -> _T:
-        """Raises what `read` raises."""
+        """Read, and note the files. Raises the errors of `read`."""
         with noted() as files:
             found = self._read()
         self.files = files
@@ -71,12 +74,12 @@ class NotedRead(Generic[_T]):
 
 
 def key_of(file: str | Path) -> str:
-    """The name of a file among contents."""
+    """Return the key of a file among contents."""
     return str(Path(file))
 
 
 def content(file: str | Path, bytes_max: int) -> bytes:
-    """What is in a file, at most `bytes_max` + 1 bytes. Raises OSError."""
+    """Return the content of a file, at most `bytes_max` + 1 bytes. Raises OSError."""
     key, files = key_of(file), _noted.get()
     known = _handed.get(key) if files is None else files.get(key)
     if known is not None:
@@ -89,7 +92,7 @@ def content(file: str | Path, bytes_max: int) -> bytes:
 
 @contextmanager
 def as_path(file: str) -> Iterator[str]:
-    """A path that OpenSSL, which reads files only, can read a file's content from. Raises OSError."""
+    """Yield a path for OpenSSL, which reads only files, with the content of the file. Raises OSError."""
     key = key_of(file)
     if key not in _handed and _noted.get() is None:
         yield str(expanded(file))
@@ -100,7 +103,8 @@ def as_path(file: str) -> Iterator[str]:
 
 @contextmanager
 def _in_memory(data: bytes) -> Iterator[str]:
-    """A file of this process alone; where the system has none in memory, one that only its user can read."""
+    """Yield the path of a file that only this process can read. If the system has no files in memory, only the same
+    user can read it."""
     if not hasattr(os, "memfd_create"):
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)

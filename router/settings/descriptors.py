@@ -1,8 +1,8 @@
-"""File descriptors: how many this process may open, how many of them clients may take, and what is said when none is
-left.
+"""File descriptors: the limit of this process, the part of it for clients, and the log line if none is left.
 
-A client's connection may need a second descriptor, for the connection to its engine, so clients get half of what is
-left after a reserve. Running out all the same is the router's own trouble, and is never taken for a replica's.
+A client's connection may need a second descriptor, for the connection to its engine, so clients get half of the limit
+after a reserve. If descriptors run out in spite of this, it is a failure of the router, and is never attributed to a
+replica.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 RESERVE = 64  # standard streams, listeners, files, event streams, and connections of scrapes and admin pages
 A_REPLICA = 4  # descriptors for a replica's probes and events
-REPLICAS_FOUND = 64  # replicas that are reckoned with where discovery finds them
-LIMITS_TRIED = (1 << 20, 10_240)  # tried where the hard limit is none: Linux's default, and the most that macOS takes
-SAY_S = 60.0  # between two lines about having no descriptor left
+REPLICAS_FOUND = 64  # assumed number of replicas if discovery finds them
+LIMITS_TRIED = (1 << 20, 10_240)  # tried without a hard limit: Linux's default, and the maximum of macOS
+SAY_S = 60.0  # seconds between two log lines about a lack of descriptors
 HOW = "LimitNOFILE= of the systemd service, `ulimit -n`, or the limit of the container's runtime"
 
 _NONE_LEFT = (errno.EMFILE, errno.ENFILE)
@@ -45,8 +45,8 @@ def raise_limit() -> int:
 
 
 def connections_within(wanted: int, replicas: int, files_max: int | None = None) -> int:
-    """How many client connections may be open, at most `wanted`, beside so many replicas (0: discovery finds them).
-    `files_max` None: the limit that is in force."""
+    """Return the number of client connections that may be open, at most `wanted`, in addition to `replicas` replicas
+    (0: discovery finds them). `files_max`: None stands for the limit that is in force."""
     if files_max is None:
         files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if files_max == resource.RLIM_INFINITY:
@@ -56,7 +56,7 @@ def connections_within(wanted: int, replicas: int, files_max: int | None = None)
 
 
 def say_connections(wanted: int, allowed: int) -> None:
-    """Say once, at the start, that fewer connections are let in than settings say."""
+    """Log once, at the start, that fewer connections are accepted than the settings allow."""
     if allowed >= wanted:
         return
     fields = {
@@ -72,9 +72,10 @@ def say_connections(wanted: int, allowed: int) -> None:
 
 
 def none_left(error: BaseException) -> bool:
-    """Whether this is an error of connecting, accepting or opening because no descriptor was left."""
+    """True if an error of connecting, accepting or opening was caused by a lack of descriptors."""
     cause = getattr(error, "os_error", None) or error
-    if isinstance(cause, socket.gaierror):  # a name cannot be looked up without a socket, and the error tells no more
+    # a name cannot be looked up without a socket, and the error has no further details
+    if isinstance(cause, socket.gaierror):
         return not can_open()
     if not isinstance(cause, OSError):
         return False
@@ -84,7 +85,7 @@ def none_left(error: BaseException) -> bool:
 
 
 def can_open() -> bool:
-    """Whether a descriptor is left; some 10 us."""
+    """True if a descriptor is left; takes about 10 us."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
@@ -93,14 +94,14 @@ def can_open() -> bool:
 
 
 class DescriptorShortage:
-    """Says that no descriptor is left, at most once in SAY_S, however often it is met."""
+    """Logs that no descriptor is left, at most once in SAY_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._said_s = float("-inf")
 
     def met(self, where: str) -> None:
-        """No descriptor was left for this."""
+        """Log that no descriptor was left for this purpose."""
         now_s = self._clock()
         if now_s - self._said_s < SAY_S:
             return
@@ -112,9 +113,9 @@ class DescriptorShortage:
         )
 
     def look(self) -> None:
-        """Look whether a descriptor is left: nothing tells of clients that the kernel could not hand over."""
+        """Check if a descriptor is left. No error reports clients that the kernel could not hand over."""
         if not can_open():
             self.met("a connection of a client")
 
 
-shortage = DescriptorShortage()  # of this process: one line for whatever lacks a descriptor
+shortage = DescriptorShortage()  # of this process: one log line for all that lacks a descriptor

@@ -1,4 +1,4 @@
-"""Files that people name and write: paths that may begin with ~, pipes that nobody writes to, and YAML."""
+"""Files that people name and write: paths that may begin with ~, pipes without a writer, and YAML."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 SETTLE_S = 0.3  # a file that was changed less long ago may be in the middle of being written
-SETTLE_LOOKS_MAX = 20  # looks at a file that keeps changing, after which it is read as it is
+SETTLE_LOOKS_MAX = 20  # checks of a file that keeps changing, after which it is read as it is
 READ_S_MAX = 2.0  # time until a file has been read to its end; one on a disk is read in milliseconds
 CHUNK_BYTES = 1 << 20
 
 
 class NotYaml(ValueError):
-    """A text is no YAML, for the reason in the message; `line` counts from 1, and is 0 where it is not known."""
+    """Raised if a text is no YAML, for the reason in the message. `line` counts from 1, and is 0 if unknown."""
 
     def __init__(self, why: str, line: int) -> None:
         super().__init__(why)
@@ -25,7 +25,7 @@ class NotYaml(ValueError):
 
 
 def expanded(file: str | Path) -> Path:
-    """The path with a leading ~ or ~user expanded. Raises OSError where there is no such user."""
+    """Return the path with a leading ~ or ~user expanded. Raises OSError for an unknown user."""
     try:
         return Path(file).expanduser()
     except RuntimeError as error:
@@ -33,22 +33,23 @@ def expanded(file: str | Path) -> Path:
 
 
 def wait_until_settled(file: str | Path) -> None:
-    """Return when the file has not changed for SETTLE_S; at the latest after SETTLE_LOOKS_MAX looks. Blocks the thread,
-    which is not the event loop's."""
+    """Return when the file has not changed for SETTLE_S, and at the latest after SETTLE_LOOKS_MAX checks. Blocks the
+    thread, so do not call it on the event loop."""
     for _ in range(SETTLE_LOOKS_MAX):
         try:
             changed_s = expanded(file).stat().st_mtime
-        except OSError:  # between the two steps of a replacement, or gone: reading it says so
+        except OSError:  # between the two steps of a replacement, or gone: reading it raises the error
             changed_s = time.time()
-        # A time in the future is another machine's clock. abs: then the wait is bounded by the number of looks.
+        # A time in the future is another machine's clock. With abs the wait is bounded by the number of checks.
         if abs(time.time() - changed_s) >= SETTLE_S:
             return
         time.sleep(SETTLE_S)
 
 
 def read_at_most(file: str | Path, bytes_max: int) -> bytes:
-    """The first bytes of a file, at most `bytes_max` + 1. A pipe without a writer, or one that is never closed, would
-    otherwise hold its reader for ever. Blocks the thread. Raises OSError, and TimeoutError after READ_S_MAX."""
+    """Return the first bytes of a file, at most `bytes_max` + 1. Without a time limit, a pipe without a writer, or one
+    that is never closed, would block its reader for ever. Blocks the thread. Raises OSError, and TimeoutError after
+    READ_S_MAX."""
     end_s = time.monotonic() + READ_S_MAX
     # Only a pipe waits for another process to open it; O_NONBLOCK changes nothing for a file on a disk.
     number = os.open(expanded(file), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -71,15 +72,15 @@ def read_at_most(file: str | Path, bytes_max: int) -> bytes:
         os.close(number)
 
 
-def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text says
-    """The value that a text of YAML says. Raises NotYaml, also for a key that is given twice in one mapping: PyYAML
-    takes the last one, and the first, such as `auth.keys_file`, would be lost without a word."""
+def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - any value
+    """Return the value of a YAML text. Raises NotYaml, also for a key that is given twice in one mapping: PyYAML takes
+    the last one, and the first, such as `auth.keys_file`, would be lost without a message."""
     import yaml  # takes 10 ms, and many routers have all settings from flags and the environment
 
     try:
         return yaml.load(text, _loader())  # noqa: S506 - derived from a safe loader
-    # PyYAML raises YAMLError for what it knows to be wrong; for a value that is not what its tag says, such as
-    # `!!timestamp x`, AttributeError, KeyError, IndexError and others; RecursionError for deep nesting.
+    # PyYAML raises YAMLError for errors that it detects. A value that does not match its tag, such as `!!timestamp x`,
+    # raises AttributeError, KeyError, IndexError and others; deep nesting raises RecursionError.
     except Exception as error:
         mark = getattr(error, "problem_mark", None)
         known = isinstance(error, yaml.YAMLError | UnicodeError)
@@ -89,13 +90,14 @@ def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - whatever the text says
 
 @cache
 def _loader() -> Any:  # noqa: ANN401 - a class of PyYAML's, which has no types of its own here
-    """A safe loader that refuses duplicate keys at every level."""
+    """Return a safe loader that refuses duplicate keys at every level."""
     import yaml
 
     safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if libyaml is installed
 
     class StrictLoader(safe):  # type: ignore[misc, valid-type]
-        """Keys that a merge (`<<`) brings may be overridden: that is what it is for."""
+        """Loader that refuses duplicate keys. Keys that a merge (`<<`) brings may be overridden, because this is its
+        purpose."""
 
         def flatten_mapping(self, node: yaml.MappingNode) -> None:
             first = dict[tuple[str, str], yaml.Mark]()

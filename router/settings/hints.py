@@ -1,4 +1,4 @@
-"""Words for mistakes in settings: which right name was meant, and which values would be taken."""
+"""Messages for mistakes in settings: the valid name that was probably meant, and the accepted values."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 SIMILAR_MIN = 0.6  # least similarity of a name that is suggested: below it a suggestion is a guess, and misleads
-NAME_CHARS_MAX = 200  # characters of a name that are compared: that takes time by their square
+NAME_CHARS_MAX = 200  # characters of a name that are compared, because the time grows with their square
 _WORDS = re.compile(r"[^a-z0-9]+")
 
 
 def nearest(given: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """`; the nearest is 'NAME'` for the known name that was most likely meant; "" if none is similar. What stands in a
-    `prefix` that all names share makes none of them similar.
+    """Return `; the nearest is 'NAME'` for the known name that was most likely meant; "" if none is similar. A `prefix`
+    that all names share does not count as similarity.
 
     Last parts are compared first: `admin.host` is nearer to `listen.admin_host`, which ends with the same words, than
-    to `admin.token`, which begins with one of them."""
+    to `admin.token`, which begins with one of them.
+    """
     wanted = given[:NAME_CHARS_MAX].removeprefix(prefix).lower()
     best = max(((*_similarity(wanted, name.removeprefix(prefix).lower()), name) for name in known), default=None)
     if best is None or best[1] < SIMILAR_MIN:
@@ -28,7 +29,8 @@ def nearest(given: str, known: Iterable[str], *, prefix: str = "") -> str:
 
 
 def _similarity(given: str, name: str) -> tuple[bool, float, float]:
-    """How similar two names are: whether one ends with all words of the other, then by last parts, then as a whole."""
+    """Return the similarity of two names: True if one ends with all words of the other, then the similarity of their
+    last parts, then of the whole names."""
     words, known = _WORDS.split(given), _WORDS.split(name)
     ends = known[-len(words) :] == words
     whole = SequenceMatcher(None, given, name).ratio()
@@ -39,7 +41,7 @@ def _similarity(given: str, name: str) -> tuple[bool, float, float]:
 
 
 def expected(type_: Any) -> str:  # noqa: ANN401 - the type of any setting
-    """What values a type takes, such as `a whole number from 0 to 65535`."""
+    """Describe the values that a type accepts, such as `a whole number from 0 to 65535`."""
     limits: dict[str, float] = {}
     if get_origin(type_) is Annotated:
         type_, *notes = get_args(type_)
@@ -69,13 +71,13 @@ def _range(least: float | None, most: float | None) -> str:
 
 
 def _plain(limit: float) -> str:
-    """A limit without an exponent, and without a fraction where it has none."""
+    """Return a limit without an exponent, and without a fraction if it is whole."""
     return f"{limit:.0f}" if limit == int(limit) else f"{limit:g}"
 
 
 def shown(value: object) -> str:
-    """A value as a problem quotes it: the whole of a plain one, the beginning of what is long or nests. YAML's aliases
-    make values that are larger by far than the file they are in."""
+    """Return a value as a problem quotes it: all of a plain value, the beginning of a long or nested one. YAML's
+    aliases can produce values that are far larger than the file they are in."""
     return _SHOWN.repr(value)
 
 
@@ -85,6 +87,6 @@ _SHOWN.maxlist = _SHOWN.maxdict = _SHOWN.maxtuple = _SHOWN.maxset = 8
 
 
 def refused(type_: Any, value: object, *, secret: bool = False) -> str:  # noqa: ANN401 - the type of any setting
-    """A value of the wrong type or outside its limits, in one sentence that does not quote a secret."""
+    """Describe a value of the wrong type or outside its limits, in one sentence that does not quote a secret."""
     said = "" if secret else f", not {'an empty value' if value is None else shown(value)}"
     return f"{expected(type_)} is expected{said}"

@@ -1,15 +1,16 @@
-"""Who may use the router: API keys, and the tenants that they belong to.
+"""Access to the router: API keys, and the tenants that they belong to.
 
 The keys file is YAML, a list with an entry for each key (`warmroute make-key` writes one):
 
     - {name: acme-1, sha256: "9f86...", tenant: acme, models: [m], requests_per_min: 600, priority: low}
 
-Only the SHA-256 of a key is kept. A key is 256 random bits, so that nobody can find it from a digest by trying; slow
-hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest:
-timing reveals something of the digest only, which nobody can steer towards another without breaking SHA-256.
+Only the SHA-256 of a key is kept. A key is 256 random bits, so that it cannot be found from a digest by trying. Slow
+hashes are for passwords that people choose, and would cost every request milliseconds. Keys are looked up by digest.
+Timing reveals something of the digest only, and no attacker can steer a digest towards another without breaking
+SHA-256.
 
-Rates, isolation, receipts, repairs, `append_only`, `continue_streams` and `ttft_ms` apply to the tenant, whichever key
-says so; keys that contradict each other are refused. Models and priority apply to the key.
+Rates, isolation, receipts, repairs, `append_only`, `continue_streams` and `ttft_ms` apply to the tenant, for any key
+with the field. Keys that contradict each other are refused. Models and priority apply to the key.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from router.settings.hints import nearest, refused
 from router.settings.schema import Settings, SettingsError
 
 READY_PAGE, PING = "/readyz", "/ping"
-READY_ALIASES = ("/health", PING)  # paths of engines' for the same, asked by load balancers and benchmarks
+READY_ALIASES = ("/health", PING)  # engines' paths for the same, requested by load balancers and benchmarks
 OPEN = ("/healthz", READY_PAGE, *READY_ALIASES)  # paths that need no key
 
 
 PREFIX = "wr-"
 KEY_BYTES = 32
 FILE_BYTES_MAX = 64 << 20
-UNKNOWN_MAX = 20  # fields of one entry that are named as unknown: to find the nearest of known ones takes 0.1 ms
+UNKNOWN_MAX = 20  # fields of one entry that are named as unknown: finding the nearest known one takes 0.1 ms
 OTHER, NONE = "other", "none"  # label values that no tenant may be named
-TTFT_MS_MAX = 3_600_000  # longest time to first token that may be asked for: an hour
-OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conversations whose history has changed
+TTFT_MS_MAX = 3_600_000  # longest time to first token that may be requested: an hour
+OFF, WARN, REJECT = APPEND_ONLY = ("off", "warn", "reject")  # treatment of conversations with a changed history
 
 CONTINUE = ("off", "asked", "exact", "approximate")  # treatment of streams that break
 _OF_TENANT = (
@@ -61,7 +62,7 @@ _PRIORITIES = {priority.name.lower(): priority for priority in Priority}
 
 
 class KeysError(ValueError):
-    """A keys file has problems, one line each; no line has a key or a digest."""
+    """Raised for problems of a keys file, one line each; no line has a key or a digest."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -70,7 +71,7 @@ class KeysError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The tenant that a key belongs to, and what it allows."""
+    """Tenant of a key, with its permissions and limits."""
 
     name: str
     priority: Priority = Priority.NORMAL
@@ -81,17 +82,17 @@ class Tenant:
     receipts: bool = False
     repairs: tuple[str, ...] = ()  # repairs that are made to its requests
     append_only: str = OFF
-    ttft_ms: float | None = None  # time to first token that its requests want unless they say; None: any
-    continue_streams: str = ""  # one of CONTINUE; "": as the model or the settings say
+    ttft_ms: float | None = None  # default time to first token of its requests; None: any
+    continue_streams: str = ""  # one of CONTINUE; "": as the model or the settings define
 
     def allows(self, model: str) -> bool:
-        """Whether the tenant may use this model."""
+        """True if the tenant may use this model."""
         return self.models is None or model in self.models
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is. If the router requires no keys, name and priority are hints of the request itself."""
+    """Owner of a request. If the router requires no keys, name and priority are hints of the request itself."""
 
     name: str = ""
     priority: Priority = Priority.NORMAL
@@ -126,7 +127,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Keys:
-    """A table of keys. Reading the file again makes a new one."""
+    """Table of keys. Reading the file again makes a new one."""
 
     def __init__(self, by_digest: Mapping[str, Tenant], tenants: Mapping[str, Tenant]) -> None:
         self._by_digest = by_digest
@@ -142,14 +143,15 @@ class Keys:
         return list(self._by_digest)
 
     def find(self, key: bytes) -> Tenant | None:
-        """The tenant of a key; None if the key is not in the file."""
+        """Return the tenant of a key; None if the key is not in the file."""
         return self._by_digest.get(hashlib.sha256(key).hexdigest())
 
     @classmethod
     def load(
         cls, file: Path, *, isolate: bool, receipts: bool, repairs: tuple[str, ...] = (), append_only: str = OFF
     ) -> Keys:
-        """Read a keys file; the other arguments are defaults for tenants whose keys do not say. Raises KeysError."""
+        """Read a keys file. The other arguments are defaults for tenants with keys that lack the field. Raises
+        KeysError."""
         problems: list[str] = []
         entries = [_entry(each, number, problems) for number, each in enumerate(_read(file), 1)]
         good = [entry for entry in entries if entry is not None]
@@ -186,7 +188,7 @@ class Keys:
 
 
 def _read(file: Path) -> list[Any]:
-    """The entries of a file, unchecked. Raises KeysError."""
+    """Return the entries of a file, unchecked. Raises KeysError."""
     try:
         text = content(file, FILE_BYTES_MAX)
         listed = yaml_of(text) if len(text) <= FILE_BYTES_MAX else None
@@ -200,8 +202,8 @@ def _read(file: Path) -> list[Any]:
     return listed
 
 
-def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # noqa: ANN401 - whatever the file has
-    """One entry, or None and its problem."""
+def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # noqa: ANN401 - any value
+    """Return one entry, or None after adding its problems."""
     named = given.get("name") if isinstance(given, dict) else None
     which = f"key '{named}'" if isinstance(named, str) and sane_name(named) else f"entry {number}"
     if not isinstance(given, dict):
@@ -220,7 +222,7 @@ def _entry(given: Any, number: int, problems: list[str]) -> _Entry | None:  # no
 
 
 def _mistyped(given: dict[str, Any]) -> list[str]:
-    """What is missing in an entry or of a wrong type; never the file's values, which may be keys."""
+    """Return the fields of an entry that are missing or of a wrong type; never the file's values, which may be keys."""
     wrong = [f"'{name}' is missing" for name in ("name", "sha256", "tenant") if name not in given]
     for name, type_ in get_type_hints(_Entry, include_extras=True).items():
         try:
@@ -231,7 +233,7 @@ def _mistyped(given: dict[str, Any]) -> list[str]:
 
 
 def _wrong(entry: _Entry) -> list[str]:
-    """The problem of an entry whose fields have the right types; "" if there is none."""
+    """Return the problems of an entry with fields of the right types; an empty list without any."""
     wrong = []
     for field, value in (("name", entry.name), ("tenant", entry.tenant)):
         if not sane_name(value):
@@ -254,7 +256,7 @@ def _wrong(entry: _Entry) -> list[str]:
 
 
 def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, Any]]:
-    """What the keys of each tenant say of the tenant."""
+    """Merge the fields that the keys of each tenant set for the tenant."""
     tenants: dict[str, dict[str, Any]] = {}
     for entry in entries:
         said = tenants.setdefault(entry.tenant, {})
@@ -266,17 +268,18 @@ def _shared(entries: list[_Entry], problems: list[str]) -> dict[str, dict[str, A
 
 
 def priority_of(name: str) -> Priority | None:
-    """A priority by its name; None for any other."""
+    """Return a priority by its name; None for any other."""
     return _PRIORITIES.get(name)
 
 
 def sane_name(name: str) -> bool:
-    """Whether a tenant or a key may have this name; what looks like a key or a digest is none, and is not shown."""
+    """True if a tenant or a key may have this name. A text that looks like a key or a digest is refused, and is not
+    shown."""
     return _NAME.fullmatch(name) is not None and not _SECRET.search(name)
 
 
 def _shown(text: object) -> str:
-    """A text of the file as a problem quotes it."""
+    """Return a text of the file as a problem quotes it."""
     return "..." if _SECRET.search(str(text)) else f"{text!s:.40}"
 
 
@@ -286,7 +289,7 @@ def make_key() -> str:
 
 
 def entry_of(key: str, tenant: str, **fields: Any) -> str:  # noqa: ANN401 - fields of an entry
-    """The lines of a keys file for this key; fields that are None or empty are left out. Raises KeysError."""
+    """Return the lines of a keys file for this key; fields that are None or empty are left out. Raises KeysError."""
     digest = hashlib.sha256(key.encode()).hexdigest()
     given = {"name": f"{tenant:.55}-{digest[:8]}", "sha256": digest, "tenant": tenant}
     given |= {name: value for name, value in fields.items() if value}
@@ -298,7 +301,7 @@ def entry_of(key: str, tenant: str, **fields: Any) -> str:  # noqa: ANN401 - fie
 
 
 def is_admin(authorization: bytes, token: str) -> bool:
-    """Whether this header's value has the admin token, compared in constant time; False if there is no token."""
+    """True if this header's value has the admin token, compared in constant time; False if there is no token."""
     scheme, _, given = authorization.partition(b" ")
     return scheme.lower() == b"bearer" and bool(token) and compare_digest(given.strip(), token.encode())
 

@@ -1,11 +1,14 @@
-"""Where replicas may be that are found or added at run time: addresses and networks, never names.
+"""Permitted addresses of replicas that are found or added at run time: addresses and networks, never names.
 
-Adding a replica makes the router connect to it, from the router's own network. So only unambiguous URLs are taken:
+Adding a replica makes the router connect to it, from the router's own network. So only unambiguous URLs are accepted:
 `http://ADDRESS:PORT`, with the address in the form that `ipaddress` prints. Names (which may resolve to another address
 the next time), other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6), user names, paths and
-fragments are refused. Addresses of clouds' metadata services, which give out a machine's own credentials, are refused
-whatever is allowed. So they are where discovery finds them, in DNS or in a pod's status, and this machine's own
-addresses with them unless the settings say otherwise: whoever writes those is trusted to name replicas, and no more.
+fragments are refused. Addresses of clouds' metadata services, which give out a machine's own credentials, are always
+refused.
+
+The same addresses are refused if discovery finds them, in DNS or in a pod's status. This machine's own addresses are
+refused there too, unless the settings allow them. Those who write DNS records or a pod's status are trusted to name
+replicas, and for no other purpose.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ _METADATA = frozenset(
 
 
 class NotAllowed(ValueError):
-    """A replica may not have this URL, for the reason in the message."""
+    """Raised if a replica may not have this URL, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ def _allowed(given: str) -> Allowed:
 
 
 def allowed_problems(given: Iterable[str]) -> list[str]:
-    """Problems of the setting `admin.replicas_allowed`."""
+    """Return the problems of the setting `admin.replicas_allowed`."""
     problems = []
     for each in given:
         try:
@@ -84,7 +87,8 @@ def checked(url: str, within: Iterable[Allowed]) -> str:
 
 
 def usual(address: str, *, loopback: bool) -> bool:
-    """Whether discovery may take this text for a replica's address; one of this machine's own with `loopback` only."""
+    """True if discovery may use this text as a replica's address. An address of this machine's own is accepted with
+    `loopback` only."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -98,7 +102,7 @@ def _within(address: Address, scheme: str, port: int, allowed: Allowed) -> bool:
 
 
 def _never(address: Address) -> bool:
-    """Whether an address is never allowed: link-local (169.254.169.254 is), no host's, or IPv4 written as IPv6."""
+    """True if an address is never allowed: link-local (169.254.169.254 is), no host's, or IPv4 written as IPv6."""
     mapped = isinstance(address, ipaddress.IPv6Address) and (
         address.ipv4_mapped is not None or address.sixtofour is not None or address.teredo is not None
     )
@@ -107,8 +111,8 @@ def _never(address: Address) -> bool:
     return bool(mapped or odd or address in _METADATA)
 
 
-# IPv4 addresses written as IPv6 by NAT64 (RFC 6052, RFC 8215) or an old stack (RFC 4291 section 2.5.5.1); ::1, though
-# in the old range, is none.
+# IPv4 addresses written as IPv6 by NAT64 (RFC 6052, RFC 8215) or an old stack (RFC 4291 section 2.5.5.1). ::1 is in the
+# old range, but is not such an address.
 _TRANSLATED = (
     *map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48")),
     *ipaddress.IPv6Network("::/96").address_exclude(ipaddress.IPv6Network("::1/128")),
@@ -117,7 +121,7 @@ _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a listener on this address can be reached from this machine alone."""
+    """True if a listener on this address can be reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -125,7 +129,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, and not a name."""
+    """True if a host is an IP address, and not a name."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

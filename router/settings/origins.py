@@ -1,4 +1,4 @@
-"""Origins of web pages, as browsers send them in `Origin` (RFC 6454 section 7): scheme, host, and port where it is not
+"""Origins of web pages, as browsers send them in `Origin` (RFC 6454 section 7): scheme, host, and the port if it is not
 the scheme's own."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _OWN_PORTS = {("http", "80"), ("https", "443")}
 
 
 def origin_of(given: str) -> str | None:
-    """The origin as browsers send it; None for what is none."""
+    """Return the origin as browsers send it; None for any other text."""
     if given in (EVERY, OPAQUE):
         return given
     found = _ORIGIN.fullmatch(given.lower())
@@ -23,7 +23,7 @@ def origin_of(given: str) -> str | None:
 
 
 def origin_problems(given: Iterable[str]) -> list[str]:
-    """Problems of the setting `listen.cors_origins`."""
+    """Return the problems of the setting `listen.cors_origins`."""
     what, origins, problems = "'listen.cors_origins'", [origin_of(each) for each in given], list[str]()
     for each, origin in zip(given, origins, strict=True):
         if origin is None:

@@ -1,4 +1,4 @@
-"""Settings that are pairs written as one string: what they mean, and what is wrong with them."""
+"""Settings that are pairs written as one string: their meaning, and their problems."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from router.core.dialects.own_hosts import host_problem
 from router.settings.files import expanded
 from router.settings.schema import SplitSettings
 
-MODELS_MAX = 256  # names in `discovery.models`, each with series of its own
+MODELS_MAX = 256  # names in `discovery.models`, each with its own series
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}/?")
 
 
 def base_urls(given: Iterable[str]) -> tuple[str, ...]:
-    """Base URLs of replicas as they are used: `localhost:9100` is short for `http://localhost:9100`."""
+    """Return base URLs of replicas as they are used: `localhost:9100` is short for `http://localhost:9100`."""
     return tuple(f"http://{url}" if _ADDRESS.fullmatch(url) else url for url in given)
 
 
 def url_problems(urls: Iterable[str], name: str = "replicas") -> list[str]:
-    """Problems of base URLs of replicas in the setting `name`."""
+    """Return the problems of base URLs of replicas in the setting `name`."""
     given = list(urls)
     problems = []
     for url in given:
@@ -40,8 +40,8 @@ def url_problems(urls: Iterable[str], name: str = "replicas") -> list[str]:
 
 
 def same_base(url: str) -> str:
-    """The one spelling of a replica's URL or id: host in small letters, no port that its scheme implies, no / behind
-    it. What is no URL is returned as it is."""
+    """Return the canonical spelling of a replica's URL or id: host in small letters, no port that its scheme implies,
+    no / after it. A text that is no URL is returned unchanged."""
     base, rank, number = url.partition("#")
     try:
         return str(URL(base.rstrip("/"))) + rank + number
@@ -50,8 +50,8 @@ def same_base(url: str) -> str:
 
 
 def split_problems(split: SplitSettings, replicas: Iterable[str] = ()) -> list[str]:
-    """Problems of the settings `split`, where there are no other replicas than these; without any, nothing is said of
-    that."""
+    """Return the problems of the settings `split`. `replicas`: all replicas, if there cannot be others; if empty, the
+    lists are not compared with them."""
     problems = url_problems(split.prefill, "split.prefill") + url_problems(split.decode, "split.decode")
     problems += peer_problems(split.endpoints, "split.endpoints", 8998)
     for each in split.hosts:
@@ -79,7 +79,8 @@ def _base(url: str) -> bool:
         parts = urlsplit(url)
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and not parts.fragment
         fine = fine and url.isascii() and url.isprintable() and " " not in url and "?" not in url
-        fine = fine and bool(URL(url).host)  # what connects is stricter than urlsplit: no backslash, say
+        # yarl, which connects, is stricter than urlsplit: no backslash, for example
+        fine = fine and bool(URL(url).host)
         return bool(fine and (parts.port is None or parts.port > 0) and parts.username is None)
     except ValueError:
         return False
@@ -97,7 +98,7 @@ def peer_endpoints(given: Iterable[str]) -> dict[str, str]:
 
 
 def peer_problems(endpoints: Iterable[str], name: str = "pulls.endpoints", port: int = 5710) -> list[str]:
-    """Problems of a setting `name` of such pairs; `port` is one that its example has."""
+    """Return the problems of a setting `name` of such pairs. `port` is the port in its example."""
     example, told = f"http://10.0.0.1:8000=10.0.0.1:{port}", set[str]()
     problems = list[str]()
     for given in endpoints:
@@ -123,7 +124,7 @@ def objectives(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def objective_problems(pairs: Iterable[str]) -> list[str]:
-    """Problems of the setting `gateway.objectives`."""
+    """Return the problems of the setting `gateway.objectives`."""
     wrong = [given for given in pairs if not re.fullmatch(r"[^=\s]+=(high|normal|low)", given)]
     return [f"'gateway.objectives': '{given}' is not of the form NAME=high, normal or low" for given in wrong]
 
@@ -134,7 +135,7 @@ def continued_models(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def model_problems(names: Sequence[str]) -> list[str]:
-    """Problems of the setting `discovery.models`."""
+    """Return the problems of the setting `discovery.models`."""
     problems = [f"'discovery.models': {name!r} is no name of a model" for name in names if not name.strip()]
     twice = [name for name, count in Counter(names).items() if count > 1]
     problems += [f"'discovery.models': '{name}' is given twice" for name in twice]
@@ -144,13 +145,13 @@ def model_problems(names: Sequence[str]) -> list[str]:
 
 
 def continue_problems(pairs: Iterable[str]) -> list[str]:
-    """Problems of the setting `upstream.continue_models`."""
+    """Return the problems of the setting `upstream.continue_models`."""
     wrong = [given for given in pairs if not re.fullmatch(r".+=(off|asked|exact|approximate)", given)]
     return [f"'upstream.continue_models': '{given}' is not MODEL=off, asked, exact or approximate" for given in wrong]
 
 
 def event_problems(endpoints: Iterable[str], topics: Iterable[str], bind: str) -> list[str]:
-    """Problems of the settings `events.*`."""
+    """Return the problems of the settings `events.*`."""
     problems = []
     for given in endpoints:
         replica, *rest = given.split("=")
@@ -193,7 +194,7 @@ def template_kwargs(given: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def token_problems(sources: Iterable[str], kwargs: Iterable[str]) -> list[str]:
-    """Problems of the settings `tokens.*`."""
+    """Return the problems of the settings `tokens.*`."""
     problems = []
     try:
         if not all(tokenizers(sources).values()):

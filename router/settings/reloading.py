@@ -1,12 +1,12 @@
 """Reading the settings again while the router runs (SIGHUP), from the same file, environment and flags.
 
-A file that a setting names (a certificate, a key, a token) is looked at every `listen.files_interval_s`, and asks for
-the same when it has changed: a mounted Secret is exchanged under the router, with nobody there to send a signal. The
-settings file itself is not looked at, since whoever writes it wants to check it first.
+Files that settings name (certificates, keys, tokens) are checked every `listen.files_interval_s`, and a change has the
+same effect as SIGHUP. A mounted Secret can thus be replaced without a signal to the router. The settings file itself is
+not checked, because its author wants to check it first.
 
 Settings with a problem change nothing. Otherwise those that are LIVE are applied at once, and files that settings name
-are read again even if no setting changed; requests under way are not touched. FIXED settings stay as they were, and a
-warning names those that changed: a restart as a lame duck costs no request. Every setting is in exactly one of the two
+are read again even if no setting changed. Current requests are not affected. FIXED settings stay as they were, and a
+warning names those that changed; a restart as a lame duck costs no request. Every setting is in exactly one of the two
 lists; a SWITCH is live unless it is turned on or off.
 """
 
@@ -107,7 +107,7 @@ SWITCHES = frozenset(
     )
 )  # fmt: skip
 
-# Live settings that name files, which are looked at for changes.
+# Live settings that name files, which are checked for changes.
 FILES = (
     "gateway.tls_certificate", "gateway.tls_key", "gateway.tls_client_ca",
     "listen.tls_certificate", "listen.tls_key", "listen.tls_client_ca", "admin.token_file", "auth.keys_file",
@@ -115,14 +115,14 @@ FILES = (
     "upstream.api_key_file", "upstream.tls_ca", "upstream.tls_certificate", "upstream.tls_key",
     "prewarm.prefixes_file",
 )  # fmt: skip
-OFF_S = 10.0  # between two looks whether looking at files was switched on
+OFF_S = 10.0  # interval of checks for a change of `listen.files_interval_s`, while it is 0
 
 REFUSED = "configuration refused: the old one stays in force"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """The result of reading the settings again."""
+    """Result of reading the settings again."""
 
     settings: Settings  # the settings now in force
     applied: tuple[str, ...]  # keys of settings that changed and were applied
@@ -130,7 +130,7 @@ class SettingsChange:
 
 
 def change(old: Settings, new: Settings) -> SettingsChange:
-    """The old settings, with those that are live taken from the new ones."""
+    """Return the old settings, with those that are live taken from the new ones."""
     settings, applied, kept = old, list[str](), list[str]()
     for key in field_keys():
         was, wanted = _get(old, key), _get(new, key)
@@ -145,8 +145,8 @@ def change(old: Settings, new: Settings) -> SettingsChange:
 
 
 def refuse_empty(old: Settings, new: Settings) -> None:
-    """Raise SettingsError if the new settings, read from a file that is empty or cut off, say, would take away all
-    replicas or all keys."""
+    """Raise SettingsError if the new settings would remove all replicas or all keys, for example because their file is
+    empty or truncated."""
     if new.allow_empty:
         return
     problems = []
@@ -163,7 +163,7 @@ def _get(settings: Settings, key: str) -> Any:  # noqa: ANN401 - any setting
     return reduce(getattr, key.split("."), settings)
 
 
-def _with(settings: Settings, key: str, value: Any) -> Settings:  # noqa: ANN401 - likewise
+def _with(settings: Settings, key: str, value: Any) -> Settings:  # noqa: ANN401 - any setting
     section, dot, name = key.partition(".")
     inner = dataclasses.replace(getattr(settings, section), **{name: value}) if dot else value
     return dataclasses.replace(settings, **{section: inner})
@@ -173,12 +173,12 @@ Look = tuple[str, int, int, int]
 
 
 def files_of(settings: Settings) -> tuple[str, ...]:
-    """Paths of the files that these settings name and that may change while the router runs."""
+    """Return the paths of the files that these settings name and that may change while the router runs."""
     return tuple(filter(None, (str(_get(settings, key)) for key in FILES)))
 
 
 def _looks_of(files: tuple[str, ...]) -> tuple[Look, ...]:
-    """Of each file its path, inode, time of change in ns and size in bytes; zeros for one that is not there."""
+    """Return for each file its path, inode, time of change in ns and size in bytes; zeros for a missing file."""
     looks = list[Look]()
     for path in files:
         try:
@@ -190,15 +190,15 @@ def _looks_of(files: tuple[str, ...]) -> tuple[Look, ...]:
 
 
 class FileChanges:
-    """Tells a change of files once, when two looks in a row have found the same: a file that is half written, or a
-    certificate whose key is about to follow, is left until it is whole."""
+    """Reports a change of files once, when two checks in a row have found the same state. A file that is half written,
+    or a certificate with a key that is about to follow, is left until it is complete."""
 
     def __init__(self, looks: tuple[Look, ...]) -> None:
         """`looks` are those of the files that are in force."""
         self._last = self._known = looks
 
     def settled(self, looks: tuple[Look, ...]) -> bool:
-        """Whether these looks, the newest, are of files that have changed and stay so."""
+        """True if these looks, the newest, are of files that have changed and stay so."""
         still, self._last = looks == self._last, looks
         if not still or looks == self._known:
             return False
@@ -207,7 +207,7 @@ class FileChanges:
 
 
 class Reloader:
-    """Reads the settings again on request, one time after another."""
+    """Reads the settings again on request, one reload at a time."""
 
     def __init__(
         self,
@@ -218,9 +218,9 @@ class Reloader:
         *,
         file: Path | None = None,
     ) -> None:
-        """`settings` are in force now. `read` raises SettingsError, and so may `apply`, before it has changed anything;
-        `told` is called with the result, `ok` or `refused`. `file` is the settings file, if there is one: it is read
-        when nothing writes to it."""
+        """`settings`: the settings in force. `read`: raises SettingsError. `apply`: may raise it too, before it has
+        changed anything. `told`: called with the result, `ok` or `refused`. `file`: the settings file, if there is one;
+        it is read when no process writes to it."""
         self.settings = settings
         self._file = file
         self._read = read
@@ -229,11 +229,11 @@ class Reloader:
         self._asked = asyncio.Event()
 
     def ask(self) -> None:
-        """Have the settings read again soon; several requests meanwhile count as one."""
+        """Request a reload soon; several requests until then count as one."""
         self._asked.set()
 
     async def watch(self) -> None:
-        """Serve such requests, and those of files that changed, until cancelled."""
+        """Serve such requests, and changes of files, until cancelled."""
         looking = asyncio.create_task(self._look_at_files())
         try:
             while True:
@@ -244,7 +244,7 @@ class Reloader:
             looking.cancel()
 
     async def _look_at_files(self) -> None:
-        """Ask for a reload when files have changed. Threads look at them: a file's volume may hang."""
+        """Request a reload when files have changed. Threads check them, because a file's volume may hang."""
         loop = asyncio.get_running_loop()
         changes = FileChanges(await loop.run_in_executor(None, _looks_of, files_of(self.settings)))
         while True:

@@ -8,7 +8,7 @@ BYTES_MAX = 4_096
 
 
 def read(value: str, file: str) -> str:
-    """The secret; "" if there is none. White space at the end of a file is dropped. Raises OSError, and
+    """Return the secret; "" if there is none. White space at the end of a file is dropped. Raises OSError, and
     UnicodeDecodeError if the file is no text."""
     if not file:
         return value
@@ -16,7 +16,7 @@ def read(value: str, file: str) -> str:
 
 
 def problems(name: str, value: str, file: str, *, chars_min: int) -> list[str]:
-    """Problems of the settings `name` and `name_file`; no line has the secret."""
+    """Return the problems of the settings `name` and `name_file`; no line has the secret."""
     if value and file:
         return [f"'{name}', '{name}_file': give one of them"]
     try:

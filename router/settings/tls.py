@@ -1,7 +1,7 @@
 """TLS contexts for the main listener and for connections to replicas.
 
-Each call takes its files as they were last accepted, so that one call takes over a renewed certificate; existing
-connections keep what they agreed on. TLS 1.2 is the least (RFC 8996).
+Each call uses its files as they were last accepted, so that one call applies a renewed certificate; existing
+connections keep their negotiated parameters. TLS 1.2 is the least (RFC 8996).
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from router.settings.contents import PEM_BYTES_MAX, as_path, content
 
 
 class OwnFiles(Protocol):
-    """Settings that name a certificate of ours."""
+    """Settings that name a certificate of the router's own."""
 
     @property
     def tls_certificate(self) -> str:
-        """The file of the certificate chain."""
+        """File of the certificate chain."""
 
     @property
     def tls_key(self) -> str:
-        """The file of its key."""
+        """File of its key."""
 
 
 class ListenerFiles(OwnFiles, Protocol):
-    """The settings `listen`, as far as they concern TLS."""
+    """The TLS settings of `listen`."""
 
     @property
     def tls_client_ca(self) -> str:
-        """The file of the authorities that sign clients' certificates."""
+        """File of the authorities that sign clients' certificates."""
 
 
 class ReplicaFiles(OwnFiles, Protocol):
-    """The settings `upstream`, as far as they concern TLS."""
+    """The TLS settings of `upstream`."""
 
     @property
     def tls_ca(self) -> str:
-        """The file of the authorities that sign replicas' certificates."""
+        """File of the authorities that sign replicas' certificates."""
 
 
 def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLContext | None:
-    """The context of the main listener; None without a certificate. A `key` of "" means that `certificate` has the key.
-    With a `client_ca` clients must show a certificate signed by it. Raises OSError (ssl.SSLError is one)."""
+    """Return the context of the main listener; None without a certificate. A `key` of "" means that `certificate` has
+    the key. With a `client_ca` clients must present a certificate signed by it. Raises OSError (ssl.SSLError is one).
+    """
     if not certificate:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -57,8 +58,8 @@ def listener_context(certificate: str, key: str, client_ca: str) -> ssl.SSLConte
 
 
 def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
-    """The context for replicas. A `ca` of "" means the machine's authorities, which take 20 ms and a megabyte to read.
-    Raises OSError (ssl.SSLError is one)."""
+    """Return the context for replicas. A `ca` of "" means the machine's authorities, which take 20 ms and a megabyte to
+    read. Raises OSError (ssl.SSLError is one)."""
     if ca:
         with as_path(ca) as path:
             context = ssl.create_default_context(cafile=path)
@@ -71,8 +72,8 @@ def replica_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
 
 
 def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
-    """Have new connections of a context for replicas show the present certificate and trust the present authorities. It
-    keeps trusting earlier authorities: OpenSSL forgets none. Raises OSError."""
+    """Apply the current certificate and authorities to new connections of a context for replicas. It continues to trust
+    earlier authorities, because OpenSSL removes none. Raises OSError."""
     if context is None:
         return
     if files.tls_ca:
@@ -82,19 +83,19 @@ def renew(context: ssl.SSLContext | None, files: ReplicaFiles) -> None:
 
 
 def for_listener(files: ListenerFiles) -> ssl.SSLContext | None:
-    """The main listener's context by the settings; None without a certificate. Raises OSError."""
+    """Return the main listener's context by the settings; None without a certificate. Raises OSError."""
     return listener_context(files.tls_certificate, files.tls_key, files.tls_client_ca)
 
 
 def for_replicas(files: ReplicaFiles) -> ssl.SSLContext | None:
-    """The context for replicas by the settings; None if none is set: then the machine's authorities are read when they
-    are needed. Raises OSError."""
+    """Return the context for replicas by the settings. None if no file is set: the machine's authorities are then read
+    when they are needed. Raises OSError."""
     named = files.tls_ca or files.tls_certificate
     return replica_context(files.tls_ca, files.tls_certificate, files.tls_key) if named else None
 
 
 def listener_problems(certificate: str, key: str, client_ca: str, section: str = "listen") -> list[str]:
-    """Problems of a listener's files, by the names of their settings in this section."""
+    """Return the problems of a listener's files, by the names of their settings in this section."""
     if not certificate:
         named = [name for name, value in (("tls_key", key), ("tls_client_ca", client_ca)) if value]
         return [f"'{section}.{name}': needs '{section}.tls_certificate' too" for name in named]
@@ -102,7 +103,7 @@ def listener_problems(certificate: str, key: str, client_ca: str, section: str =
 
 
 def replica_problems(ca: str, certificate: str, key: str, section: str = "upstream") -> list[str]:
-    """Problems of the files for replicas, or for others whom the router calls, by the names of their settings."""
+    """Return the problems of the files for connections to replicas or other servers, by the names of their settings."""
     if key and not certificate:
         return [f"'{section}.tls_key': needs '{section}.tls_certificate' too"]
     return _ca_problem(f"{section}.tls_ca", ca) + (_chain_problem(section, certificate, key) if certificate else [])
@@ -161,5 +162,5 @@ def _said(error: ssl.SSLError) -> str:
 
 
 def _no_password() -> str:
-    """Give no password: otherwise OpenSSL would ask the terminal for one."""
+    """Return no password: otherwise OpenSSL would prompt for one on the terminal."""
     return ""
