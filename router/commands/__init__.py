@@ -1,4 +1,4 @@
-"""Commands: `warmroute serve`, `check-config`, `make-key`, `top`, `explain` and `audit`.
+"""The commands `serve`, `check-config`, `make-key`, `top`, `explain` and `audit` of `warmroute`.
 
 main     the command line
 loading  settings from all sources, checked

@@ -1,7 +1,7 @@
 """Settings from all sources, checked together: every problem is reported at once.
 
-Later sources win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is `limits:
-{body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and `--set
+Later sources win: defaults, the YAML file, the environment, flags. A field `limits.body_bytes_max` is
+`limits: {body_bytes_max: ...}` in the file, `WARMROUTE_LIMITS_BODY_BYTES_MAX` in the environment, and `--set
 limits.body_bytes_max=...` on the command line. An unknown key is an error, and the message names the nearest valid one.
 """
 

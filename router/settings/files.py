@@ -73,14 +73,14 @@ def read_at_most(file: str | Path, bytes_max: int) -> bytes:
 
 
 def yaml_of(text: str | bytes) -> Any:  # noqa: ANN401 - any value
-    """Return the value of a YAML text. Raises NotYaml, also for a key that is given twice in one mapping: PyYAML takes
-    the last one, and the first, such as `auth.keys_file`, would be lost without a message."""
+    """Return the value of a YAML text. Raises NotYaml, also for a key that is given twice in one mapping. PyYAML itself
+    takes the last one, so that the first, such as `auth.keys_file`, would be lost without a message."""
     import yaml  # takes 10 ms, and many routers have all settings from flags and the environment
 
     try:
         return yaml.load(text, _loader())  # noqa: S506 - derived from a safe loader
     # PyYAML raises YAMLError for errors that it detects. A value that does not match its tag, such as `!!timestamp x`,
-    # raises AttributeError, KeyError, IndexError and others; deep nesting raises RecursionError.
+    # raises AttributeError, KeyError, IndexError and others. Deep nesting raises RecursionError.
     except Exception as error:
         mark = getattr(error, "problem_mark", None)
         known = isinstance(error, yaml.YAMLError | UnicodeError)

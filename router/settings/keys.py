@@ -9,8 +9,9 @@ hashes are for passwords that people choose, and would cost every request millis
 Timing reveals something of the digest only, and no attacker can steer a digest towards another without breaking
 SHA-256.
 
-Rates, isolation, receipts, repairs, `append_only`, `continue_streams` and `ttft_ms` apply to the tenant, for any key
-with the field. Keys that contradict each other are refused. Models and priority apply to the key.
+Models and priority apply to the key. All other fields (rates, isolation, receipts, repairs, `append_only`,
+`continue_streams` and `ttft_ms`) apply to the tenant, and may be set with any of its keys. Keys that contradict each
+other are refused.
 """
 
 from __future__ import annotations

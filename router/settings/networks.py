@@ -1,13 +1,13 @@
 """Permitted addresses of replicas that are found or added at run time: addresses and networks, never names.
 
 Adding a replica makes the router connect to it, from the router's own network. So only unambiguous URLs are accepted:
-`http://ADDRESS:PORT`, with the address in the form that `ipaddress` prints. Names (which may resolve to another address
-the next time), other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6), user names, paths and
-fragments are refused. Addresses of clouds' metadata services, which give out a machine's own credentials, are always
-refused.
+`http://ADDRESS:PORT`, with the address in the form that `ipaddress` prints. Names are refused, because they may resolve
+to another address the next time. Other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6) are refused,
+as are user names, paths and fragments. Addresses of clouds' metadata services, which give out a machine's own
+credentials, are always refused.
 
 The same addresses are refused if discovery finds them, in DNS or in a pod's status. This machine's own addresses are
-refused there too, unless the settings allow them. Those who write DNS records or a pod's status are trusted to name
+refused there too, unless the settings allow them. Authors of DNS records or of a pod's status are trusted to name
 replicas, and for no other purpose.
 """
 

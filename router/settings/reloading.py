@@ -56,7 +56,8 @@ LIVE = frozenset(
         "prewarm.prefixes_file", "prewarm.templates", "prewarm.tokens_max", "prewarm.hold_ready", "prewarm.timeout_s",
     )
 )  # fmt: skip
-# Settings of sockets, processes, and parts that are built once: index, tokenizers, probe sessions, event followers.
+# Settings of sockets and processes, and of parts that are built once: index, tokenizers, probe sessions and event
+# followers.
 FIXED = frozenset(
     (
         "discovery.pools",

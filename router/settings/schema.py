@@ -473,8 +473,7 @@ class TokenSettings:
     """Tokenizers: `MODEL=PATH`, or `PATH` for every model. A folder with tokenizer.json and the chat template, or a
     name on the model hub, optionally with its revision (`NAME@REVISION`). Needs the extra `tokenizers`."""
     template_kwargs: tuple[str, ...] = ()
-    """Values of the flag `--default-chat-template-kwargs` with which engines were started: `MODEL={"enable_thinking":
-    false}`."""
+    """Values of the engines' flag `--default-chat-template-kwargs`, by model: `MODEL={"enable_thinking": false}`."""
     ask_replicas: bool = True
     """If true, prompts of a model without a tokenizer in the router are tokenized by its replicas (`/tokenize`), a
     round trip a prompt."""
@@ -593,7 +592,7 @@ class SharedSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """State that a starting router restores: blocks that replicas hold, the replica that answered each conversation,
+    """State that a starting router restores: blocks that replicas hold, the replica that answered each prompt,
     and learned values. It consists of hashes and numbers, never of a prompt, an answer or a key of a client."""
 
     file: str = ""

@@ -1,4 +1,4 @@
-"""Envelope of a document of measurements: command, commit, machine, date, rows."""
+"""Envelope of a document of measurements, with command, commit, machine, date and rows."""
 
 from __future__ import annotations
 

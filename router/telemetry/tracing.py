@@ -87,7 +87,7 @@ class Tracer:
 
     def __init__(self, settings: TracingSettings, *, scheme: str) -> None:
         """`scheme` is that of the listener. These variables of OpenTelemetry apply too: OTEL_EXPORTER_OTLP_HEADERS,
-        _CERTIFICATE, _TIMEOUT, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY."""
+        _CERTIFICATE and _TIMEOUT, OTEL_RESOURCE_ATTRIBUTES, OTEL_BSP_SCHEDULE_DELAY."""
         self._ratio = settings.sample_ratio
         self._scheme = scheme
         ids = random.Random(secrets.randbits(256))  # noqa: S311 - ids that must differ and may be guessed

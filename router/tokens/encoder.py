@@ -239,7 +239,7 @@ class Prompts:
         return loaded.chatless if loaded is not None else ""
 
     def counts(self) -> Mapping[str, int]:
-        """Return numbers of prompts by outcome: encoded, asked, remembered, late, failed, unknown."""
+        """Return numbers of prompts by outcome. Outcomes are encoded, asked, remembered, late, failed and unknown."""
         return self._counts
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from router.tokens.extra import MissingExtra, library
 # Models with chats that vLLM 0.32 renders by its own code (renderers/registry.py, online_renderer.py).
 OWN_RENDERERS = frozenset(("gpt_oss", "deepseek_v32", "deepseek_v4", "kimi_k3", "inkling", "cohere2_moe"))
 SEGMENT_OVERHEAD_BYTES = 200  # CPython's cost of a remembered segment: key, entry and place in the order
-# Kinds of text on which encoders are known to differ: spaces, digits, scripts, combining marks, look-alikes.
+# Kinds of text on which encoders are known to differ: spaces, digits, scripts, combining marks and look-alikes.
 PROBES = (
     "",
     "Hello, world! It's 2024-11-05, 10:30pm; pi=3.14159265358979",

@@ -18,8 +18,8 @@ _MESSAGE_NAMES = ("message", "msg", "m")  # loop variables that SGLang looks for
 
 
 def refuses_inline_system(source: str) -> bool:
-    """True if the template fails on [system, user, system, user]: vLLM's probe of the Messages API, rendered without
-    transformers' names."""
+    """True if the template fails on messages of the roles system, user, system and user. This is vLLM's probe of the
+    Messages API, rendered without transformers' names."""
     jinja2 = library("jinja2")
     bare = library("jinja2.sandbox").ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[library("jinja2.ext").loopcontrols]

@@ -6,8 +6,8 @@ files contain no secret, so they need no token, like `/healthz` (guard.py). All 
 `/admin/series` and `/admin/decisions`, which need the token. Text that clients chose (names, labels) is put into the
 page as text only, in app.js and its modules.
 
-uplot.js and uplot.css are uPlot 1.6.32 as npm has it (MIT, uplot.LICENSE): 51 KB that draw 720 points in a few
-milliseconds, with zoom, a cursor that all charts share, and axes of time. uPlot makes no markup of text and sets styles
+uplot.js and uplot.css are uPlot 1.6.32 as npm has it (MIT, uplot.LICENSE). Its 51 KB draw 720 points in a few
+milliseconds, with zoom, a cursor that all charts share, and axes of time. It makes no markup of text and sets styles
 through the object model alone, so it needs no exception in the policy.
 """
 

@@ -1,7 +1,8 @@
-"""Sums of all requests of five seconds, placed or not: counts, tokens, times, load.
+"""Sums of all requests of five seconds, placed or not: counts, tokens, times and load.
 
 An interval is a mapping of names to numbers, so that intervals add up to longer ones name by name. This also holds for
 an interval that another version of the router stored. Names are those of the page's points, except for
+
     miss:REASON            prompt tokens that missed the cache, by reason
     place:PLACE            prompt tokens by the place where they ended
     held:CAUSE             of those held elsewhere, by the cause for which the holder was passed over

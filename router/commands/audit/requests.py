@@ -1,8 +1,8 @@
 """Makes a request of a line of a log. Logs come in many shapes, so each line is examined separately.
 
-A line is a request's body, or contains one as `body`, `request` (OpenAI's batches, gateways) or `proxy_server_request`
-(LiteLLM), as an object or as JSON text, possibly nested. Other facts about the request may be at any of these levels.
-If no path is named, the API is inferred from the body's fields.
+A line is a request's body, or contains one in a field. The field is `body`, `request` (OpenAI's batches, gateways) or
+`proxy_server_request` (LiteLLM). Its value is an object or JSON text, possibly nested. Other facts about the request
+may be at any of these levels. If no path is named, the API is inferred from the body's fields.
 """
 
 from __future__ import annotations
