@@ -2,8 +2,8 @@
 
 Adding a replica makes the router connect to it, from the router's own network. So only unambiguous URLs are accepted:
 `http://ADDRESS:PORT`, with the address in the form that `ipaddress` prints. Names are refused, because they may resolve
-to another address the next time. Other spellings of an address (decimal, octal, hexadecimal, IPv4 in IPv6) are refused,
-as are user names, paths and fragments. Addresses of clouds' metadata services, which give out a machine's own
+to another address the next time. User names, paths and fragments are refused too, as are other spellings of an address
+(decimal, octal, hexadecimal, IPv4 in IPv6). Addresses of clouds' metadata services, which give out a machine's own
 credentials, are always refused.
 
 The same addresses are refused if discovery finds them, in DNS or in a pod's status. This machine's own addresses are

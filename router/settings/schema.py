@@ -663,9 +663,9 @@ class UpstreamSettings:
     continue_models: tuple[str, ...] = ()
     """Stream failover of single models, in the values of `upstream.continue_streams`: `MODEL=exact`."""
     hand_over_s: NotNegative = 5.0
-    """Seconds from the report that a replica is leaving or not ready (by discovery), or from a request to drain it, until
-    its streams that can be continued are moved to other replicas. Shorter than the grace period that engines have to
-    end."""
+    """Seconds from the report that a replica is leaving or not ready (by discovery), or from a request to drain it,
+    until its streams that can be continued are moved to other replicas. Shorter than the grace period that engines have
+    to end."""
 
 
 @dataclass(frozen=True, slots=True)
