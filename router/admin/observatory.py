@@ -207,7 +207,7 @@ class Observatory:
 
     def _split(self) -> dict[str, Any] | None:
         """Return the replicas with a KV connector for disaggregated prefill, those that prefill first, and their pairs;
-        None if there never was such a replica."""
+        None without such a replica."""
         router, now_s = self._router, self._clock()
         counts, rows = router.pair_counts(now_s), Rows()
         for member in router.members:

@@ -592,8 +592,8 @@ class SharedSettings:
 
 @dataclass(frozen=True, slots=True)
 class StateSettings:
-    """State that a starting router restores: blocks that replicas hold, the replica that answered each prompt,
-    and learned values. It consists of hashes and numbers, never of a prompt, an answer or a key of a client."""
+    """State that a starting router restores: blocks that replicas hold, the replica that answered each prompt, and
+    learned values. It consists of hashes and numbers, never of a prompt, an answer or a key of a client."""
 
     file: str = ""
     """File in which the router saves its state, and from which it restores it; empty: none. One router uses it, for all
@@ -614,7 +614,7 @@ class StateSettings:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSettings:
-    """Calls of replicas."""
+    """Connections to replicas: credentials, timeouts, retries and stream failover."""
 
     api_key: str = ""
     """Bearer token sent to replicas instead of the client's own; empty: the client's is passed on unless keys are the
@@ -656,10 +656,10 @@ class UpstreamSettings:
     retry_floor_per_s: NotNegative = 10.0
     """Retries per second that are always allowed, regardless of the ratio."""
     continue_streams: Literal["off", "asked", "exact", "approximate"] = "asked"
-    """Stream failover: continues a broken stream on another replica. It is the default for streams without a value in a
-    key or in `upstream.continue_models`. `asked`: if the request asks for it (`x-warmroute-continue`); `exact`: if the
-    whole is what one replica would have sent; `approximate`: also if it may differ; `off`: never. Engines are then
-    asked for token ids, and each event of such streams is read."""
+    """Stream failover, unless a key or `upstream.continue_models` sets it: a broken stream is continued on another
+    replica. `asked`: if the request asks for it (`x-warmroute-continue`); `exact`: if the whole is what one replica
+    would have sent; `approximate`: also if it may differ; `off`: never. Engines are then asked for token ids, and each
+    event of such streams is read."""
     continue_models: tuple[str, ...] = ()
     """Stream failover of single models, in the values of `upstream.continue_streams`: `MODEL=exact`."""
     hand_over_s: NotNegative = 5.0
@@ -706,7 +706,7 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Interface to clients."""
+    """API for clients: paths, unknown models, usage and receipts."""
 
     passthrough: tuple[str, ...] = (
         "/tokenize",
@@ -812,11 +812,11 @@ class Settings:
     state: StateSettings = field(default_factory=StateSettings)
     """State that a starting router restores."""
     upstream: UpstreamSettings = field(default_factory=UpstreamSettings)
-    """Calls of replicas."""
+    """Connections to replicas."""
     limits: LimitSettings = field(default_factory=LimitSettings)
     """Limits of requests."""
     api: ApiSettings = field(default_factory=ApiSettings)
-    """Interface to clients."""
+    """API for clients."""
     log: LogSettings = field(default_factory=LogSettings)
     """Log lines."""
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
