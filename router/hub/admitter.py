@@ -181,9 +181,8 @@ class Admitter:
         self._admission.opened(lease, "")
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """Record the first body event of a stream. Its replica may be calm now: its waiting prefill is short enough for
-        recent deadlines (core/admission/deadlines.py). Queued requests without a deadline may wait for such a
-        replica."""
+        """Record the first body event of a stream. Queued requests without a deadline may wait for its replica to be
+        calm: its waiting prefill is short enough for recent deadlines (core/admission/deadlines.py)."""
         self._router.first_token(lease, now_s)
         if self._admission.deadlines.any and self._admission.queue:
             self._give_turns(now_s)
@@ -206,8 +205,7 @@ class Admitter:
                 self._give_turns(now_s)
 
     def tick(self) -> None:
-        """Process new probe results, replicas that joined, and requests at the end of their wait. Called every
-        TICK_S."""
+        """Process probe results, new replicas, and requests at the end of their wait. Called every TICK_S."""
         now_s = self._clock()
         for ticket in self._admission.tick(now_s):
             self._turn_away(ticket, now_s)
@@ -382,8 +380,7 @@ class Admitter:
         self._router.turned_away(wanted)
 
     def _settle(self, lease: Lease, outcome: Outcome, now_s: float) -> None:
-        """Charge the tokens that the request really used. A failed request keeps its charge, because it may be
-        retried."""
+        """Charge the tokens that the request used. A failed request keeps its charge, as it may be retried."""
         tenant, charged = self._charged.pop(lease.id)
         usage = outcome.usage
         if usage is not None:
