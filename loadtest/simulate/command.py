@@ -1,18 +1,18 @@
-"""`python -m loadtest simulate`: placement policies raced in virtual time, without a GPU or a socket.
+"""`python -m loadtest simulate`: a race of placement policies in virtual time, without a GPU or a socket.
 
-    simulate --list                                          what there is to race, on what
+    simulate --list                                          scenarios, policies and calibrations
     simulate --scenario mooncake                             all policies, at capacity, seed 1
     simulate --scenario mooncake claude_code --load below at above --seed 6-15 --policy warm round_robin
-    simulate --trace FILE --load below 1.2                   any trace file; loads are shares of what is sustained
-    simulate --race --seeds claim --json race.json --check   the whole race; exit 1 unless all that must be seen is seen
+    simulate --trace FILE --load below 1.2                   any trace file; loads are shares of the capacity
+    simulate --race --seeds claim --json race.json --check   the whole race; exit 1 unless all claims hold
     simulate --sweep --json sweep.json                       is `warm` flat in its constants?
-    simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside what was published
+    simulate --ladder --json ladder.json --check             llm-d's ladder, stage by stage, beside published figures
     simulate --deadlines --seed 6-8 --check                  classes with deadlines and without, beside first come
-    simulate --predictions --check                           are first tokens foretold well, below saturation and at it
-    simulate --zoo --check                                   what odd engines' pages change: hits foretold, shares
-    simulate --several --seed 1-3 --json several.json        several routers that share what they know, beside one
+    simulate --predictions --check                           first tokens against predictions, below and at saturation
+    simulate --zoo --check                                   effect of odd engines' pages: predicted hits, shares
+    simulate --several --seed 1-3 --json several.json        several routers that share their state, beside one
 
-All times are simulated seconds. What the simulation leaves out is said in docs/evidence/simulation.md.
+All times are simulated seconds. Limits of the simulation are listed in docs/evidence/simulation.md.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ CHANGED = (
     *("grade", "unseen", "tier_told", "event_delay_s", "event_loss", "probe_interval_s", "answer_limits"),
 )
 """Flags that are fields of the cluster's setting."""
-WIDTH = 160  # width of tables where there is no terminal
+WIDTH = 160  # width of tables without a terminal
 
 
 class SimulateError(ValueError):
-    """What was asked for cannot be run; the message is one line."""
+    """A request of the command line that cannot be run; the message is one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 if `--check` finds that something which must be seen is not, 2 if it cannot run."""
+    """Run the command. Returns 1 if `--check` finds a claim that does not hold, 2 if the command cannot run."""
     arguments = list(argv if argv is not None else sys.argv[1:])
     options = parser().parse_args(arguments)
     if options.list:
@@ -111,17 +111,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _writable(*files: Path | None) -> None:
-    """Raises SimulateError: a race takes hours, and what it found has to go somewhere."""
+    """Check that the output directories exist, because a race takes hours and its results must be kept. Raises
+    SimulateError."""
     for file in files:
         if file is not None and not file.parent.is_dir():
             raise SimulateError(f"{file}: there is no directory {file.parent}")
 
 
-# What is run
+# Jobs and earlier rows
 
 
 def jobs_of(options: argparse.Namespace) -> list[RaceJob]:
-    """The jobs that were asked for. Raises SimulateError."""
+    """Return the jobs that the options name. Raises SimulateError."""
     scenarios = _scenarios(options)
     if options.sweep:
         who = sweep.entrants()
@@ -150,7 +151,7 @@ def _scenarios(options: argparse.Namespace) -> list[str]:
 
 
 def changes_of(options: argparse.Namespace) -> Changes:
-    """What the flags say of the cluster. Raises SimulateError."""
+    """Return the changes of the cluster that the flags make. Raises SimulateError."""
     given: dict[str, Any] = {name: value for name in CHANGED if (value := getattr(options, name)) is not None}
     if options.calibration is not None:
         _known("calibration", [options.calibration], CALIBRATIONS)
@@ -167,7 +168,7 @@ def _known(what: str, names: Sequence[str], known: Sequence[str] | dict[str, Any
 
 
 def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:
-    """Raises SimulateError where there are other flags than these, which go with the first of them."""
+    """Raises SimulateError if a flag is set that is not in `flags`, the flags that the first of them allows."""
     other = parser().parse_args([])
     for name, value in vars(options).items():
         if name not in flags and value != getattr(other, name):
@@ -175,8 +176,8 @@ def _goes_with(options: argparse.Namespace, flags: Sequence[str]) -> None:
 
 
 def _raced(jobs: Sequence[RaceJob], options: argparse.Namespace, command: str, earlier: Sequence[Row]) -> list[Row]:
-    """Rows of single runs: those of earlier runs, less those that were run again, and the new ones. A long race is
-    saved as it goes."""
+    """Return the rows of single runs: the earlier ones, except those that were run again, and the new ones. A long race
+    is saved while it runs."""
     fresh: list[Row] = []
     saved_s = time.monotonic()
     total = sum(len(job.entrants) for job in jobs)
@@ -200,13 +201,13 @@ def _merged(earlier: Sequence[Row], fresh: Sequence[Row]) -> list[Row]:
 
 
 def _run_of(row: Row) -> tuple[str | None, str | None, int | None, str | None, str | None]:
-    """Which run the row is of: what was run, and who."""
+    """Return the key of a row's run: workload, load, seed, policy and case."""
     return row.workload, row.load_name, row.seed, row.policy, row.case
 
 
 def lacking(jobs: Iterable[RaceJob], earlier: Iterable[Row]) -> Iterator[RaceJob]:
-    """The jobs without the entrants that have a row already. A race that was ended half-way goes on like this. Rows do
-    not say of which flags or of which code they are: that they are of the same is for the caller to know."""
+    """Return the jobs without the entrants that have a row already, so that an interrupted race can continue. Rows do
+    not record their flags or their code: the caller must make sure that these are the same."""
     there = {_run_of(row) for row in earlier}
     for job in jobs:
         run = job.scenario, job.load, job.seed
@@ -215,7 +216,7 @@ def lacking(jobs: Iterable[RaceJob], earlier: Iterable[Row]) -> Iterator[RaceJob
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of single runs of an earlier run's JSON. Raises SimulateError, OSError."""
+    """Return the rows of single runs in an earlier run's JSON. Raises SimulateError, OSError."""
     try:
         rows = [msgspec.convert(row, Row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
@@ -223,14 +224,14 @@ def read_rows(path: Path) -> list[Row]:
     return [row for row in rows if row.seed is not None and row.goal is None]
 
 
-# What is said of it
+# Reports
 
 
 def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> int:
     console = report_console(WIDTH)
     merged = over_seeds(rows)
     if options.json:
-        write_json(options.json, command, [*rows, *merged])  # whatever becomes of the claims: it may have taken hours
+        write_json(options.json, command, [*rows, *merged])  # before the claims, which may fail after hours of runs
     if options.save_baseline:
         baseline.write(options.save_baseline, rows)
         return 0
@@ -264,11 +265,11 @@ def _report(rows: Sequence[Row], options: argparse.Namespace, command: str) -> i
 
 
 OF_LADDER = ("ladder", "policy", "seed", "calibration", "jobs", "json", "check")
-"""Flags that it goes with: its cluster but for the calibration, and its loads, are the published ones."""
+"""Flags allowed with --ladder. Its cluster, except the calibration, and its loads are the published ones."""
 
 
 def _ladder(options: argparse.Namespace, command: str) -> int:
-    """Both variants, stage by stage. Raises SimulateError."""
+    """Run both variants, stage by stage. Raises SimulateError."""
     _goes_with(options, OF_LADDER)
     _known("row of the ladder", options.policy, ladder.CONTENDERS)
     calibration = options.calibration or CALIBRATION
@@ -295,11 +296,11 @@ def _ladder(options: argparse.Namespace, command: str) -> int:
 
 
 OF_DEADLINES = ("deadlines", "policy", "load", "seed", "requests", "jobs", "json", "check")
-"""Flags that it goes with: its cluster and its requests are its own."""
+"""Flags allowed with --deadlines, which has its own cluster and requests."""
 
 
 def _deadlines(options: argparse.Namespace, command: str) -> int:
-    """Classes of requests on one fleet. Raises SimulateError."""
+    """Run classes of requests on one fleet. Raises SimulateError."""
     _goes_with(options, OF_DEADLINES)
     _known("policy", options.policy, [of_deadlines.LLMD_SLO, *ROWS])
     who, requests = of_deadlines.entrants_of(options.policy), options.requests or REQUESTS
@@ -324,11 +325,11 @@ def _deadlines(options: argparse.Namespace, command: str) -> int:
 
 
 OF_PREDICTIONS = ("predictions", "scenario", "load", "seed", "requests", "check")
-"""Flags that it goes with."""
+"""Flags allowed with --predictions."""
 
 
 def _predictions(options: argparse.Namespace) -> int:
-    """First tokens against what receipts foretold. Raises SimulateError."""
+    """Compare first tokens with the times that receipts predicted. Raises SimulateError."""
     _goes_with(options, OF_PREDICTIONS)
     _known("scenario", options.scenario, SCENARIOS)
     jobs = [
@@ -350,11 +351,11 @@ def _predictions(options: argparse.Namespace) -> int:
 
 
 OF_ZOO = ("zoo", "load", "seed", "requests", "jobs", "json", "check")
-"""Flags that it goes with: its fleets and its requests are its own."""
+"""Flags allowed with --zoo, which has its own fleets and requests."""
 
 
 def _zoo(options: argparse.Namespace, command: str) -> int:
-    """Hits foretold and shares of requests, of each kind of engine. Raises SimulateError."""
+    """Compare predicted hits and shares of requests for each kind of engine. Raises SimulateError."""
     _goes_with(options, OF_ZOO)
     jobs = [
         of_zoo.ZooJob(name, load, tuple(options.seed or of_zoo.SEEDS), options.requests or of_zoo.REQUESTS)
@@ -374,7 +375,7 @@ def _zoo(options: argparse.Namespace, command: str) -> int:
 
 
 def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
-    """Routers that share beside one router, each scenario at its loads. Raises SimulateError."""
+    """Compare routers that share with one router, each scenario at its loads. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--several does not go with --trace, --race or --sweep")
     changes, variants = changes_of(options), tuple(options.several or VARIANTS)
@@ -398,7 +399,7 @@ def _several(options: argparse.Namespace, earlier: Sequence[Row], command: str) 
 
 
 def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
-    """Prices of a load beside each other. Raises SimulateError."""
+    """Compare prices of a load. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep or options.scenario:
         raise SimulateError("--tiers does not go with --trace, --race, --sweep or --scenario")
     _known("price of a load", options.policy, tiers.PRICES)
@@ -418,11 +419,11 @@ def _tiers(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     return 0
 
 
-# Pulls between replicas
+# P2P KV transfers between replicas
 
 
 def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
-    """Who places, and whether pulls may be ordered, beside each other. Raises SimulateError."""
+    """Compare policies with and without P2P KV transfers. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--pulls does not go with --trace, --race or --sweep")
     _known("row", options.policy, pulls.ROWS)
@@ -442,11 +443,11 @@ def _pulls(options: argparse.Namespace, earlier: Sequence[Row], command: str) ->
     return 0
 
 
-# Prefill apart from decode
+# Disaggregated prefill
 
 
 def _split(options: argparse.Namespace, earlier: Sequence[Row], command: str) -> int:
-    """Who places, and which replicas prefill, beside each other. Raises SimulateError."""
+    """Compare policies and sets of prefill replicas. Raises SimulateError."""
     if options.trace is not None or options.race or options.sweep:
         raise SimulateError("--split does not go with --trace, --race or --sweep")
     _known("row", options.policy, split.ROWS)
@@ -473,8 +474,8 @@ def _kept(
     command: str,
     merged: Callable[[Sequence[Row]], list[Row]],
 ) -> list[Row]:
-    """Run these jobs, none with --no-run; `merged` puts what came of them to earlier rows, and is written as it
-    grows."""
+    """Run these jobs, or no job with --no-run. `merged` joins new rows to earlier ones; the result is written after
+    each job."""
     fresh, finished = list[Row](), count(1)
     with progress_bar(Console(stderr=True), "workloads", len(jobs)) as progress:
 

@@ -1,4 +1,4 @@
-"""The command line of `python -m loadtest simulate`: what may be said, and in one line what may not."""
+"""Command line of `python -m loadtest simulate`: its flags, and an error message of one line for a wrong value."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SEEDS = {"tune": TUNE_SEEDS, "claim": CLAIM_SEEDS}
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"simulate: {message}\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of `python -m loadtest simulate`."""
+    """Return the parser of `python -m loadtest simulate`."""
     made = _Parser(
         prog="python -m loadtest simulate",
         description="Race placement policies over workloads in virtual time.",
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Seeds(argparse.Action):
-    """`6`, `6-15`, `tune` and `claim`, in any number."""
+    """Seeds in any number: `6`, `6-15`, `tune` and `claim`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:  # noqa: ANN401 - argparse's
         try:
@@ -107,7 +107,7 @@ class _Seeds(argparse.Action):
 
 
 def seeds_of(text: str) -> list[int]:
-    """The seeds of a name in SEEDS, or from one number to another as in `6-8`. Raises ValueError."""
+    """Return the seeds of a name in SEEDS, or from one number to another as in `6-8`. Raises ValueError."""
     if text in SEEDS:
         return list(SEEDS[text])
     first, dash, last = text.partition("-")

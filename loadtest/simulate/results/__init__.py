@@ -1,7 +1,7 @@
-"""What a race comes to.
+"""Results of a race.
 
 race, ladder    runs of many worlds, and llm-d's stages    figures           the row of a run, medians over seeds
-claims, baseline  what must hold, also against before      tables, charts    how people read it
+claims, baseline  claims, also against an earlier `warm`   tables, charts    output for people
 sweep           other values of the constants of `warm`
-deadlines, predictions, tiers, pulls, split, several  a question each, by a flag of its name
+deadlines, predictions, tiers, pulls, split, several  one comparison each, by a flag of the same name
 """

@@ -1,4 +1,4 @@
-"""p90 TTFT and p90 end-to-end of an earlier `warm`, by cell and seed: a later one is compared with them.
+"""p90 TTFT and p90 end-to-end of an earlier `warm`, by cell and seed. A later `warm` is compared with them.
 
 simulate --race --seeds 6-8 --policy warm --json rows.json
 simulate --race --no-run --rows rows.json --save-baseline FILE
@@ -19,7 +19,7 @@ SHIPPED = Path(__file__).resolve().parents[2] / "data" / "race_baseline.json"
 
 
 class BaselineError(ValueError):
-    """A file that is no baseline; the message is one line."""
+    """A file that is not a baseline; the message is one line."""
 
 
 class _Document(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Document(msgspec.Struct):
 
 
 def read(path: Path) -> Baseline:
-    """Read a file that `write` made. Raises BaselineError, OSError."""
+    """Read a file written by `write`. Raises BaselineError, OSError."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Document).p90_s
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

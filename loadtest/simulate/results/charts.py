@@ -1,8 +1,8 @@
-"""The race as pictures: hit rate against time to first token, and time to first token over load. Plain SVG.
+"""Charts of the race in plain SVG: hit rate against time to first token, and time to first token over load.
 
-Hit rate is not the goal, and the first picture shows why: what lies to the right and high up finds nearly everything
-and lets its clients wait. Time is on a logarithmic scale, since policies differ by factors. Every point and line has
-its name at the right edge, joined by a thin line: two dozen names fit nowhere else.
+Hit rate is not the goal, and the first chart shows why: a policy at the upper right finds nearly all tokens cached and
+lets its clients wait. Time is on a logarithmic scale because policies differ by factors. Every point and line has its
+name at the right edge, joined by a thin line: two dozen names have no other place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GREY, INK, FAINT = "#5f6b7a", "#1f2933", "#e4e7eb"
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A policy in a panel: points as (x from 0 to 1, seconds)."""
+    """A policy in a panel. `points` are (x from 0 to 1, seconds)."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -35,7 +35,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: where marks of the x axis stand, and what they say."""
+    """One chart. `marks` are the positions of the x axis marks and their labels."""
 
     title: str
     x_title: str
@@ -44,12 +44,12 @@ class Panel:
 
 
 def write_charts(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw rows over seeds: for each workload hit rate against TTFT, and TTFT over load if there are several loads."""
+    """Draw rows over seeds: hit rate against TTFT for each workload, and TTFT over load if there are several loads."""
     path.write_text(svg(rows, title), encoding="utf-8")
 
 
 def svg(rows: Sequence[Row], title: str) -> str:
-    """The pictures, one line of them a workload."""
+    """Return the charts as SVG text, one line of panels for each workload."""
     lines = []
     for workload in dict.fromkeys(row.workload or "" for row in rows):
         same = [row for row in rows if (row.workload or "") == workload]
@@ -63,7 +63,7 @@ def svg(rows: Sequence[Row], title: str) -> str:
 
 
 def pareto(rows: Sequence[Row], title: str) -> Panel:
-    """One point a policy: token hit rate across, p90 TTFT up."""
+    """Return a chart with one point for each policy: token hit rate on the x axis, p90 TTFT on the y axis."""
     series = [
         Series(row.policy or "", ((row.token_hit_rate or 0.0, row.ttft_p90_s),), bool(row.bound))
         for row in rows
@@ -74,7 +74,7 @@ def pareto(rows: Sequence[Row], title: str) -> Panel:
 
 
 def over_load(rows: Sequence[Row], title: str) -> Panel:
-    """One line a policy: p90 TTFT at each load."""
+    """Return a chart with one line for each policy: p90 TTFT at each load."""
     loads = loads_in(rows)
     at = {load: (i + 0.5) / len(loads) for i, load in enumerate(loads)}
     points: dict[str, list[tuple[float, float]]] = {}
@@ -130,7 +130,7 @@ def _panel(panel: Panel, left: float, top: float, height: float) -> list[str]:
 def _series(
     panel: Panel, x_of: Callable[[float], float], y_of: Callable[[float], float], room: tuple[float, float]
 ) -> list[str]:
-    """Points and lines, ours last and so on top, and their names beside them."""
+    """Draw points and lines with their names beside them. `warm` comes last and so on top."""
     ends = sorted((y_of(series.points[-1][1]), i) for i, series in enumerate(panel.series))
     label_y = dict(zip((i for _, i in ends), _apart([y for y, _ in ends], *room), strict=True))
     x_label = x_of(1.0) + 16
@@ -153,7 +153,8 @@ def _series(
 
 
 def _apart(wanted: Sequence[float], first: float, last: float) -> list[float]:
-    """Places in the same order (ascending), a label's height apart, each as near to where it is wanted as may be."""
+    """Return places in the same ascending order, at least a label's height apart. Each is as near to its wanted place
+    as possible."""
     places: list[float] = []
     for y in wanted:
         places.append(max(y, places[-1] + LABEL_HEIGHT if places else first))
@@ -164,7 +165,7 @@ def _apart(wanted: Sequence[float], first: float, last: float) -> list[float]:
 
 
 def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """Powers of ten (thirds of one) around the values."""
+    """Return the powers of ten, in steps of a third, around the values."""
     logs = [log10(max(value, LEAST)) for value in values] or [0.0]
     low, high = floor(3 * min(logs)) / 3, ceil(3 * max(logs)) / 3
     return (low, high) if high > low else (low, low + 1)

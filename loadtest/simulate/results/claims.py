@@ -1,17 +1,16 @@
-"""What must be seen of `warm` in the race, computed from its rows: the documents say nothing else of it.
+"""Claims about `warm` in the race, computed from its rows. The documents claim only these.
 
-Rivals are all rows but upper bounds and `warm`'s own variants. In each workload at each load `warm` is held against
-the rival that is best there in the figure that is judged, which is another one nearly every time and nobody's choice in
-advance: a bar that no single rival reaches. The figures are those a user feels: time to first token, time to the last,
-and what comes out.
+Rivals are all rows except upper bounds and variants of `warm` itself. In each workload at each load `warm` is compared
+with the rival that is best there in the judged figure. That is another rival nearly every time, and none is chosen in
+advance: no single rival reaches this bar. The figures are those that a user notices: time to first token, time to the
+last token, and output tokens per second.
 
-Seeds are pairs: both rows were asked the same requests. A figure is a factor better or worse, so what is averaged is
-the logarithm of the ratio, and its 95 % interval is Student's t for so many pairs. A bootstrap would need no
-normal distribution, but of five to ten pairs it draws intervals that are known to be too narrow. `within` passes where
-the mean is within the margin, or the interval holds "no difference"; a mean over workloads has no interval, and
-neither has what must never be worse. Of fewer than five pairs an interval says so little that it forgives nothing.
-
-Goodput, and the mean against the best single rival, are told and not judged (`ok` is None).
+Seeds are pairs, because both rows had the same requests. A figure is a factor better or worse. The averaged value is
+therefore the logarithm of the ratio, and its 95 % interval is Student's t for that number of pairs. A bootstrap would
+need no normal distribution, but its intervals for five to ten pairs are known to be too narrow. `within` passes if the
+mean is within the margin, or if the interval contains "no difference". A mean over workloads has no interval, and a
+figure that must never be worse has no interval either. With fewer than five pairs an interval is too uncertain and
+forgives no miss. Goodput, and the mean against the best single rival, are reported and not judged (`ok` is None).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from loadtest.common.report import Row
 
 WARM = "warm"
 WITHIN = 0.05
-"""How far from the best rival counts as level, as a part of each figure."""
+"""Difference from the best rival that counts as level, as a part of each figure."""
 NEVER_WORSE = 0.03
 BASELINE_WORSE = 0.03
-"""The most by which p90 TTFT, or p90 end-to-end, may exceed the mean of an earlier `warm`."""
+"""Limit by which p90 TTFT or p90 end-to-end may exceed the mean of an earlier `warm`."""
 PAIRS_MIN = 5
-"""The fewest seeds that make an interval."""
+"""Least number of seeds for an interval."""
 TTFT_P99_MAX_S = 60.0
 SATURATED = ("above", "twice")
 YARDSTICKS = ("round_robin", "least_loaded")
@@ -42,19 +41,19 @@ LEAST = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One that is judged; `more_is_better` says which way."""
+    """A judged figure and its direction."""
 
     name: str
     field: str
     more_is_better: bool = False
 
     def of(self, row: Row) -> float:
-        """Over 0: ratios are made of it."""
+        """Return the figure, always above 0 because ratios are made of it."""
         return max(getattr(row, self.field) or 0.0, LEAST)
 
     @property
     def never(self) -> str:
-        """The goal of never being worse in it."""
+        """Name of the goal that this figure is never worse."""
         return f"{self.name}, never worse"
 
 
@@ -70,7 +69,7 @@ OF_ALL = (MEAN, BASELINE, BASELINE_E2E)
 """Claims about all workloads together."""
 _IN_POINTS, _IN_SECONDS, _COUNTED = (GOODPUT,), (P99,), (HELD, FAILED)
 
-# Student's t, two-sided 95 %, for 1 to 30 degrees of freedom: any table of it.
+# Student's t, two-sided 95 %, for 1 to 30 degrees of freedom, from a standard table.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -85,16 +84,16 @@ Baseline = Mapping[Cell, Mapping[int, tuple[float, float]]]
 
 
 class ClaimsError(ValueError):
-    """Rows that cannot be compared; the message says what is missing."""
+    """Rows that cannot be compared; the message names the missing rows."""
 
 
 def is_rival(row: Row) -> bool:
-    """Whether `warm` has to stand against it."""
+    """True if `warm` is compared with this row."""
     return not row.bound and row.policy is not None and row.policy.partition("_")[0] != WARM
 
 
 def judge(rows: Sequence[Row], baseline: Baseline | None = None) -> list[Row]:
-    """A row for each claim: what was wanted (`expected`), what was seen (`got`), of which rival. Raises ClaimsError."""
+    """Return a row for each claim: the limit (`expected`), the figure (`got`) and the rival. Raises ClaimsError."""
     cells = _cells(rows)
     judged: list[Row] = []
     for cell, policies in cells.items():
@@ -109,12 +108,12 @@ def judge(rows: Sequence[Row], baseline: Baseline | None = None) -> list[Row]:
 
 
 def missed(judged: Sequence[Row]) -> list[str]:
-    """A line for each claim that does not hold."""
+    """Return a line for each claim that does not hold."""
     return [_line(row) for row in judged if row.ok is False]
 
 
 def paired(differences: Sequence[float]) -> tuple[float, float, float]:
-    """The mean with its 95 % interval; of a single pair nothing is known but itself."""
+    """Return the mean and its 95 % interval. For a single pair the interval is the value itself."""
     mean, freedom = fmean(differences), len(differences) - 1
     if not freedom:
         return mean, mean, mean
@@ -124,7 +123,7 @@ def paired(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def got_text(row: Row) -> str:
-    """What was seen, in the unit of its goal, and of whom."""
+    """Return the figure of a claim in the unit of its goal, and its rival."""
     got, of = row.got or 0.0, f" `{row.policy}`" if row.policy else ""
     if row.goal in _IN_POINTS:
         return f"{100 * got:+.1f} points against{of}"
@@ -134,13 +133,14 @@ def got_text(row: Row) -> str:
 
 
 def worst(same: Sequence[Row]) -> Row:
-    """The row of one goal that is furthest on the wrong side."""
+    """Return the row of one goal that is furthest on the wrong side."""
     more = same[0].goal in {GOODPUT, OUTPUT.name, OUTPUT.never}
     return (min if more else max)(same, key=lambda row: row.got or 0.0)
 
 
 def _cells(rows: Sequence[Row]) -> dict[Cell, dict[str, Seeds]]:
-    """Rows of single runs by workload and load, policy and seed; all of a cell have the same seeds."""
+    """Return rows of single runs by workload and load, policy and seed. All policies of a cell must have the same
+    seeds."""
     cells: dict[Cell, dict[str, Seeds]] = {}
     rivals: set[str] = set()
     for row in rows:
@@ -222,7 +222,8 @@ def _never_worse(cell: Cell, policies: dict[str, Seeds], figure: Figure, name: s
 
 
 def _waits(cell: Cell, policies: dict[str, Seeds]) -> list[Row]:
-    """What is said of waiting and of giving up, where it applies."""
+    """Return the claims about deferred requests, late first tokens and clients that gave up, in cells that they apply
+    to."""
     ours, rivals = policies[WARM], {name: seeds for name, seeds in policies.items() if name != WARM}
     idle = _claim(HELD, cell, None, 0, sum(row.held_while_idle or 0 for row in ours.values()))
     idle.ok = not idle.got
@@ -244,7 +245,7 @@ def _waits(cell: Cell, policies: dict[str, Seeds]) -> list[Row]:
 
 
 def beaten_bounds(rows: Sequence[Row]) -> list[str]:
-    """A line for each upper bound that some row is better than: then it bounds nothing there."""
+    """Return a line for each upper bound that some row beats by more than WITHIN. The bound does not hold there."""
     cells: dict[Cell, dict[str, Seeds]] = {}
     bounds = {row.policy for row in rows if row.bound and row.policy}
     for row in rows:
@@ -274,7 +275,7 @@ def _mean(cells: dict[Cell, dict[str, Seeds]]) -> Row:
 
 
 def _to_baseline(cells: dict[Cell, dict[str, Seeds]], baseline: Baseline) -> list[Row]:
-    """Means over the cells of both races: of usual fleets, and of odd ones."""
+    """Compare the means over the cells of both races, of usual fleets and of odd ones."""
     rows = []
     for fleets, are_odd in (("usual", False), ("odd", True)):
         group = [cell for cell in cells if cell[0].startswith(ODD_PREFIX) is are_odd and cell in baseline]

@@ -1,9 +1,9 @@
 """Deadlines of first tokens: `python -m loadtest simulate --deadlines`.
 
-The same requests of several classes (scenarios/mixed.py), in some mixes, are asked of `warm` behind the product's own
-admission, once with their deadlines and once without, which is first come, first served; of llm-d's choice by deadlines
-(rules/llmd_slo.py); and of every other rule as the race has it. A run makes a row for each class: `goodput_share` of
-the interactive one is the share of its requests that were in time.
+The same requests of several classes (scenarios/mixed.py) are run in some mixes. `warm` runs them behind the product's
+own admission, once with their deadlines and once without, which is first come, first served. They are also run with
+llm-d's choice by deadlines (rules/llmd_slo.py), and with every other rule as in the race. A run makes a row for each
+class: `goodput_share` of the interactive class is the share of its requests that were in time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from loadtest.simulate.world.world import Result, World
 WARM, LLMD_SLO = "warm", LlmdSlo.name
 TOLD, UNTOLD, PLAIN = "deadlines", "first come", "no queue"
 INTERACTIVE, BATCH = "interactive", "batch"
-TIMES_MIN = 1.25  # requests in time with deadlines, over those of first come, first served: at least
-TOKENS_MIN = 0.9  # output tokens a second with deadlines, over those of first come, first served: at least
+TIMES_MIN = 1.25  # least ratio of requests in time, with deadlines over first come, first served
+TOKENS_MIN = 0.9  # least ratio of output tokens a second, with deadlines over first come, first served
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineJob:
-    """The requests of one mix, load and seed, and who is asked them: (policy, case) each."""
+    """The requests of one mix, load and seed, and their entrants: (policy, case) each."""
 
     mix: str
     seed: int
@@ -43,14 +43,14 @@ class DeadlineJob:
 
 
 def entrants_of(policies: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """`warm` with deadlines and without, and these policies; without a choice all, but for bounds, which no router can
-    reach."""
+    """Return `warm` with deadlines and without, and these policies. The default is all policies except bounds, which no
+    router can reach."""
     names = policies or [LLMD_SLO, *(name for name, row in ROWS.items() if not row.bound)]
     return ((WARM, TOLD), (WARM, UNTOLD), *((name, PLAIN) for name in names if name != WARM))
 
 
 def run_deadlines(job: DeadlineJob) -> list[Row]:
-    """Two rows for each entrant, in their order: one for each class."""
+    """Return two rows for each entrant, in their order: one for each class."""
     scenario, within_s = mixed_classes(job.mix, job.seed, job.requests, job.load)
     rows = list[Row]()
     with settled():
@@ -61,7 +61,7 @@ def run_deadlines(job: DeadlineJob) -> list[Row]:
                 row = row_of(scenario, Result(sent, result.duration_s, result.computed_tokens))
                 row.policy, row.case, row.seed = policy, f"{case}, {name}, {job.mix}", job.seed
                 row.load_name = job.load
-                if name == INTERACTIVE:  # each by its own deadline
+                if name == INTERACTIVE:  # each request by its own deadline
                     times = [(each.ttft_s, within_s[each.turn.number]) for each in sent if not each.failure]
                     in_time = sum(ttft_s is not None and ttft_s <= limit_s for ttft_s, limit_s in times)
                     row.goodput_share = in_time / max(1, len(sent))
@@ -80,9 +80,12 @@ def _run(scenario: Scenario, within_s: Mapping[int, float], policy: str, case: s
 
 
 def judge(rows: Sequence[Row]) -> list[Row]:
-    """What must be seen at LOAD: in each mix more requests in time than first come, first served has, about as many
-    output tokens, and nobody who waits while a replica is idle; and over all mixes more in time than any other rule
-    has."""
+    """Judge the rows at LOAD against these claims.
+
+    - Each mix has more requests in time than first come, first served, and about the same output tokens a second.
+    - No request waits while a replica is idle.
+    - Over all mixes, more requests are in time than with any other rule.
+    """
     grouped = _grouped([row for row in rows if row.load_name == LOAD])
     mixes = [mix for mix in MIXES if (WARM, TOLD, mix) in grouped and (WARM, UNTOLD, mix) in grouped]
     judged = []
@@ -142,8 +145,8 @@ HEADS = ("policy", "in time %", "TTFT p90 s", "batch: answered %", "TTFT p90 s",
 
 
 def lines(rows: Sequence[Row], mix: str) -> list[tuple[str, ...]]:
-    """A line of the table of one load and mix for each policy, most requests in time first, under HEADS: means over
-    seeds."""
+    """Return the table of one load and mix under HEADS: a line for each policy, most requests in time first. Figures
+    are means over seeds."""
     made = []
     grouped = {key: group for key, group in _grouped(rows).items() if key[2] == mix}
     for (policy, case, _), group in sorted(grouped.items(), key=lambda each: -_share(each[1][INTERACTIVE])):
@@ -158,7 +161,7 @@ def lines(rows: Sequence[Row], mix: str) -> list[tuple[str, ...]]:
 
 
 def print_deadlines(console: Console, rows: Sequence[Row]) -> None:
-    """The tables, and what must be seen."""
+    """Print the tables and the claims."""
     for load in dict.fromkeys(row.load_name or "" for row in rows):
         for mix in MIXES:
             title = f"{mix}: first tokens by their deadlines, at {load} times what is sustained"

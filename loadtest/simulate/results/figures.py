@@ -1,13 +1,14 @@
-"""What a run comes to: a Result as a row of figures.
+"""Figures of a run: a Result as a row.
 
-Percentiles are over all requests, whatever became of them: one that was rejected, failed or given up counts as having
-taken the client's whole timeout, with all its tries, in time to first token as well, or a policy would gain by failing
-what is slow. Output tokens a second are those of answers that came to their end, over the time from the first request
-that counts until nothing is open any more. An open loop asks for the same tokens whoever routes, so there the figure
-differs by how long the last answers take after the last request; a closed loop asks for less of a slow fleet.
-Cached tokens are the engines' own count at a request's first admission. All that a prompt which was sent before in the
-run finds is *replay*: nobody asks the same thing twice in life as often as in a trace; the rest is *genuine* reuse.
-The first `warm_up` requests count for nothing but what they leave in the caches.
+Percentiles are over all requests, with every outcome. A request that was rejected, failed or given up counts as the
+client's whole timeout with all its tries, in time to first token as well; otherwise a policy would gain if it failed
+slow requests. Output tokens a second are those of complete answers. Their time runs from the first request that counts
+until no request is open. An open loop has the same tokens under every policy, so there the figure differs only by the
+time of the last answers after the last request. A closed loop sends fewer requests to a slow fleet.
+
+Cached tokens are the engines' own count at a request's first admission. All tokens found cached for a prompt that was
+sent before in the run are *replay*, because clients repeat a prompt less often in production than in a trace. The rest
+is *genuine* reuse. The first `warm_up` requests fill the caches and count for no figure.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from loadtest.simulate.scenarios.table import Scenario
 from loadtest.simulate.world.world import Result, SimulatedRequest
 
 REJECTED = ("rejected", "none_ready")
-"""Failures that a client sees as 429 or 503."""
+"""Failures that a client receives as 429 or 503."""
 
 
 def row_of(scenario: Scenario, result: Result) -> Row:
-    """The figures of one run; whoever ran it adds policy, seed and the names of workload and load."""
+    """Return the figures of one run. The caller adds policy, seed and the names of workload and load."""
     setting, sent = scenario.setting, result.sent[scenario.workload.warm_up :]
     limit_s, longest_s = scenario.ttft_limit_s, setting.longest_s
     ttfts = [_or_longest(each, each.ttft_s, longest_s) for each in sent]
@@ -69,7 +70,7 @@ def _or_longest(sent: SimulatedRequest, took_s: float | None, longest_s: float) 
 
 
 def _per_token_s(sent: SimulatedRequest) -> float | None:
-    """Seconds per token of a whole answer; None for an answer of one token."""
+    """Return seconds per token of a whole answer, or None for an answer of one token."""
     tokens = sent.turn.output_tokens - 1
     if sent.failure or sent.ttft_s is None or sent.e2e_s is None or not tokens:
         return None
@@ -77,7 +78,7 @@ def _per_token_s(sent: SimulatedRequest) -> float | None:
 
 
 def _of_caches(row: Row, sent: Sequence[SimulatedRequest], replicas: Sequence[str]) -> None:
-    """Hit rates, imbalance and who was asked, of the requests that were prefilled."""
+    """Set hit rates, imbalance and requests by replica, of the requests that were prefilled."""
     computed = dict.fromkeys(replicas, 0)
     asked, found, replayed = 0, 0, 0
     by_replica: Counter[str] = Counter()
@@ -108,7 +109,7 @@ SUMS = ("requests", "errors", "rejected", "held", "held_while_idle", "preemption
 
 
 def over_seeds(rows: Sequence[Row]) -> list[Row]:
-    """One row for each policy, workload and load, in their order: medians over seeds, and sums of what is counted."""
+    """Return one row for each policy, workload and load, in their order: medians over seeds, and sums of counts."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.workload, row.load_name, row.policy, row.case), []).append(row)

@@ -1,13 +1,18 @@
-"""llm-d's ladder, stage by stage, beside what was published of it.
+"""llm-d's ladder, stage by stage, beside its published figures.
 
-A run goes through all stages, and each is a row of its own: percentiles over the requests that came in it, output
-tokens/s from its first arrival to its last answer, the drain included, as inference-perf counts them.
+A run passes through all stages, and each stage is a row of its own. Its percentiles are over the requests that arrived
+in it. Output tokens/s are counted from its first arrival to its last answer, the drain included, as inference-perf
+counts them.
 
 The published figures are of 8 replicas of two H100 with Qwen3-32B, and of the variant in which every request is a
-replay: llm-d's "KV-cache wins you can see" (2025-09; 307,328 tokens of KV cache each), its guide for precise prefix
-caches of 2026 beside a Service of Kubernetes, and its optimized baseline (2026-07), each with that year's engines. Its
-precise routers hear KV events and its routers ask for metrics every 50 ms, so theirs do here; all others have the
-race's own setting.
+replay. They come from three sources, each with that year's engines:
+
+- llm-d's "KV-cache wins you can see" (2025-09; 307,328 tokens of KV cache each)
+- its guide for precise prefix caches of 2026, which compares with a Service of Kubernetes
+- its optimized baseline (2026-07)
+
+llm-d's precise routers receive KV events, and its routers read metrics every 50 ms. Its rows have the same setting
+here; all other rows have the race's own setting.
 """
 
 from __future__ import annotations
@@ -33,12 +38,12 @@ from loadtest.simulate.world.world import Result, World
 
 PUBLISHED, HONEST = "ladder_full_published", "ladder_full_honest"
 SEED = 6
-"""The first of those that claims are made on."""
+"""First of the seeds that claims are made on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A row of the ladder and how its router is set; `published` is what llm-d's report calls it."""
+    """Row of the ladder with the settings of its router. `published` is its name in llm-d's report."""
 
     published: str = ""
     grade: Literal["exact", "estimated", "none"] = "estimated"
@@ -73,7 +78,7 @@ P90_S_2026 = {
     40: {"precise, 2026": 0.272, "Service, 2026": 126.2, "affinity, 2026": 0.3},
     60: {"precise, 2026": 0.300, "Service, 2026": 138.7, "affinity, 2026": 0.9},
 }
-"""Likewise of 2026."""
+"""Published p90 TTFT by stage, in seconds, of 2026."""
 OUTPUT_TOKENS_PER_S = {60: {"precise": 10_497.0, "estimated": 7_248.0, "random": 4_835.0, "load": 4_745.0}}
 """Published output tokens a second, by rate and policy, of 2025."""
 OUTPUT_TOKENS_PER_S_2026 = {
@@ -83,11 +88,11 @@ OUTPUT_TOKENS_PER_S_2026 = {
     40: {"precise, 2026": 15_593.0, "Service, 2026": 6_336.0, "affinity, 2026": 14_134.0},
     60: {"precise, 2026": 15_733.0, "Service, 2026": 6_551.0, "affinity, 2026": 13_528.0},
 }
-"""Likewise of 2026."""
+"""Published output tokens a second, by rate and policy, of 2026."""
 CLEARLY = 1.5
-"""Two published figures that are this many times apart have an order to be held to; 106 s and 110 s have none."""
+"""Least ratio of two published figures that makes their order a claim; 106 s and 110 s have no order."""
 WARM_MOST_S, ROUND_ROBIN_LEAST_S, TOP_RPS = 1.0, 60.0, 60
-"""What must be seen in the honest variant at its last stage."""
+"""Limits for the honest variant at its last stage."""
 WARM_GOAL = f"seconds of p90 TTFT with {WARM}, at most"
 ROUND_ROBIN_GOAL = "seconds of p90 TTFT with round_robin, at least"
 ORDER_GOAL = f"pairs whose published p90 TTFT is {CLEARLY:g} x apart, in that order, at least"
@@ -108,7 +113,7 @@ class Climb:
 
 
 def climb(job: Climb) -> list[Row]:
-    """A row for each stage."""
+    """Return a row for each stage."""
     contender = CONTENDERS[job.policy]
     scenario = ladder_of(job.ladder, job.seed, job.stages, honest=job.ladder == HONEST)
     setting = replace(
@@ -139,15 +144,15 @@ def _of_stage(scenario: Scenario, result: Result, first: int, rate: int, count: 
 
 
 def case_of(rate: int) -> str:
-    """The name of a stage in rows."""
+    """Return the name of a stage in rows."""
     return f"{rate}/s"
 
 
-# What is said of it
+# Judgement and tables
 
 
 def judge(rows: Sequence[Row]) -> list[Row]:
-    """Rows of single runs against what must be seen; of what was not run nothing is said."""
+    """Judge rows of single runs. A claim without rows is left out."""
     by_row = {(row.workload, row.policy, row.case): row for row in over_seeds(rows)}
     judged = []
     for policy, goal, bar_s, least in (
@@ -176,7 +181,7 @@ def _judged(ladder: str, policy: str | None, rate: int, goal: str, expected: flo
 
 
 def verdict_lines(rows: Sequence[Row]) -> list[str]:
-    """What must be seen in rows of single runs, whether it is, and how far off the published figures are."""
+    """Return a line for each claim on rows of single runs, and the range of ratios to the published figures."""
     lines = [
         f"`{row.workload}` at {row.case}: {row.goal} {row.expected:g}:"
         f" got {row.got:.3g}, {'seen' if row.ok else 'missed'}"
@@ -200,7 +205,7 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
 
 
 Figures = Mapping[int, Mapping[str, float]]
-"""By rate and by what the report calls a policy."""
+"""Figures by rate and by a policy's name in the report."""
 
 
 def _published(row: Row, *reports: Figures) -> float | None:
@@ -216,15 +221,15 @@ def _ratio(row: Row, value: float | None, *reports: Figures) -> float | None:
 
 
 TOKENS_AT = (20, 40, 60)
-"""Stages whose output tokens/s are in the table."""
+"""Stages with output tokens/s in the table."""
 
 Grid = tuple[str, list[str], list[list[str]]]
 """(title, heads, lines)"""
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
-    """Rows of single runs as tables: rows down, the stages with published figures across; where there is one, a cell
-    has how many times the published figure it is."""
+    """Return rows of single runs as tables: rows down, the stages with published figures across. A cell with a
+    published figure shows how many times that figure it is."""
     merged, found = over_seeds(rows), []
     for ladder in names_in(row.workload for row in merged):
         same = {(row.policy, row.case): row for row in merged if row.workload == ladder}
@@ -263,7 +268,7 @@ def _tokens_cell(row: Row) -> str:
 
 
 def print_ladders(console: Console, rows: Sequence[Row]) -> None:
-    """A table for each variant."""
+    """Print a table for each variant."""
     for title, heads, lines in grids(rows):
         texts = [[escape(cell.replace("`", "")) for cell in line] for line in lines]
         console.print(drawn(heads, texts, title, left={"row"}, no_wrap=False))

@@ -9,9 +9,9 @@ from loadtest.common.report import Row
 from loadtest.simulate.scenarios.scenario import LOADS
 
 Figures = Mapping[str, Callable[[Row], float | None]]
-"""A figure's name -> what it is in a row of one run."""
+"""A figure's name -> its value in a row of one run."""
 NAMES = ("workload", "link", "load", "figure")
-"""Heads of the columns before those of who places."""
+"""Heads of the columns before those of the entries."""
 
 
 def lines(
@@ -21,7 +21,8 @@ def lines(
     entries: Collection[str],
     figures: Figures,
 ) -> list[tuple[str, ...]]:
-    """Cells under NAMES and `entries`: means over the seeds that all of those ran which ran any."""
+    """Return cells under NAMES and `entries`. They are means over the seeds that all entries have, of those with any
+    row."""
     order, made = [list(workloads), list(links), list(LOADS)], list[tuple[str, ...]]()
     of: dict[tuple[int, ...], dict[str, dict[int, Row]]] = {}
     for row in rows:

@@ -1,7 +1,8 @@
-"""How well routers foretell first tokens: `python -m loadtest simulate --predictions`.
+"""Accuracy of predicted first tokens: `python -m loadtest simulate --predictions`.
 
-Each stream's receipt has a time before which half of such first tokens come, and one before which nine in ten come.
-Both are held against the simulated engines' times, from its placement on, once LEARNT streams have taught the router.
+Each stream's receipt has two predicted times: half of such first tokens arrive before the one, and nine in ten before
+the other. Both are compared with the simulated engines' times, counted from placement. The first LEARNT streams only
+train the router and are not compared.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from loadtest.simulate.scenarios.table import SCENARIOS
 from loadtest.simulate.world.world import World
 from router.core.placement.policies import POLICIES
 
-LEARNT = 200  # streams after which predictions are judged
+LEARNT = 200  # streams before the first judged prediction
 REQUESTS = 1_200
 WORKLOADS = ("claude_code", "working_set_3x", "mooncake", "hot_prefix_mix")
-WITHIN_P90 = (0.85, 0.95)  # what must be seen of the share within the predicted p90
+WITHIN_P90 = (0.85, 0.95)  # limits for the share within the predicted p90
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class PredictionJob:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What predictions of one run came to. The ratio is the real time over the predicted median."""
+    """Accuracy of one run's predictions. The ratio is the real time over the predicted median."""
 
     name: str
     load: str
@@ -47,13 +48,13 @@ class Calibration:
 
     @property
     def ok(self) -> bool:
-        """Whether what must be seen is."""
+        """True if the share within the predicted p90 is within its limits."""
         low, high = WITHIN_P90
         return low <= self.within_p90 <= high
 
 
 def run_predictions(job: PredictionJob) -> Calibration:
-    """Run `warm`, and compare. Raises ValueError where too few streams came to a first token."""
+    """Run `warm` and compare. Raises ValueError if too few streams reached a first token."""
     scenario = SCENARIOS[job.name](job.load, job.seed)
     with settled():
         result = World(shortened(scenario.workload, job.requests), scenario.setting, POLICIES["warm"]).run()
@@ -77,7 +78,7 @@ HEADS = ("scenario", "load", "streams", "within p50 %", "within p90 %", "real / 
 
 
 def lines(found: Sequence[Calibration]) -> list[tuple[str, ...]]:
-    """A line of the table for each run, under HEADS."""
+    """Return a line of the table for each run, under HEADS."""
     return [
         (
             *(each.name, each.load, f"{each.streams}", f"{100 * each.within_p50:.1f}", f"{100 * each.within_p90:.1f}"),
@@ -88,5 +89,5 @@ def lines(found: Sequence[Calibration]) -> list[tuple[str, ...]]:
 
 
 def print_predictions(console: Console, found: Sequence[Calibration]) -> None:
-    """The table."""
+    """Print the table."""
     console.print(drawn(HEADS, lines(found), "first tokens against their predictions", left={"scenario", "load"}))

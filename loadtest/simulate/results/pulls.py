@@ -1,8 +1,8 @@
-"""What pulls between replicas are worth: `python -m loadtest simulate --pulls`.
+"""Benefit of P2P KV transfers between replicas: `python -m loadtest simulate --pulls`.
 
-A pool of prefixes and sessions with documents (scenarios/pulled.py), on replicas with CPU memory of twice their caches
-and links between them as published figures have them. Rows differ in who places, and whether a pull may be ordered; all
-of them know the same of caches and tiers.
+The workloads are a pool of prefixes and sessions with documents (scenarios/pulled.py). Replicas have CPU memory of
+twice their caches, and links between them with published times. Rows differ in the policy, and in whether a transfer
+may be ordered. All of them have the same knowledge of caches and tiers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ TIER = 2
 REQUESTS = 150  # for each replica
 SIZE = 8
 LINKS = {"rdma": PeerLimits(), "slow": PeerLimits(270e-3, 29e-6)}
-"""A link's name -> what a transfer takes: by the ratios to recomputing that are published of gpt-oss-120b on H200 with
-RDMA, and of GLM-5.2 (1.25 s and 134 us a token, where recomputing takes 279 us a token)."""
+"""A link's name -> the cost of a transfer on it.
+
+The costs follow published ratios of transfer to recomputing: those of gpt-oss-120b on H200 with RDMA, and those of
+GLM-5.2 (1.25 s and 134 us a token, against 279 us a token for recomputing).
+"""
 SHARES = ("below", "at", "above")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Who places, and whether routers may order pulls."""
+    """Policy of a row, and its permission to order P2P KV transfers."""
 
     make: Callable[[], Policy]
     pulls: bool
@@ -52,7 +55,7 @@ ROWS = {
     "ours, no pulls": Entry(Warm, pulls=False),
     OURS: Entry(Warm, pulls=True),
 }
-"""Row -> who places: the longest holder, the fewest open leases, the same with llm-d's threshold, and `warm`."""
+"""Row -> its policy: the longest holder, the fewest open leases, the same with llm-d's threshold, and `warm`."""
 FIGURES: dict[str, Callable[[Row], float | None]] = {
     "TTFT p50, s": lambda row: row.ttft_p50_s,
     "TTFT p90, s": lambda row: row.ttft_p90_s,
@@ -64,7 +67,7 @@ FIGURES: dict[str, Callable[[Row], float | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class PullJob:
-    """One workload on one kind of link at one load for one seed, and who runs it."""
+    """One workload on one kind of link at one load for one seed, and the rows to run."""
 
     workload: str
     link: str
@@ -77,7 +80,7 @@ class PullJob:
 
 
 def run_pulls(job: PullJob) -> list[Row]:
-    """A row for each entry, in their order."""
+    """Return a row for each entry, in their order."""
     tier = TierLimits(TIER * KV_TOKENS)
     setting = Setting(
         replicas=job.replicas, seed=job.seed, grade="exact", kv_tokens=KV_TOKENS, tier=tier, peers=LINKS[job.link]
@@ -103,12 +106,12 @@ HEADS = (*linked.NAMES, *ROWS)
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A row of the table for each workload, link, load and figure, under HEADS."""
+    """Return a row of the table for each workload, link, load and figure, under HEADS."""
     return linked.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
 
 
 def print_pulls(console: Console, rows: Sequence[Row]) -> None:
-    """The table."""
+    """Print the table."""
     made = drawn(HEADS, (), "who places, and what pulls bring: means over seeds", left=set(linked.NAMES), no_wrap=False)
     for cells in lines(rows):
         made.add_row(*cells)

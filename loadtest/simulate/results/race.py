@@ -1,8 +1,8 @@
-"""The race: scenarios x loads x seeds x policies, run in as many processes as there are cores.
+"""The race: scenarios x loads x seeds x policies, run in one process for each core.
 
-A job is one workload at one load for one seed. Preparing it takes as long as running it once, so whoever races over it
-does so in the same process, one after the other; jobs share nothing, and run in any order. A policy under other
-constants than its own is an entrant like any other (see sweep.py).
+A job is one workload at one load for one seed. Its preparation takes as long as one run, so all entrants of a job run
+in the same process, one after the other. Jobs share no state and run in any order. A policy with other constants than
+its own is an entrant like any other (see sweep.py).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from loadtest.simulate.world.world import World
 
 AnyJob = TypeVar("AnyJob")
 Done = Callable[[Sequence[Row]], None]
-"""Hears the rows of a job when it is over."""
+"""Callback for the rows of a finished job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """A racer: a row by its name, with other constants of its modules if need be, as (module, name, value)."""
+    """A policy in the race: a row's name and optionally other constants as (module, name, value)."""
 
     policy: str
     label: str | None = None
-    """What is different, as the `case` of its rows."""
+    """The difference from the row itself, as the `case` of its result rows."""
     constants: tuple[tuple[str, str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What the cluster is, whatever the scenario says."""
+    """Changes of the cluster that override the scenario."""
 
     setting: tuple[tuple[str, Any], ...] = ()
     """(field of Setting, value)"""
@@ -54,20 +54,20 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class RaceJob:
-    """One workload at one load for one seed, and who races over it."""
+    """One workload at one load for one seed, and its entrants."""
 
     scenario: str
     load: str
-    """A name in LOADS, or a number as it has them: a share of what the cluster can sustain."""
+    """A name in LOADS, or a number in the same unit: a share of the cluster's capacity."""
     seed: int
     entrants: tuple[Entrant, ...]
     changes: Changes = Changes()
     trace: Path | None = None
 
     def build(self) -> Scenario:
-        """Prepare the workload. Raises what reading a trace raises."""
+        """Prepare the workload. Raises the errors of reading a trace."""
         if self.load not in LOADS:
-            LOADS[self.load] = float(self.load)  # makers know loads by name: a number is its own
+            LOADS[self.load] = float(self.load)  # scenario functions look up loads by name
         changed, requests_max = dict(self.changes.setting), self.changes.requests_max
         if self.trace is not None:
             setting = replace(Setting(seed=self.seed), **changed)
@@ -86,7 +86,7 @@ class RaceJob:
 
 
 def shortened(workload: Workload, requests_max: int) -> Workload:
-    """The workload with its warm-up and only so many requests after it."""
+    """Return the workload with its warm-up and at most `requests_max` requests after it."""
     requests_max += workload.warm_up
     if workload.open:
         return replace(workload, sessions=workload.sessions[:requests_max])
@@ -94,7 +94,7 @@ def shortened(workload: Workload, requests_max: int) -> Workload:
 
 
 def run_job(job: RaceJob) -> list[Row]:
-    """A row for each entrant, in their order."""
+    """Return a row for each entrant, in their order."""
     scenario = job.build()
     with settled():
         return [_run(job, scenario, entrant) for entrant in job.entrants]
@@ -102,8 +102,11 @@ def run_job(job: RaceJob) -> list[Row]:
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What is prepared, millions of objects, stays until the end: that the collector looks through it again and again
-    takes a fifth of the time. Where something is kept so already, all of the process is its keeper's to settle."""
+    """Freeze the prepared objects, millions of them, for the garbage collector until the block ends.
+
+    Repeated scans of these objects take a fifth of the time. If objects are frozen already, the outer block freezes and
+    unfreezes the whole process and this block leaves the collector alone.
+    """
     if gc.get_freeze_count():
         yield
         return
@@ -136,7 +139,7 @@ def _run(job: RaceJob, scenario: Scenario, entrant: Entrant) -> Row:
 
 @contextmanager
 def changed(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
-    """Run the block with these values in place of the modules' own; nothing else may run in this process meanwhile.
+    """Run the block with these values in place of the modules' own; no other code may run in this process at that time.
     Raises ValueError for a module that is native code (deploy/compiled.py), which keeps its own values."""
     before = [(import_module(module), name) for module, name, _ in constants]
     if compiled := {module.__name__ for module, _ in before if not (module.__file__ or "").endswith(".py")}:
@@ -154,14 +157,14 @@ def changed(constants: Sequence[tuple[str, str, float]]) -> Iterator[None]:
 
 
 def race(jobs: Sequence[AnyJob], processes: int, done: Done, run: Callable[[AnyJob], list[Row]]) -> list[Row]:
-    """`run` all jobs; rows come in their order."""
+    """Run all jobs with `run` and return their rows in the order of the jobs."""
     rows: dict[int, list[Row]] = {}
     if processes == 1 or len(jobs) == 1:
         for number, job in enumerate(jobs):
             rows[number] = run(job)
             done(rows[number])
     else:
-        # Processes are spawned, not forked, since a progress bar has a thread.
+        # Processes are spawned, not forked, because a progress bar has a thread.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(min(processes, len(jobs)), context) as pool:
             numbers = {pool.submit(run, job): number for number, job in enumerate(jobs)}

@@ -1,9 +1,9 @@
-"""Several routers that share what they know, against one router: `python -m loadtest simulate --several`.
+"""Several routers that share their state, against one router: `python -m loadtest simulate --several`.
 
-All routers run `warm`, and every run of a workload is of the same requests, asked of the routers by turns. What one
-router comes to depends on chance as well: rings place by the names of replicas. So it runs under three sets of names,
-the mean of these runs is what several routers are held against, and how far the runs lie apart says what a difference
-is worth. Several routers are judged by what is worse: fewer hits, later answers, less goodput.
+All routers run `warm`. Every run of a workload has the same requests, which are sent to the routers by turns. The
+figures of one router depend on chance as well, because rings place by the names of replicas. So it runs under three
+sets of names. Several routers are compared with the mean of these runs, and the spread of the runs shows how large a
+difference has to be. Several routers are judged by figures that are worse: fewer hits, later answers, less goodput.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from loadtest.simulate.world.world import World
 OF_SEVERAL = ("two_routers", "four_routers")
 """Scenarios that are another one with several routers."""
 NEAR_S, FAR_S, LOST = 0.005, 0.2, 0.05
-LEAST = 0.001  # part of one router's figure that counts in a mean for no part at all
+LEAST = 0.001  # least ratio in a geometric mean, in place of 0
 NEAR_LIMIT, FAR_LIMIT = 0.03, 0.06  # parts of one router's figure by which several may be worse
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """So many routers, and the channel between them."""
+    """A number of routers, and the channel between them."""
 
     label: str
     routers: int = 1
     delay_s: float | None = None
     loss: float = 0.0
     names: str = ""
-    """What the names of the replicas begin with; empty: those that the scenario gives them."""
+    """Prefix of the replicas' names; if empty, the names are the scenario's."""
     limit: float = 0.0
 
     def of(self, setting: Setting) -> Setting:
-        """The cluster with these routers."""
+        """Return the cluster with these routers."""
         names = tuple(f"http://{self.names}-{n}" for n in range(setting.replicas)) if self.names else setting.names
         return replace(setting, routers=self.routers, share_delay_s=self.delay_s, share_loss=self.loss, names=names)
 
@@ -76,14 +76,14 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True)
 class SeveralJob:
-    """One workload, and who runs it."""
+    """One workload, and the variants to run."""
 
     job: RaceJob
     variants: tuple[str, ...] = tuple(VARIANTS)
 
 
 def run_several(several: SeveralJob) -> list[Row]:
-    """A row for each variant, in their order."""
+    """Return a row for each variant, in their order."""
     job, rows = several.job, list[Row]()
     scenario = job.build()
     with settled():
@@ -98,17 +98,17 @@ def run_several(several: SeveralJob) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What several routers, or one under other names, come to beside one router; parts of its figures."""
+    """Figures of several routers, or of one under other names, relative to one router."""
 
     variant: Variant
     off: dict[str, float]
-    """By figure: 0.01 is one hundredth more."""
+    """Difference by figure: 0.01 is one hundredth more."""
     apart: dict[str, float]
-    """By figure: the most that one run of one router is off the mean of all."""
+    """Largest difference between a run of one router and the mean of all such runs, by figure."""
 
     @property
     def beyond(self) -> list[str]:
-        """Figures that are worse by more than the limit, and by more than the names of replicas change."""
+        """Figures that are worse by more than the limit, and by more than other names of replicas make them."""
         limit = self.variant.limit
         return [
             each.name
@@ -118,7 +118,7 @@ class Compared:
 
 
 def compared(rows: Sequence[Row]) -> dict[tuple[str, str], list[Compared]]:
-    """By workload and load: all variants, each over the seeds for which one router ran too."""
+    """Return all variants by workload and load, each over the seeds that one router ran too."""
     found: dict[tuple[str, str], list[Compared]] = {}
     for key, group in _groups(rows).items():
         alone = {variant.label: group[variant.label] for variant in ALONE if variant.label in group}
@@ -138,7 +138,7 @@ def compared(rows: Sequence[Row]) -> dict[tuple[str, str], list[Compared]]:
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, dict[int, Row]]]:
-    """(workload, load) -> variant -> seed -> row; workloads and variants in the order that they have here."""
+    """Return (workload, load) -> variant -> seed -> row. Workloads and variants keep the order of their tables."""
     groups: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
     workloads, loads, labels = list(SCENARIOS), list(LOADS), list(VARIANTS)
     known = [row for row in rows if row.case in VARIANTS and row.workload in SCENARIOS and row.seed is not None]
@@ -160,13 +160,13 @@ def _part(got: float, base: float) -> float:
     return got / base - 1 if base else 0.0
 
 
-# Table and words
+# Table and text
 
 HEADS = ("workload", "load", "1 router, other names", *(variant.label for variant in TOGETHER))
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A row of the table for each workload and load, under HEADS."""
+    """Return a row of the table for each workload and load, under HEADS."""
     made = []
     for (workload, load), all_ in compared(rows).items():
         by_label = {each.variant.label: each for each in all_}
@@ -184,8 +184,8 @@ def _cell(compared_: Compared | None) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """For each number of routers and channel: how many workloads keep the limit, how far off they are in the mean, and
-    which do not."""
+    """Return a line for each variant: the number of workloads within the limit, the mean differences, and the workloads
+    beyond the limit."""
     said, found = [], compared(rows)
     for variant in TOGETHER:
         cases = {key: each for key, all_ in found.items() for each in all_ if each.variant == variant}
@@ -205,7 +205,7 @@ def _means(cases: Sequence[Compared]) -> str:
 
 
 def print_several(console: Console, rows: Sequence[Row]) -> None:
-    """The table, and what is within its limit."""
+    """Print the table, and the verdicts on the limits."""
     names = ", ".join(each.name for each in FIGURES)
     title = f"routers that share, beside one router: {names}, in % of its own; ** beyond the limit and the names"
     made = drawn(HEADS, (), title, left={"workload", "load"}, no_wrap=False)

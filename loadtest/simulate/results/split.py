@@ -1,7 +1,7 @@
-"""What prefill apart from decode is worth: `python -m loadtest simulate --split`.
+"""Benefit of disaggregated prefill: `python -m loadtest simulate --split`.
 
-Long prompts that nobody holds, and agents (scenarios/split.py), before as many replicas of the same kind. Rows differ
-in the replicas' roles and in who places. All know the same of caches, by what they have sent there.
+The workloads are long prompts that no replica holds, and agents (scenarios/split.py), with the same number of replicas
+of the same kind. Rows differ in the replicas' roles and in the policy. All estimate caches from the requests they sent.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from router.core.placement.policies.warm import Warm
 
 REQUESTS = 100  # for each replica
 SIZE = 8
-PROBE_INTERVAL_S = 0.25  # llm-d asks every 50 ms, and its scorers live on that
+PROBE_INTERVAL_S = 0.25  # llm-d reads metrics every 50 ms, and its scorers depend on that
 SHARES = ("light", "below", "at")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Who places, whether requests may be split, and how many of eight replicas only prefill (0: all are alike)."""
+    """Policy of a row, its permission to split requests, and its number of prefill-only replicas of eight (0: no
+    roles)."""
 
     make: Callable[[], Policy]
     split: bool
@@ -49,9 +50,13 @@ ROWS = {
     "ours, 5 of 8": Entry(Warm, split=True, prefill=5),
     OURS_ALIKE: Entry(Warm, split=True),
 }
-"""Row -> who places: `warm` on replicas that do everything; llm-d's decider and `warm` where a quarter of them prefill,
-and where as many do as a rule needs that has all long prompts prefilled apart; and `warm` where each replica may do
-everything, and may also prefill for each other."""
+"""Row -> its policy and roles.
+
+- aggregated: `warm` on replicas that do both stages
+- 2 of 8: llm-d's decider and `warm`, with a quarter of the replicas for prefill
+- 5 of 8: the same, with the number of prefill replicas that a rule needs if it prefills all long prompts apart
+- alike: `warm` on replicas that each do both stages, and may also prefill for each other
+"""
 FIGURES: dict[str, Callable[[Row], float | None]] = {
     "time per output token p50, ms": lambda row: row.tpot_p50_ms,
     "time per output token p90, ms": lambda row: row.tpot_p90_ms,
@@ -66,7 +71,7 @@ FIGURES: dict[str, Callable[[Row], float | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class SplitJob:
-    """One workload on one kind of link at one load for one seed, and who runs it."""
+    """One workload on one kind of link at one load for one seed, and the rows to run."""
 
     workload: str
     link: str
@@ -79,13 +84,13 @@ class SplitJob:
 
 
 def roles_of(replicas: int, of_eight: int = 2) -> tuple[Role, ...]:
-    """Roles of so many replicas, of which so many of eight only prefill."""
+    """Return the roles of the replicas, of which `of_eight` in eight only prefill."""
     prefill = max(1, replicas * of_eight // 8)
     return (Role.PREFILL,) * prefill + (Role.DECODE,) * (replicas - prefill)
 
 
 def run_split(job: SplitJob) -> list[Row]:
-    """A row for each entry, in their order."""
+    """Return a row for each entry, in their order."""
     link: PeerLimits = LINKS[job.link]
     setting = Setting(replicas=job.replicas, seed=job.seed, legs=link, probe_interval_s=PROBE_INTERVAL_S)
     scenario, rows = WORKLOADS[job.workload](job.load, setting, requests=job.requests * job.replicas), list[Row]()
@@ -107,12 +112,12 @@ HEADS = (*linked.NAMES, *ROWS)
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A row of the table for each workload, link, load and figure, under HEADS."""
+    """Return a row of the table for each workload, link, load and figure, under HEADS."""
     return linked.lines(rows, WORKLOADS, LINKS, ROWS, FIGURES)
 
 
 def print_split(console: Console, rows: Sequence[Row]) -> None:
-    """The table."""
+    """Print the table."""
     made = drawn(HEADS, (), "who places, and who prefills: means over seeds", left=set(linked.NAMES), no_wrap=False)
     for cells in lines(rows):
         made.add_row(*cells)

@@ -1,11 +1,11 @@
-"""Every constant of `warm`, a third of it and three times as much: is the result flat, or would it need tuning?
+"""Sweep of every constant of `warm` at a third and three times its value: is the result flat, or does it need tuning?
 
-A constant that has to fit a cluster is a knob that nobody turns. So each is either physical, or learned, or changes
-nothing that matters over an order of magnitude, and this says which. Run on the seeds for tuning: what is found here
-may lead to another value, and claims must not rest on what was tuned on.
+A constant that has to fit a cluster is a knob that operators leave as it is. So each constant must be physical, or
+learned, or have no relevant effect over an order of magnitude. The sweep shows which of these applies. It runs on the
+seeds for tuning, because its results may lead to another value, and claims must not rest on seeds that were tuned on.
 
-Constants stand in the modules that use them. A run under another value has it set there, in a process of its own that
-does nothing else, and put back after.
+Constants are defined in the modules that use them. A run with another value sets it there, in a process of its own that
+runs no other work, and restores it afterwards.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ FACTORS = (1 / 3, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant; `module` is where it stands."""
+    """A constant; `module` is the module that defines it."""
 
     name: str
     module: str
     values: tuple[float, ...] = ()
-    """Instead of a third and three times the value."""
+    """Values to try in place of a third and three times the constant."""
     also: tuple[str, ...] = ()
-    """Modules that import it by name, and so have it to themselves."""
+    """Modules that import the constant by name and so have their own copy."""
 
     def own(self) -> float:
-        """The value of the constant in the code."""
+        """Return the value of the constant in the code."""
         value: float = getattr(import_module(self.module), self.name)
         return value
 
     def others(self) -> tuple[float, ...]:
-        """Values to try; of a whole number whole numbers, and none that is its own."""
+        """Return the values to try, without the constant's own value. For a whole number they are whole numbers."""
         own = self.own()
         tried = self.values or tuple(factor * own for factor in FACTORS)
         if isinstance(own, int):
@@ -68,7 +68,7 @@ CONSTANTS = (
     Constant("HOME_IN_FLIGHT", "router.core.placement.policies.warm", (0, 3)),
     Constant("RING_CHOICES", "router.core.placement.policies.warm", (1, 6)),
     Constant("SPREAD", "router.core.placement.policies.warm", (0, 6)),
-    # Below 1 it is no bound that all could keep; the part above the mean is what there is to vary.
+    # Not all replicas can keep a bound below 1, so the part above the mean is varied.
     Constant("BOUND", "router.core.placement.ring", (1.08, 1.75)),
     Constant("PRIOR", "router.core.learned.reuse"),
     Constant("TURN_BLOCKS_MAX", "router.core.learned.reuse"),
@@ -84,7 +84,7 @@ CONSTANTS = (
 
 
 def entrants(constants: Sequence[Constant] = CONSTANTS) -> tuple[Entrant, ...]:
-    """`warm` as it is, and once for each other value."""
+    """Return `warm` as it is, and once for each other value."""
     return (
         Entrant(WARM),
         *(
@@ -98,7 +98,7 @@ def entrants(constants: Sequence[Constant] = CONSTANTS) -> tuple[Entrant, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What another value does to a workload at a load, the mean over seeds."""
+    """Effect of another value on a workload at a load, as the mean over seeds."""
 
     case: str
     workload: str
@@ -129,8 +129,11 @@ def moves(rows: Sequence[Row]) -> list[Move]:
 
 
 def lines(found: Sequence[Move]) -> list[tuple[str, ...]]:
-    """A line for each value: how p90 of first tokens and end-to-end moves in each workload, the mean over loads, and
-    over all; and where that of first tokens moves most, up or down."""
+    """Return a line for each value.
+
+    It has the change of p90 TTFT and p90 end-to-end in each workload, as the mean over loads, and over all workloads.
+    Last is the cell with the largest change of p90 TTFT, up or down.
+    """
     workloads = list(dict.fromkeys(move.workload for move in found))
     texts = []
     for case in dict.fromkeys(move.case for move in found):
@@ -151,7 +154,7 @@ def _shown(group: Sequence[Move]) -> str:
 
 
 def heads(found: Sequence[Move]) -> tuple[str, ...]:
-    """The heads of `lines`."""
+    """Return the heads of `lines`."""
     return ("constant", *dict.fromkeys(move.workload for move in found), "all", "most")
 
 

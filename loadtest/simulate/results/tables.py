@@ -1,8 +1,8 @@
-"""The race as tables: policies down, workloads across, one table for a load and a figure.
+"""Tables of the race: policies down, workloads across, one table for each load and figure.
 
-The figures are those that are judged. A cell has one of them and what belongs to it, each the median over seeds.
-Policies stand in the order of their geometric mean over the workloads, upper bounds above them: those are no rivals.
-The best of the others is marked in each column.
+The figures are the judged ones. A cell has one of them and a related figure, each the median over seeds. Policies are
+in the order of their geometric mean over the workloads. Upper bounds are above them, because they are no rivals. The
+best of the others is marked in each column.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BOUND = " (bound)"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure as people read it."""
+    """A figure as text."""
 
     text: str
     best: bool = False
@@ -33,17 +33,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """One load, one figure. `lines`: a policy's name and its cells, under `heads`."""
+    """One load, one figure. `lines` has a policy's name and its cells, under `heads`."""
 
     load: str
     shows: str
-    """What a cell has."""
+    """Description of a cell."""
     heads: tuple[str, ...]
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
 def grids(rows: Sequence[Row]) -> list[Grid]:
-    """A grid for each figure of each load, in the order of LOADS; rows are over seeds (`figures.over_seeds`)."""
+    """Return a grid for each figure of each load, in the order of LOADS; rows are over seeds (`figures.over_seeds`)."""
     rows = [row for row in rows if row.seeds is not None and row.goal is None and row.case is None]
     return [
         _grid(load, figure, [row for row in rows if (row.load_name or "") == load])
@@ -53,13 +53,13 @@ def grids(rows: Sequence[Row]) -> list[Grid]:
 
 
 def loads_in(rows: Iterable[Row]) -> list[str]:
-    """The names of the rows' loads in the order of LOADS; those that are numbers come last."""
+    """Return the names of the rows' loads in the order of LOADS; those that are numbers come last."""
     found = dict.fromkeys(row.load_name or "" for row in rows)
     return [*(name for name in LOADS if name in found), *(name for name in found if name not in LOADS)]
 
 
 def names_in(found: Iterable[str | None]) -> list[str]:
-    """Each name once, in their order; None is no name."""
+    """Return each name once, in their order; None is no name."""
     return [name for name in dict.fromkeys(found) if name is not None]
 
 
@@ -93,7 +93,7 @@ def _grid(load: str, figure: Figure, rows: Sequence[Row]) -> Grid:
 
 
 def mean_of(rows: Iterable[Row], figure: Figure) -> float:
-    """The geometric mean of a figure over rows."""
+    """Return the geometric mean of a figure over rows."""
     return exp(fmean(log(figure.of(row)) for row in rows))
 
 
@@ -119,7 +119,7 @@ def _text(row: Row, figure: Figure) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds with at most three digits."""
+    """Return seconds as text with at most three digits."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:.{digits}f} s"
 
@@ -130,13 +130,12 @@ class Standing:
 
     policy: str
     p90_s: float
-    """Geometric mean of p90 TTFT, and of the two after it."""
+    """Geometric mean of p90 TTFT; the two figures after it are geometric means as well."""
     e2e_p90_s: float
     output_tokens_per_s: float
     goodput_share: float
     near: int
-    """The number of workloads and loads in which it is within WITHIN of the best p90 TTFT of policies that can be
-    built."""
+    """Number of workloads and loads in which its p90 TTFT is within WITHIN of the best policy that can be built."""
     bound: bool
 
 
@@ -153,7 +152,7 @@ STANDING_HEADS = (
 
 
 def standings(rows: Sequence[Row]) -> list[Standing]:
-    """The standing of all policies that ran everywhere, bounds first, then the best; rows are single runs."""
+    """Return the standing of all policies that ran in every cell, bounds first, then the best; rows are single runs."""
     rows = [row for row in rows if row.seed is not None and row.goal is None and row.case is None]
     by_policy: dict[str, list[Row]] = {}
     for row in rows:
@@ -177,7 +176,7 @@ def standings(rows: Sequence[Row]) -> list[Standing]:
 
 
 def _near(rows: Sequence[Row]) -> Counter[str]:
-    """By policy: the cells in which it is near the best; upper bounds do not count as best."""
+    """Count, by policy, the cells in which it is near the best; upper bounds do not count as best."""
     cells: dict[tuple[str | None, str | None], dict[str, list[Row]]] = {}
     for row in rows:
         if not row.bound:
@@ -191,7 +190,7 @@ def _near(rows: Sequence[Row]) -> Counter[str]:
 
 
 def standing_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The standings as lines of a table, under STANDING_HEADS."""
+    """Return the standings as lines of a table, under STANDING_HEADS."""
     found = standings(rows)
     cells = len({(row.workload, row.load_name) for row in rows if row.seed is not None and row.goal is None})
     warm = next((each for each in found if each.policy == WARM), None)
@@ -211,12 +210,12 @@ def standing_lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def print_standings(console: Console, rows: Sequence[Row]) -> None:
-    """One table over everything."""
+    """Print one table over everything."""
     console.print(drawn(STANDING_HEADS, standing_lines(rows), "all workloads, loads and seeds"))
 
 
 def print_grids(console: Console, rows: Sequence[Row]) -> None:
-    """The tables, cut into as many pieces as the console is too narrow for."""
+    """Print the tables, each cut into pieces that fit the console."""
     for grid in grids(rows):
         label = max(len(name) for name, _ in grid.lines)
         widths = [
@@ -241,7 +240,7 @@ def _piece(grid: Grid, first: int, last: int) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The tables for a page, load by load. Of rows over seeds."""
+    """Return the tables of rows over seeds as Markdown, load by load."""
     parts = []
     for grid in grids(rows):
         parts += [f"Load: {grid.load}; {grid.shows}", "", f"| policy | {' | '.join(grid.heads)} |"]
@@ -255,8 +254,8 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def verdict_lines(judged: Sequence[Row], *, missed_too: bool = True) -> list[str]:
-    """What the claims came to: how many of each kind hold, where it is worst, and, unless only counts are wanted, each
-    one that does not. What is told and not judged has no count."""
+    """Return a line for each kind of claim: the number that hold, and the worst row. With `missed_too`, each missed
+    claim has a line as well. Claims that are reported and not judged have no count."""
     lines = []
     for goal in dict.fromkeys(row.goal or "" for row in judged):
         same = [row for row in judged if row.goal == goal]

@@ -1,10 +1,10 @@
-"""What a hit behind the GPU is worth in the price: `python -m loadtest simulate --tiers`.
+"""Price of a hit behind the GPU: `python -m loadtest simulate --tiers`.
 
-Prefixes of three times the GPUs' caches on tiers of twice their size (scenarios/tiered.py), with links of several
-speeds. Everybody runs `warm` on the same requests, which has no price of loads (`free`); other rows differ in such a
-price alone (rules/tier_credit.py), and one knows nothing of tiers. What a load takes (`price`) is learned from a guess
-that is right for none of these links. Figures are means over seeds, and how far a row may be off by chance is seen
-where links are so quick that no price of a load can matter.
+The workload has prefixes of three times the GPUs' caches, on tiers of twice their size (scenarios/tiered.py), with
+links of several speeds. All rows run the same requests. `free` is `warm`, which has no price of loads. The other rows
+differ only in such a price (rules/tier_credit.py), and one has no knowledge of tiers. The cost of a load (`price`) is
+learned from a first guess that is right for none of these links. Figures are means over seeds. The error by chance
+shows on links that are so fast that no price of a load can matter.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from router.core.placement.policies.warm import Warm
 KV_TOKENS = 153_600
 WARM_UP, REQUESTS = 75, 150  # requests for each replica
 FLOOR_S = 2e-3
-PREFILL_TOKEN_S = 60e-6  # prefill of a token of a prompt of 12,000: a load of a token is given in parts of it
+PREFILL_TOKEN_S = 60e-6  # prefill of a token of a prompt of 12,000; unit of a token's load time
 LINKS = {"1/50": 1 / 50, "1/13": 1 / 13, "1/4": 1 / 4, "1": 1.0, "2": 2.0}
-"""A link's name -> what a token on it takes, in parts of its prefill: CPU memory as measured, disks, and a store."""
+"""A link's name -> the load time of a token in parts of its prefill: CPU memory as measured, disks, and a store."""
 SIZES = (4, 8)
 SHARES = ("below", "at", "above")
 UNTOLD = "no tiers"
@@ -44,8 +44,8 @@ PRICES: dict[str, Callable[[], Policy]] = {
     "0.4": lambda: TierCredit(0.4),
     UNTOLD: Warm,
 }
-"""What a hit in a tier counts as -> who places: a hit on the GPU, which is the product's; one less the learned time of
-its load; parts of a hit on the GPU; nothing."""
+"""The value of a hit in a tier -> its policy. The values, in order: a hit on the GPU (the product's choice); such a hit
+less the learned time of its load; parts of a hit on the GPU; zero."""
 FIGURES: dict[str, Callable[[Row], float | None]] = {
     "TTFT mean": lambda row: row.got,
     "TTFT p90": lambda row: row.ttft_p90_s,
@@ -67,7 +67,7 @@ class TierJob:
 
 
 def run_tiers(job: TierJob) -> list[Row]:
-    """A row for each price, in their order."""
+    """Return a row for each price, in their order."""
     limits = TierLimits(TIER * KV_TOKENS, FLOOR_S, LINKS[job.link] * PREFILL_TOKEN_S)
     setting = Setting(replicas=job.replicas, seed=job.seed, grade="exact", kv_tokens=KV_TOKENS, tier=limits)
     warm_up, requests = WARM_UP * job.replicas, job.requests * job.replicas
@@ -89,8 +89,8 @@ HEADS = ("load of a token / prefill", "replicas", "load", "figure, s", *PRICES)
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A row of the table for each link, size, load and figure, under HEADS: means over the seeds that all prices ran,
-    the least in bold where it is 3 % or more below the product's, a free hit's."""
+    """Return a row of the table for each link, size, load and figure, under HEADS. Figures are means over the seeds
+    that all prices ran. The least is bold if it is 3 % or more below that of a free hit, the product's choice."""
     links, shares, made = list(LINKS), list(LOADS), list[tuple[str, ...]]()
     of: dict[tuple[int, int, int], dict[str, dict[int, Row]]] = {}
     for row in rows:
@@ -117,7 +117,7 @@ def _cell(means: dict[str, float], price: str) -> str:
 
 
 def print_tiers(console: Console, rows: Sequence[Row]) -> None:
-    """The table."""
+    """Print the table."""
     title = "what a token in a tier counts as: means over seeds; ** more than 3 % below a free hit"
     made = drawn(HEADS, (), title, left={HEADS[0], "load", "figure, s"}, no_wrap=False)
     for cells in lines(rows):

@@ -1,15 +1,15 @@
 """Engines of the zoo in virtual time: `python -m loadtest simulate --zoo`.
 
-Hits: a fleet of each kind is asked the same twice, once with its own metrics pages and once with those of the dense
-engine, which say what they seem to say. Of the prompt tokens that its engines found cached, receipts foretold a share;
-and some tokens that receipts foretold were not found. Both shares with its own pages must be within POINTS_MAX of those
-with a right page, in percentage points.
+Hits: a fleet of each kind runs the same requests twice. One run has its own metrics pages; the other has those of the
+dense engine, in which series have their plain meaning. Receipts predicted a share of the prompt tokens that its engines
+found cached, and some tokens that receipts predicted were not found. Both shares with its own pages must be within
+POINTS_MAX of those with a right page, in percentage points.
 
-Near saturation a run is a matter of chance: another first placement, and all that follows is another. So tokens are
-added up over several seeds.
+Near saturation a run depends on chance: one other first placement changes all that follow. So tokens are summed over
+several seeds.
 
-Shares: one replica of each kind beside dense ones, behind the product's own admission: no replica gets less than
-SHARE_MIN of its equal part of the requests, whatever its page counts as waiting.
+Shares: one replica of each kind runs beside dense ones, behind the product's own admission. No replica may get less
+than SHARE_MIN of its equal part of the requests, for any count of waiting requests on its page.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class ZooJob:
 
 
 def run_zoo(job: ZooJob) -> list[Row]:
-    """The member's rows: hits foretold, tokens foretold and not found (`expected`: with a right page), the least share
-    of a replica."""
+    """Return the member's rows: predicted hits, tokens predicted and not found (`expected`: with a right page), and the
+    least share of a replica."""
     return rows_of_member(MEMBERS[job.name], job)
 
 
 def rows_of_member(member: Member, job: ZooJob) -> list[Row]:
-    """Likewise, of any member."""
+    """Return the rows of `run_zoo` for any member."""
     with settled():
         shown = dict[str, tuple[float, float]]()
         for events in (False, True):
@@ -87,8 +87,8 @@ def rows_of_member(member: Member, job: ZooJob) -> list[Row]:
 
 
 def predicted(scenarios: Iterable[Scenario]) -> tuple[float, float]:
-    """Of all prompt tokens that engines found cached: the part that receipts foretold, and the tokens that they
-    foretold and that were not found."""
+    """Return two parts of all prompt tokens that engines found cached: the correctly predicted tokens, and the tokens
+    that were predicted and not found."""
     runs = (World(each.workload, each.setting, POLICIES["warm"]).run() for each in scenarios)
     found = foretold = unfound = 0
     for sent in chain.from_iterable(run.sent for run in runs):
@@ -104,7 +104,7 @@ def predicted(scenarios: Iterable[Scenario]) -> tuple[float, float]:
 
 
 def least_share(scenario: Scenario) -> float:
-    """The requests of the replica that got the fewest, as a part of an equal share."""
+    """Return the requests of the replica with the fewest, as a part of an equal share."""
     result = AdmittedWorld(scenario.workload, scenario.setting, POLICIES["warm"], {}).run()
     counts = Counter(sent.lease.replica for sent in result.sent if sent.lease is not None)
     names = [scenario.setting.name(number) for number in range(scenario.setting.replicas)]
@@ -116,7 +116,7 @@ HEADS = ("engine", "load", *(f"{case}, %" for case in PAIRS), f"{SHARE}, %", "ve
 
 
 def lines(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """A line of the table for each member and load, under HEADS; in brackets with a right page."""
+    """Return a line of the table for each member and load, under HEADS; the figure with a right page is in brackets."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
         found.setdefault((row.workload or "", row.load_name or ""), {})[row.case or ""] = row
@@ -136,5 +136,5 @@ def _percent(part: float | None) -> str:
 
 
 def print_zoo(console: Console, rows: Sequence[Row]) -> None:
-    """The table."""
+    """Print the table."""
     console.print(drawn(HEADS, lines(rows), "engines of the zoo", left={"engine", "load", "verdict"}, no_wrap=False))
