@@ -1,7 +1,7 @@
-"""Rows of the race by name: our policies, and others' rules restated from their formulas.
+"""Rows of the race by name: our policies, and rules of other routers restated from their formulas.
 
-To add one: a file here with a Policy (see router/core/placement/policies/base.py), or a Rule that is shown more
-(simulate/world/placer.py), and a line in ROWS that names its source and defaults.
+To add one: a file here with a Policy (see router/core/placement/policies/base.py), or with a Rule, which gets more
+input (simulate/world/placer.py), and a line in ROWS that names its source and defaults.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class RowSource:
 
     make: Callable[[], Policy]
     source: str
-    """Whose rule it is, of which version, and its defaults."""
+    """Origin and version of the rule, and its defaults."""
     bound: bool = False
-    """What no router can know or have, not a rival."""
+    """True if the row uses knowledge or means that no router can have. Such a row is not a rival."""
     foreknowledge: bool = False
-    """Whether the router is given each answer's length before it begins."""
+    """True if the router gets each answer's length before the answer begins."""
 
     def __str__(self) -> str:
         return f"(bound) {self.source}" if self.bound else self.source
@@ -103,7 +103,7 @@ _BOUNDS = {
 }
 ROWS: dict[str, RowSource] = _OURS | _SCORED | _BOUNDS
 
-# Thresholds, hashes, trees of their own
+# Thresholds, hashes, prompt trees
 ROWS["random"] = RowSource(AtRandom, "a replica at random")
 ROWS["consistent_hash_unbounded"] = RowSource(HashUnbounded, "our ring, 160 points a replica, without a load bound")
 ROWS["sglang_cache_aware"] = RowSource(

@@ -1,4 +1,4 @@
-"""Blocks of the requests that are open somewhere, each counted once however many share it."""
+"""Blocks of the open requests, each counted once for any number of requests that share it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class ActiveBlocks:
-    """`key in active`, and `len(active)` of distinct ones."""
+    """Set of active blocks: `key in active`, and `len(active)` of distinct ones."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}

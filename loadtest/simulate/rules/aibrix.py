@@ -1,15 +1,15 @@
-"""aibrix_prefix: AIBrix's `prefix-cache`, what matches most among replicas that are not busier than usual.
+"""aibrix_prefix: AIBrix's `prefix-cache`, the longest match among replicas that are not busier than usual.
 
     if max - min running > imbalance: the least loaded, any of several
     else among replicas that hold a leading part of the prompt, by share held (whole per cent, most first) and then by
     running requests: the first with running <= mean + factor * standard deviation
-    none: the least loaded, any of several
+    if no such replica: the least loaded, any of several
 
-It remembers blocks of characters in one table for all replicas, with who was sent each, and forgets the block that was
-not touched for longest: with the defaults of the code 200,000 blocks of 4 characters, which is 200,000 tokens of text
-for the whole fleet, and after 20 minutes. Its README says 128 characters, 16 requests and 2 deviations instead; since
-that is a table 32 times as large, it is a row of its own. Here blocks are remembered by the router's keys of 512
-characters, as many as hold the same text.
+It keeps blocks of characters in one table for all replicas, with the replicas that each block was sent to. It drops the
+least recently used block above a limit, and every block after 20 minutes. With the defaults of the code the limit is
+200,000 blocks of 4 characters, which is 200,000 tokens of text for the whole fleet. Its README has 128 characters, 16
+requests and 2 deviations instead. That is a table 32 times as large, so it is a row of its own. Here the table holds
+the router's keys of 512 characters, as many keys as hold the same text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ README = Setup(block_chars=128, imbalance_requests=16, deviations=2)
 
 
 class PrefixCache(Shown):
-    """AIBrix with its table of blocks."""
+    """AIBrix's policy with its table of blocks."""
 
     def __init__(self, name: str, setup: Setup) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class PrefixCache(Shown):
         self._table: OrderedDict[int, tuple[float, set[str]]] = OrderedDict()
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The replica that holds the largest share of the prompt, within the limit."""
+        """Return the replica that holds the largest share of the prompt, within the limit."""
         sight, setup = self.sight, self._setup
         keys = sight.turn.chain
         loads = [c.in_flight for c in candidates]
@@ -72,7 +72,7 @@ class PrefixCache(Shown):
         return Choice(chosen.id, tied=False)
 
     def _shares(self, keys: array[int], candidates: Sequence[Candidate]) -> dict[str, int]:
-        """Per cent of the prompt's blocks that each holds, without a gap from the first."""
+        """Return the per cent of the prompt's blocks that each replica holds, without a gap from the first block."""
         table, left = self._table, {c.id for c in candidates}
         shares: dict[str, int] = {}
         for held, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""random: any replica, whatever it holds and does. The yardstick of many published results."""
+"""random: any replica, without regard to its cache and load. The yardstick of many published results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from router.core.facts.placements import Candidate, Choice, Market
 
 
 class AtRandom(Shown):
-    """Uniform over the candidates."""
+    """Policy that chooses uniformly among the candidates."""
 
     name = "random"
     cache_aware = False
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """Any candidate."""
+        """Return any candidate."""
         return Choice(candidates[drawn(self.sight.turn, len(candidates))].id, tied=False)

@@ -1,8 +1,9 @@
-"""What rules that score have in common: their own books of prefill work under way.
+"""Common part of rules that score: their own books of prefill work under way.
 
-Most published rules count, for each replica, the work they sent there that has no first token yet. The work of a
-request is fixed when it is placed: what its candidate had not cached, by the same belief about caches, at the same
-grade, that our own policies get. Books are kept in whole numbers, so that equal costs are equal.
+Most published rules count, for each replica, the work of the requests they sent to it that have no first token yet. The
+work of a request is fixed when it is placed: the tokens that its candidate had not cached. The cache estimate behind it
+is the same, at the same grade, that our own policies get. Books are kept in whole numbers, so that equal costs are
+equal.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from router.core.facts.replicas import Load
 
 
 class Booked(Shown, ABC):
-    """A Rule that knows how much work waits at each replica; `_pick` is its formula."""
+    """A Rule with the work that waits at each replica; `_pick` is its formula."""
 
     name: str
 
@@ -48,40 +49,41 @@ class Booked(Shown, ABC):
         self.first_token(turn, replica, now_s)
 
     def _any(self, tied: Sequence[Candidate]) -> Candidate:
-        """One of several that cost the same, as if at random."""
+        """Return one of several candidates with the same cost, pseudo-randomly."""
         return tied[drawn(self.sight.turn, len(tied))]
 
     def _waiting(self, candidate: Candidate) -> int:
         return self.pending.get(candidate.id, 0)
 
     def _work(self, candidate: Candidate) -> int:
-        """The work of the request if it is placed there: prompt tokens to compute, unless a rule counts otherwise."""
+        """Return the work of the request on this candidate: prompt tokens to compute, unless a rule counts
+        otherwise."""
         return candidate.uncached_tokens
 
     def _load(self, candidate: Candidate) -> Load:
-        """The load that the last probe of the replica told."""
+        """Return the load that the last probe of the replica reported."""
         return self.sight.router.fleet.members[candidate.id].load
 
     @abstractmethod
     def _pick(self, candidates: Sequence[Candidate]) -> Candidate:
-        """The candidate that the formula picks."""
+        """Return the candidate that the formula picks."""
 
 
 def least(candidates: Sequence[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:
-    """All candidates of the least cost, in their order."""
+    """Return all candidates of the least cost, in their order."""
     costs = [cost(c) for c in candidates]
     lowest = min(costs)
     return [c for c, each in zip(candidates, costs, strict=True) if each == lowest]
 
 
 class Turns:
-    """Several that cost the same come by turns."""
+    """Chooses by turns among several candidates of the same cost."""
 
     def __init__(self) -> None:
         self._turn = -1
 
     def one_of(self, tied: Sequence[Candidate]) -> Candidate:
-        """The candidate whose turn it is."""
+        """Return the next candidate in rotation."""
         if len(tied) == 1:
             return tied[0]
         self._turn += 1

@@ -1,23 +1,24 @@
-"""cache_aware of sglang-router, vllm-router and SMG in front of HTTP engines: a threshold on the match, a gate on load.
+"""cache_aware of sglang-router, vllm-router and SMG for HTTP engines: a threshold on the match, a gate on load.
 
     share = characters of the prompt that are in the tree / all of its characters
-    share >  threshold: a holder of the node where the prompt leaves the tree, however busy
+    share >  threshold: a holder of the node at which the prompt leaves the tree, at any load
     share <= threshold: the least loaded
-    but the gate: where load is too uneven, the least loaded, whatever the match
+    gate: if load is too uneven, the least loaded, for any match
 
-Load is the router's own count of requests in flight there. The text is the contents of all messages, one after the
-other. Either way the prompt is then entered into the tree as sent there.
+Load is the router's own count of requests in flight. The text is the contents of all messages, one after the other. In
+both cases the prompt is then inserted into the tree as sent to the chosen replica.
 
-The three have grown apart. sglang-router and vllm-router close the gate for everybody, when the busiest replica is too
-far ahead of the idlest; a node names one holder, its maker; of equally loaded ones the first in their list is taken.
-SMG closes it for a chosen replica that is too far ahead of the mean, weighs all holders of the node by load, and draws
-among equals. `smallest tree` on a miss, which older documents and the comments of the source still describe, is not
-what these versions do: asked one by one for prompts without anything in common, sglang-router 0.3.2 and
-vllm-router 0.1.17 send all of them to one replica.
+The three differ today. sglang-router and vllm-router close the gate for all requests if the busiest replica is too far
+ahead of the idlest. A node names one holder, its maker. Of equally loaded replicas the first in their list is taken.
+SMG closes the gate for a chosen replica that is too far ahead of the mean, compares all holders of the node by load,
+and draws among equals. Older documents and the comments of the source still describe `smallest tree` on a miss. These
+versions do not do that: sglang-router 0.3.2 and vllm-router 0.1.17 send prompts without a common part, sent one by one,
+all to one replica.
 
-vllm-router 0.1.17 matches token ids. It has them where the client sends ids or the engine answers `/tokenize`, as vLLM
-does; before an engine that does not, a request with text is counted as `missing_tokens` and goes to the
-least loaded. `VLLM_WITHOUT_TOKENS` is that, a threshold which no share exceeds. The time that asking takes is left out.
+vllm-router 0.1.17 matches token ids. It has them if the client sends ids or if the engine answers `/tokenize`, as vLLM
+does. For an engine without `/tokenize`, a request with text is counted as `missing_tokens` and goes to the least
+loaded. `VLLM_WITHOUT_TOKENS` restates that as a threshold which no share exceeds. The time of the `/tokenize` request
+is left out.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from loadtest.simulate.rules.shown import Shown, least_loaded, one_of_least_load
 from router.core.facts.placements import Candidate, Choice, Market
 
 BALANCE_ABS_REQUESTS, BALANCE_REL = 64, 1.5
-"""Flags whose defaults are the same in all of them."""
+"""Flags with the same defaults in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What differs between the rows: flags of the installed versions, with the defaults that `--help` gives."""
+    """Flags that differ between the rows, with the defaults that `--help` of the installed versions gives."""
 
     cache_threshold: float = 0.3
     eviction_interval_s: float = 60.0
     tree_chars_max: int = 67_108_864
     tree_shared: bool = False
-    """Whether the limit is for all replicas together."""
+    """True if the limit is for all replicas together."""
 
 
 SGLANG = Flags()
@@ -63,7 +64,7 @@ class CacheAware(Shown):
         self._evict_s = flags.eviction_interval_s
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The holder of the longest match, if the match is long enough and load is even."""
+        """Return the holder of the longest match, if the match is long enough and load is even."""
         sight, flags = self.sight, self._flags
         if sight.now_s >= self._evict_s:
             self._tree.evict(flags.tree_chars_max, together=flags.tree_shared)
@@ -78,7 +79,7 @@ class CacheAware(Shown):
         return Choice(chosen.id, tied=False)
 
     def _gated(self, candidates: Sequence[Candidate]) -> Candidate | None:
-        """The replica that gets the request without a look at the tree while load is uneven; else None."""
+        """Return the replica that gets the request without a match while load is uneven, else None."""
         loads = [c.in_flight for c in candidates]
         most, least = max(loads), min(loads)
         if most - least > BALANCE_ABS_REQUESTS and most > BALANCE_REL * least:
@@ -89,7 +90,7 @@ class CacheAware(Shown):
         return least_loaded(candidates)
 
     def _matched(self, node: Node, candidates: Sequence[Candidate]) -> Candidate:
-        """The holder of a node, or the first candidate where the holder is no candidate."""
+        """Return the holder of a node, or the first candidate if the holder is no candidate."""
         holder = node.holder()
         return next((c for c in candidates if c.id == holder), candidates[0])
 
@@ -104,8 +105,11 @@ class ShepherdCacheAware(CacheAware):
         return one_of_least_loaded(candidates, self.sight.turn)
 
     def _matched(self, node: Node, candidates: Sequence[Candidate]) -> Candidate:
-        """The least loaded of its holders, unless that one is too far ahead of the mean: by the ratio and by a margin,
-        which is no more than twice the standard deviation that a count with this mean has by chance."""
+        """Return the least loaded holder, unless it is ahead of the mean by the ratio and by a margin.
+
+        The margin is the absolute limit, but at most twice the standard deviation of a random count with this mean.
+        That deviation term is at least SWING_REQUESTS_MIN.
+        """
         holding = [c for c in candidates if c.id in node.holders]
         chosen = self._idle(holding or candidates)
         mean = sum(c.in_flight for c in candidates) / len(candidates)

@@ -1,15 +1,16 @@
-"""Dynamo's Cold Pool: very long prefills that no cache helps with go to a few replicas of their own.
+"""Dynamo's Cold Pool: very long prefills with little reuse go to a few replicas of their own.
 
     cold(q)  = uncached tokens on the best replica >= 65,536, and at least half of the prompt
     pool     = the last quarter of the replicas, at least one: static
     a cold request  -> Dynamo's cost (dynamo.py) over the pool
-    any other       -> Dynamo's cost over all but those of the pool that have a cold prefill pending (soft drain);
-                       over all where there are no others
+    any other       -> Dynamo's cost over all except those of the pool that have a cold prefill pending (soft drain);
+                       over all if there are no others
 
-Source: Dynamo #12803 and draft #12806 (2026-08), as far as stated: membership is static, long misses of low reuse are
-confined, a busy member is drained softly, nothing is left without a replica. The draft's thresholds are not stated
-(its workloads inject misses of 400,000 and 600,000 tokens among ordinary requests on six workers), so those above are
-ours; its bound on how long a member is drained is left out, and so is its queue in the router.
+Source: Dynamo #12803 and draft #12806 (2026-08), restated from their description. Membership is static, long misses of
+low reuse are confined, a busy member is drained softly, and no request is left without a replica. The draft's
+thresholds are not stated, so those above are ours. (Its workloads inject misses of 400,000 and 600,000 tokens among
+ordinary requests on six workers.) Its limit on the time that a member is drained is left out, and so is its queue in
+the router.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ POOL_SHARE = 4
 
 
 class ColdPool(Dynamo):
-    """No settings but those above."""
+    """Policy of the cold pool, without settings except those above."""
 
     name = "dynamo_cold_pool"
 

@@ -1,13 +1,13 @@
-"""DualMap as far as stated: two places for each prefix, the one that holds it unless that would be too late.
+"""DualMap, restated from its paper: two places for each prefix, the one that holds it unless that would be too late.
 
-    pair(q)    = the replicas behind the hashes of the prompt's beginning on two rings; two different ones
+    pair(q)    = the replicas after the hashes of the prompt's beginning on two rings; two different ones
     TTFT(r)    = (pending uncached tokens(r) + uncached tokens(q, r)) / 15,928 tok/s
     the longer match of the two while its TTFT <= 5 s, else the shorter TTFT;  equal matches: the shorter TTFT
 
-Source: DualMap, arXiv 2602.06502 (ICLR 2026). How the length of the beginning adapts to how popular it is is not
-stated exactly enough to be restated: here it is the first 1,024 tokens, so a prefix that everybody shares stays on two
-replicas, which is unfair to it where there is only one. Its target depends on the model; ours is 5 s. Left out: moving
-requests that wait from one of the pair to the other, which no router here can do.
+Source: DualMap, arXiv 2602.06502 (ICLR 2026). The paper adapts the length of the beginning to its popularity, but not
+in enough detail to restate it. Here it is the first 1,024 tokens, so a prefix common to all prompts stays on two
+replicas, which is unfair to DualMap if there is only one such prefix. Its target depends on the model; ours is 5 s.
+Left out: the move of waiting requests from one replica of the pair to the other, which no router here can do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TTFT_MAX_MS = 5_000.0
 
 
 class DualMap(Booked):
-    """No settings but those above. Two rings are one, asked for two keys."""
+    """Policy without settings except those above. Its two rings are one ring with two keys for each prompt."""
 
     name = "dualmap"
 

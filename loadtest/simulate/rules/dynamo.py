@@ -2,12 +2,14 @@
 
     cost(r) = 1.0 x (pending prefill blocks(r) + prompt blocks - overlap(r)) + active blocks(r) + new blocks(q, r)
 
-Pending are blocks of requests without a first token. Active are the distinct blocks of all requests open there, so a
-prefix that two of them share counts once, and new are those of this prompt that are not among them; blocks of answers
-do not count. The least cost wins, of several any (temperature 0). Source: Dynamo 1.4-1.6's router design pages and
-its `ActiveSequences`, with defaults: prefill load scale 1.0, overlap credit 1.0 without decay, weight of active
-requests 0, no queueing threshold. Both terms are in one unit, so the choice does not depend on the size of a block:
-blocks here are the router's own, of 128 tokens, and prefill is divided by as many, not rounded.
+Pending blocks are those of requests without a first token. Active blocks are the distinct blocks of all requests open
+there, so a prefix that two of them share counts once. New blocks are those of this prompt that are not among them;
+blocks of answers do not count. The least cost wins, and of several any (temperature 0).
+
+Source: Dynamo 1.4-1.6's router design pages and its `ActiveSequences`, with defaults. These are a prefill load scale of
+1.0, an overlap credit of 1.0 without decay, a weight of active requests of 0, and no queueing threshold. Both terms are
+in one unit, so the choice does not depend on the size of a block. Blocks here are the router's own, of 128 tokens, and
+prefill tokens are divided by that number without rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ BLOCK_TOKENS = BLOCK_BYTES // BYTES_PER_TOKEN
 
 
 class Dynamo(Booked):
-    """No settings but the defaults."""
+    """Policy without settings except the defaults."""
 
     name = "dynamo"
 
@@ -37,17 +39,17 @@ class Dynamo(Booked):
         self._active: dict[str, ActiveBlocks] = {}
 
     def see(self, sight: Sight) -> None:
-        """Take what the router shows a rule."""
+        """Keep the router's input and the prompt's block keys."""
         super().see(sight)
         self._keys = sight.turn.chain
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The blocks of the request are active there."""
+        """Count the blocks of the request as active on the replica."""
         super().placed(turn, replica, now_s)
         self._active.setdefault(replica, ActiveBlocks()).add(turn.chain)
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The blocks are no longer active, unless other requests share them."""
+        """Remove the blocks from the active ones, unless other requests share them."""
         super().ended(turn, replica, now_s)
         self._active[replica].remove(turn.chain)
 

@@ -1,7 +1,7 @@
-"""consistent_hash_unbounded: the key's place on the ring, however busy the replica there is.
+"""consistent_hash_unbounded: the key's place on the ring, at any load of the replica there.
 
-What session affinity comes to in most proxies, and vllm-router's `consistent_hash` where clients send a session
-header. Our own `consistent_hash` is the same ring with bounded load, so that the two rows differ in the bound alone.
+This is session affinity as in most proxies, and vllm-router's `consistent_hash` if clients send a session header. Our
+own `consistent_hash` is the same ring with bounded load, so that the two rows differ only in the bound.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from router.core.placement.ring import Ring
 
 
 class HashUnbounded:
-    """Keyed by session hint or first user message; a replica that is no candidate is walked past."""
+    """Policy keyed by session hint or first user message; replicas that are no candidates are skipped."""
 
     name = "consistent_hash_unbounded"
     cache_aware = False
@@ -22,5 +22,5 @@ class HashUnbounded:
         self._ring = Ring()
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The first behind the key."""
+        """Return the first candidate after the key."""
         return Choice(self._ring.walk(market.ring_key, {c.id for c in candidates})[0], tied=False)

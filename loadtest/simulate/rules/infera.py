@@ -1,12 +1,13 @@
-"""AMD Infera's `kv_event_aware`: missed blocks, blocks in flight, and misses of late.
+"""AMD Infera's `kv_event_aware`: missed blocks, blocks in flight, and recent misses.
 
     cost(r) = 1.0 x (prompt blocks - hits(r)) + load(r);  load(r) = distinct blocks in flight(r) + recent(r)
     each pick:  recent(all) x 0.97, then recent(chosen) + blocks it missed, 1 for a prompt without a block
     argmin (cost, load), the first of several
 
 Source: Infera at 5890f7f (2026-08-21), infera/router/policy/kv_event_aware.py, with the overlap weight of a mixed pool.
-Blocks here are the router's own, of 128 tokens, where Infera's index has 768: all terms but the 1 are in blocks, so
-only the rounding differs. Left out: retention hints of the client, image affinity, weights of prefill and decode pools.
+Blocks here are the router's own, of 128 tokens; those of Infera's index have 768. All terms except the 1 are in blocks,
+so only the rounding differs. Left out: retention hints of the client, image affinity, weights of prefill and decode
+pools.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RECENT_MIN = 1e-3
 
 
 class Infera(Dynamo):
-    """No settings but the defaults. Distinct blocks in flight are counted as Dynamo's row counts them."""
+    """Policy without settings except the defaults. Distinct blocks in flight are counted as in Dynamo's row."""
 
     name = "infera"
 

@@ -1,11 +1,12 @@
 """kubeai_chwbl: KubeAI's PrefixHash, consistent hashing with bounded loads by the first characters of a prompt.
 
-    key    = XXH64 of the first 100 characters of the first user message (behind the adapter's name)
+    key    = XXH64 of the first 100 characters of the first user message (after the adapter's name)
     ring   = 256 points a replica, XXH64 of its name and the number of the point
     chosen = from the key's place on, the first replica with load + 1 <= 1.25 * (all loads + 1) / replicas
-             (any while nothing runs); if there is none, the first
+             (any while no request runs); if there is no such replica, the first
 
-Conversations that begin alike in 100 characters are one to it, whatever follows; nothing else of a prompt counts.
+Conversations with the same first 100 characters have one key, for any text after them. The rest of a prompt does not
+count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PLACES_MAX = 65_536
 
 
 class PrefixHash(Shown):
-    """A ring of its own: another hash and another bound than ours."""
+    """Policy with a ring of its own: its hash and its bound differ from ours."""
 
     name = "kubeai_chwbl"
     cache_aware = False
@@ -38,7 +39,7 @@ class PrefixHash(Shown):
         self._hashes: dict[tuple[int, int], int] = {}
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The first under the bound."""
+        """Return the first replica under the bound."""
         loads = {c.id: c.in_flight for c in candidates}
         if self._known != loads.keys():
             self._known = frozenset(loads)
@@ -53,8 +54,8 @@ class PrefixHash(Shown):
         return Choice(chosen, tied=False)
 
     def _hash(self, turn: Turn) -> int:
-        """A hash of the first characters. The first key stands for them: prompts with the same one share them, and it
-        costs less than the text."""
+        """Return a hash of the first characters. The first block key stands for them, because prompts with the same key
+        share these characters, and the key costs less than the text."""
         chars = min(PREFIX_CHARS, turn.first_user_bytes)
         known = (turn.chain[0] if turn.chain else turn.end_key, chars)
         found = self._hashes.get(known)

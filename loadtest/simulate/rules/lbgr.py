@@ -2,12 +2,14 @@
 
     ETA(r) = uncached characters x 1 ms + queue(r) + remainder(r)
 
-The queue is what was sent there and not answered, in the same milliseconds, less 1/32 every 20 ms. The remainder is
-learned per replica from answers by recursive least squares with a constant as the only regressor (forgetting 0.95):
-what an answer took beyond the rest of the formula when it was placed, at least 1 ms. Source: arXiv 2601.18999 and its
-code (fzwark/KVRouting, policy EtaOnline3D). Left out: the decay is smooth here, without ticks; an answer cut off behind
-its first token teaches like a whole one; its own tree of prompts, which is told of a prompt when its
-answer has ended; all rows share one belief about caches. Its eviction (RLT) is the engine's, not the router's.
+The queue is the work that was sent to the replica and is not answered, in the same milliseconds, less 1/32 every 20 ms.
+The remainder is learned per replica from answers, by recursive least squares with a constant as the only regressor
+(forgetting 0.95). An observation is the time of an answer beyond the rest of the formula at its placement, at least 1
+ms. Source: arXiv 2601.18999 and its code (fzwark/KVRouting, policy EtaOnline3D).
+
+Differences: the decay is smooth here, without ticks. An answer that was cut off after its first token is learned from
+like a whole one. Its own tree of prompts, which receives a prompt when the answer has ended, is left out: all rows
+share one cache estimate. Its eviction (RLT) is the engine's, not the router's.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ KEPT = 31 / 32
 TICK_S = 0.020
 FORGET = 0.95
 UNSURE = 1e6
-"""Variance of a remainder of which nothing is known."""
+"""Variance of a remainder without observations."""
 
 
 @dataclass(slots=True)
@@ -51,26 +53,26 @@ class Placed:
 
 
 class Lbgr(Booked):
-    """No settings but the code's defaults."""
+    """Policy without settings except the code's defaults."""
 
     name = "lbgr"
 
     def __init__(self) -> None:
         super().__init__()
         self._queues: dict[str, tuple[float, float]] = {}
-        """By replica: milliseconds of queue, and the time at which they were measured."""
+        """Milliseconds of queue by replica, and the time at which they were measured."""
         self._remainders: dict[str, Remainder] = {}
         self._under_way: dict[Turn, Placed] = {}
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request queues there."""
+        """Add the request to the replica's queue."""
         super().placed(turn, replica, now_s)
         queue_ms, own_ms = self._queue_ms(replica, now_s), float(self._open[turn])
         self._under_way[turn] = Placed(now_s, own_ms, queue_ms)
         self._queues[replica] = queue_ms + own_ms, now_s
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """What is left of it leaves the queue; an answer is learned from."""
+        """Remove the rest of the request from the queue, and learn from an answer."""
         answered = turn not in self._open
         super().ended(turn, replica, now_s)
         placed = self._under_way.pop(turn)

@@ -1,14 +1,14 @@
 """llm-d's default of 2026: an affinity filter that breaks when it costs too much, then the least token load.
 
-    sticky = replicas that hold at least 0.80 of the prompt; all, where none does
-    all again, if min TTFT(sticky) - min TTFT(others) > 18,000 ms, where TTFT(r) = in-flight tokens(r) / 15,928 tok/s
+    sticky = replicas that hold at least 0.80 of the prompt; all, if none does
+    all again, if min TTFT(sticky) - min TTFT(others) > 18,000 ms, with TTFT(r) = in-flight tokens(r) / 15,928 tok/s
     argmax 1 - min(1, (in-flight tokens(r) + this request's there) / 4,194,304)
 
-In-flight tokens are the uncached prompt tokens of requests without a first token, by the router's own count. Ties go
-by turns, as its max-score picker has them. Source: llm-d-router's prefix-cache-affinity-filter, token-load-scorer and
-inflight-load-producer with their built-in defaults (the throughput is that of Qwen3-32B on two H100; whoever races
-other engines races it uncalibrated, as it installs). The filter's share is of `cached_tokens`, the belief that all
-rows share: with exact events this is its precise guide, with estimates its optimized baseline.
+In-flight tokens are the uncached prompt tokens of requests without a first token, by the router's own count. Ties are
+resolved by turns, as in its max-score picker. Source: llm-d-router's prefix-cache-affinity-filter, token-load-scorer
+and inflight-load-producer with their built-in defaults. The throughput is that of Qwen3-32B on two H100; a race with
+other engines uses it uncalibrated, as installed. The filter's share is of `cached_tokens`, the estimate that all rows
+share: with exact events this is its precise guide, with estimates its optimized baseline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOAD_TOKENS_MAX = 4_194_304
 
 
 class LlmdAffinity(Booked):
-    """No settings but the defaults."""
+    """Policy without settings except the defaults."""
 
     name = "llmd_affinity"
 
@@ -33,7 +33,8 @@ class LlmdAffinity(Booked):
         return self._turns.one_of(least(self._sticky(candidates) or candidates, self._load_share))
 
     def _sticky(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates that hold enough of the prompt; none if they are too far behind the others."""
+        """Return the candidates that hold enough of the prompt, or no candidate if they are too far behind the
+        others."""
         sticky: list[Candidate] = []
         others: list[Candidate] = []
         for c in candidates:

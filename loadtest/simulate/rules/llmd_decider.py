@@ -1,9 +1,9 @@
-"""llm-d's `prefix-based-pd-decider`: a remote prefill iff so many tokens are uncached where the answer is decoded.
+"""llm-d's `prefix-based-pd-decider`: a remote prefill if enough tokens are uncached on the decode replica.
 
-llm-d-router (2026-08): the decoding endpoint is picked first, by the profile of scorers; then the decider compares the
-prompt's uncached suffix there with `nonCachedTokens`; then the prefilling endpoint is picked by a profile of its own.
-Here both profiles are the chart's scorers (llmd_weights.py): 3 for the share that is cached, 2 for a short queue, 2 for
-free KV memory. No default of the threshold is published: it is whatever is installed, here 1,024.
+In llm-d-router (2026-08) the profile of scorers first picks the decode endpoint. Then the decider compares the prompt's
+uncached suffix there with `nonCachedTokens`. Then a profile of its own picks the prefill endpoint. Here both profiles
+are the chart's scorers (llmd_weights.py): 3 for the share that is cached, 2 for a short queue, 2 for free KV memory. No
+default of the threshold is published. It is a value of each installation, here 1,024.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ NON_CACHED_TOKENS = 1_024
 
 
 class LlmdDecider(LlmdWeights):
-    """Placement is `llmd_weights`'s, for either leg."""
+    """Policy with the placement of `llmd_weights`, for both stages."""
 
     def __init__(self, non_cached_tokens: int = NON_CACHED_TOKENS) -> None:
         super().__init__(name="llmd_decider")
         self._non_cached_tokens = non_cached_tokens
 
     def may_split(self, market: Market, chosen: Candidate, decode: Sequence[Candidate]) -> bool:
-        """As far as the threshold goes."""
+        """True if the uncached tokens reach the threshold."""
         return chosen.uncached_tokens >= self._non_cached_tokens
 
     def split(
@@ -39,7 +39,7 @@ class LlmdDecider(LlmdWeights):
         waits_ms: Sequence[float] = (),
         must: bool = False,
     ) -> Split | None:
-        """The prefilling replica with the highest score, where too much is uncached."""
+        """Return the prefill replica with the highest score, if too many tokens are uncached."""
         if chosen.uncached_tokens < self._non_cached_tokens and not must:
             return None
         able = [each for each in prefill if pairs.transfer_ms(each, chosen) is not None]

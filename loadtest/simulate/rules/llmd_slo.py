@@ -1,16 +1,17 @@
-"""llm-d's choice by predicted latency, for requests that say by when they want a first token.
+"""llm-d's choice by predicted latency, for requests with a deadline of their first token.
 
-    sticky  = replicas that hold at least 0.99 of the prompt; all, where none does, or their TTFT is over 5 s worse
+    sticky  = replicas that hold at least 0.99 of the prompt; all, if none does, or if their TTFT is over 5 s worse
     able    = sticky replicas with headroom, deadline - predicted TTFT, of at least 0; without a deadline none has
-    tier    = able; the others where there are none, and for 1 % of the requests where there are both
+    tier    = able; the others if there are no able ones, and for 1 % of the requests if there are both
     among   = replicas of the tier that hold at least 0.80 of the prompt, by the same rule as above
     able:   weight 1 - (headroom - least) / (most - least), which packs; a replica at random by weight
-    others: only replicas without open requests, if there are any; the same by how late they are
+    others: only replicas without open requests, if there are any; the same by their lateness
 
-Source: llm-d-router's latency-scorer of 2026 with its built-in defaults (strategy `least`, 1 % without the first of the
-affinity gates) before its weighted-random picker. Its predictor is trained on traffic for half an hour and is not
-restated: predicted is what our own prices expect. Time per output token is left out, as where a client names no
-deadline for it. The admitter that goes with it turns away requests of negative priority only, and here are none.
+Source: llm-d-router's latency-scorer of 2026 with its built-in defaults, before its weighted-random picker. (The
+strategy is `least`, and 1 % of the requests skip the first of the affinity gates.) Its predictor is trained on traffic
+for half an hour and is not restated: the predicted time is the one that our own prices expect. Time per output token is
+left out, as for a client that sets no deadline for it. The admitter that belongs to it rejects only requests of
+negative priority, and no request here has one.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from router.core.facts.placements import Candidate, Choice, Market
 STRICT, LOOSE = 0.99, 0.80
 PENALTY_MAX_MS = 5_000.0
 EXPLORED = 0.01
-"""Part of the requests for which affinity is not looked at, and part for which replicas that are late are chosen."""
+"""Part of the requests that skip affinity, and part for which late replicas are chosen."""
 
 
 class LlmdSlo(Shown):
-    """No settings but the defaults. `within_s` gives the deadlines in seconds, by the turn's number."""
+    """Policy without settings except the defaults. `within_s` gives the deadlines in seconds, by the turn's number."""
 
     name = "llmd_slo"
 
@@ -52,7 +53,7 @@ class LlmdSlo(Shown):
         return self._chances.random() < EXPLORED
 
     def _drawn(self, among: Sequence[Candidate], *, sign: float) -> Candidate:
-        """One at random: likelier with a later first token where `sign` is 1, with a sooner one where it is -1."""
+        """Return one at random. A later first token is likelier if `sign` is 1, a sooner one if it is -1."""
         times = [sign * ttft_ms(c) for c in among]
         low, high = min(times), max(times)
         if low == high:
@@ -61,12 +62,13 @@ class LlmdSlo(Shown):
 
 
 def ttft_ms(candidate: Candidate) -> float:
-    """Milliseconds to the first token."""
+    """Return milliseconds to the first token."""
     return candidate.pending_ms + candidate.uncached_ms
 
 
 def _sticky(candidates: Sequence[Candidate], share: float) -> Sequence[Candidate]:
-    """The candidates that hold so much of the prompt; all, if none does or they are too far behind the others."""
+    """Return the candidates that hold at least `share` of the prompt. Return all if none does, or if these are too far
+    behind the others."""
     sticky, others = list[Candidate](), list[Candidate]()
     for c in candidates:
         held = c.cached_tokens >= share * (c.cached_tokens + c.uncached_tokens)

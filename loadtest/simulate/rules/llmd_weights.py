@@ -2,19 +2,19 @@
 
     score(r) = w_prefix x prefix(r) + w_kv x (1 - KV usage(r)) + w_queue x (longest - queue(r)) / (longest - shortest)
 
-Sources: llm-d-router's chart (weights 3 : 2 : 2, max-score picker), the scorers' own pages, and "KV-cache wins you can
-see" (2025-09, precise with 3 : 2 : 2, estimated with 1 : 1 : 1). KV usage and queue are what the engine's /metrics
-last said; the real one asks every 50 ms, here it is the race's probe interval, the same for every row. Where all
-queues are equally long, each scores 1. Prefix is scored in one of three ways:
+The sources are llm-d-router's chart (weights 3 : 2 : 2, max-score picker), the scorers' own pages, and "KV-cache wins
+you can see" (2025-09, precise with 3 : 2 : 2, estimated with 1 : 1 : 1). KV usage and queue are the last values from
+the engine's /metrics. The real router reads them every 50 ms. Here the interval is the race's probe interval, the same
+for every row. If all queues are equally long, each scores 1. Prefix is scored in one of three ways:
 
-- by share: matched blocks of the prompt's, as the scorer that all of llm-d's index producers share has it now;
-- by range: as the precise scorer had it when the 2025 figures were taken, from 0 for the replica with the shortest
-  match to 1 for the longest, of those with a match at all; 1 where all of those match alike;
-- by a capped share: the estimating producer looked at the first 256 blocks of 64 characters only, so that a long
-  system prompt hides everything behind it.
+- by share: matched blocks over the prompt's blocks, as in the current scorer that all of llm-d's index producers share;
+- by range: as in the precise scorer at the time of the 2025 figures, from 0 for the replica with the shortest match to
+1 for the longest, of those with a match at all; 1 if all of those match alike;
+- by a capped share: the estimating producer read only the first 256 blocks of 64 characters, so that a long system
+prompt hides the rest of the prompt.
 
 Left out: the estimating producer's own LRU of 31,250 blocks a replica, which forgets later than engines do. All rows
-share one belief about caches.
+share one cache estimate.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from loadtest.simulate.rules.books import Booked, least
 from router.core.facts.placements import Candidate
 
 SEEN_TOKENS = 256 * 64 // 4
-"""Tokens of a prompt that the estimating producer sees: 256 blocks of 64 characters, four to a token."""
+"""Tokens of a prompt that the estimating producer reads: 256 blocks of 64 characters, four to a token."""
 
 Prefix = Callable[[Sequence[Candidate]], list[float]]
 """Scores of candidates, 0 to 1."""
 
 
 def by_share(candidates: Sequence[Candidate]) -> list[float]:
-    """By candidate: the share of the prompt that is cached."""
+    """Return the cached share of the prompt for each candidate."""
     return [c.cached_tokens / (c.cached_tokens + c.uncached_tokens) for c in candidates]
 
 
 def by_capped_share(candidates: Sequence[Candidate]) -> list[float]:
-    """By candidate: the cached share of what the producer sees of the prompt."""
+    """Return, for each candidate, the cached share of the part of the prompt that the producer reads."""
     return [min(1.0, c.cached_tokens / min(SEEN_TOKENS, c.cached_tokens + c.uncached_tokens)) for c in candidates]
 
 
 def by_range(candidates: Sequence[Candidate]) -> list[float]:
-    """Between the shortest and the longest match."""
+    """Return the position of each match between the shortest and the longest."""
     matches = [c.cached_tokens for c in candidates if c.cached_tokens]
     if not matches:
         return [0.0] * len(candidates)
@@ -53,12 +53,12 @@ def by_range(candidates: Sequence[Candidate]) -> list[float]:
 
 
 class LlmdWeights(Booked):
-    """The defaults are the chart's."""
+    """Policy of the weighted scorers. Its defaults are the chart's."""
 
     def __init__(
         self, name: str = "llmd_weights", prefix: Prefix = by_share, weights: tuple[float, float, float] = (3, 2, 2)
     ) -> None:
-        """`weights` of prefix, KV and queue."""
+        """Create the policy with `weights` of prefix, KV and queue."""
         super().__init__()
         self.name, self._prefix, self._weights = name, prefix, weights
 

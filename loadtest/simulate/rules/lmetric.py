@@ -2,11 +2,11 @@
 
     argmin (queued prefill tokens(r) + new prefill tokens(q, r)) x batch size(r)
 
-Source: "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv 2603.15202). No
-parameters. The batch is what the router has open there. An idle replica's batch is 0, and so is its product, whatever
-it would have to compute: of idle replicas any is as good as the one that holds the whole prompt. That is the rule's
-known degeneracy and is kept; the row `lmetric_plus_one` counts the request itself into the batch, as llm-d's scorer of
-that name does (llm-d-router #2351).
+Source: "Simple is Better: Multiplication May Be All You Need for LLM Request Scheduling" (arXiv 2603.15202). It has no
+parameters. The batch is the number of requests that the router has open there. An idle replica's batch is 0, and so is
+its product, for any number of tokens to compute: an idle replica without the prompt is as good as the one that holds
+all of it. That is the rule's known degeneracy and is kept. The row `lmetric_plus_one` counts the request itself into
+the batch, as llm-d's scorer of that name does (llm-d-router #2351).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from router.core.facts.placements import Candidate
 
 
 class LMetric(Booked):
-    """`self_in_batch`: 1 counts the request into the batch that it would join."""
+    """Policy of the product. `self_in_batch` of 1 counts the request into the batch that it would join."""
 
     def __init__(self, name: str = "lmetric", self_in_batch: int = 0) -> None:
         super().__init__()

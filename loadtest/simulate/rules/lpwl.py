@@ -2,7 +2,7 @@
 
     argmin pending prefill tokens(r) + max(0, input - hit(r));  ties: fewest requests, then by turns
 
-Source: gahow/agentic-kvc (2026-05). No parameters; nothing for decodes, nor for what is evicted.
+Source: gahow/agentic-kvc (2026-05). It has no parameters, and no term for decodes or for evicted blocks.
 """
 
 from __future__ import annotations

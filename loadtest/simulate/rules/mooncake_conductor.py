@@ -1,11 +1,13 @@
 """Mooncake's Conductor: the least estimated time to first token.
 
-    argmin T_queue(r) + T_prefill(prompt, hit(q, r)),  T_queue = the sum of T_prefill of what waits there
+    argmin T_queue(r) + T_prefill(prompt, hit(q, r)),  T_queue = the sum of T_prefill of the requests that wait there
 
-Source: Mooncake (FAST '25), algorithm 1. T_prefill is a polynomial that its operators fit offline; here it is the
-calibration's own formula, which is the best such fit there can be. Left out: moving KV between replicas (no replica
-here can fetch another's, so T_transfer never wins), rejection of requests over their limit (off, so that rows answer
-the same requests), the decode pool (every replica does both).
+Source: Mooncake (FAST '25), algorithm 1. T_prefill is a polynomial that its operators fit offline. Here it is the
+calibration's own formula, which is the best possible fit. Left out:
+
+- KV transfer between replicas: no replica here can fetch another's blocks, so T_transfer never wins
+- rejection of requests over their limit: it is off, so that rows answer the same requests
+- the decode pool: every replica does both stages
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from router.core.placement.policies import Policy
 
 
 class MooncakeConductor(Booked):
-    """Books are in microseconds."""
+    """Policy with books in microseconds."""
 
     name = "mooncake_conductor"
 
@@ -31,7 +33,7 @@ class MooncakeConductor(Booked):
         self._times: dict[str, StepTimes] = {}
 
     def told(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
-        """What was fitted offline: how fast each replica's model is on its machine."""
+        """Receive the result of the offline fit: the speed of each replica's model on its machine."""
         self._times = {name: replica.calibration.times for name, replica in replicas.items()}
 
     def _work(self, candidate: Candidate) -> int:

@@ -1,15 +1,17 @@
-"""preble_e2: Preble's exploit or explore, as far as its paper and our notes state it (Srivatsa et al., ICLR 2025).
+"""preble_e2: Preble's exploit or explore, as stated in its paper and our notes (Srivatsa et al., ICLR 2025).
 
     if some replica holds more of the prompt than would be left to compute: the least loaded of those that hold most
-    else the cheapest of all, where the cost of a replica is the sum of
-        load      prefill of what the requests of the last 3 minutes missed there, and the answers under way
-        eviction  what it costs to compute again what this prompt drives out
-        prefill   of what this prompt misses there
+    else the cheapest of all, by the sum of
+        load      prefill of the tokens that requests of the last 3 minutes missed there, and the answers under way
+        eviction  the cost to compute again the blocks that this prompt evicts
+        prefill   of the tokens that this prompt misses there
 
-An answer under way is priced by the median time of the latest ones, from the first token on. Times come from where ours
-do: prefill from the speed that the router has learned (Preble: a regression measured for the GPU beforehand), the price
-of eviction from its books. Left out, for want of stated figures: moving load off a replica that is far busier than the
-others, replicating a prefix by itself, and fairness inside the engine.
+An answer under way is priced by the median time of the latest ones, from the first token on. Times come from the same
+sources as ours. Prefill uses the speed that the router has learned (Preble: a regression measured for the GPU
+beforehand), and the price of eviction comes from the router's books.
+
+Left out because no figures are stated: the move of load off a replica that is far busier than the others, the
+replication of a prefix by itself, and fairness inside the engine.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ ANSWERS = 101
 
 
 class ExploitExplore(Shown):
-    """Keeps a window of what was sent where."""
+    """Policy with a window of the requests sent to each replica."""
 
     name = "preble_e2"
 
     def __init__(self) -> None:
-        self._window: deque[tuple[float, str, float]] = deque()  # placed at, where, prefill in ms
+        self._window: deque[tuple[float, str, float]] = deque()  # time of placement, replica, prefill in ms
         self._prefill_ms: dict[str, float] = {}
         self._began_s: dict[int, float] = {}  # first tokens of answers that have not ended
         self._answers_ms: deque[float] = deque(maxlen=ANSWERS)
@@ -51,11 +53,11 @@ class ExploitExplore(Shown):
         return Choice(chosen.id, tied=False)
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The answer of the request begins."""
+        """Note the time at which the answer begins."""
         self._began_s[turn.number] = now_s
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Learn how long an answer takes."""
+        """Learn the time of an answer."""
         began_s = self._began_s.pop(turn.number, None)
         if began_s is not None:
             self._answers_ms.append((now_s - began_s) * 1e3)

@@ -1,4 +1,4 @@
-"""What a prefill takes on an engine with nothing else to do, by its calibration, in steps of its token budget."""
+"""Prefill time on an otherwise idle engine, by its calibration, in steps of its token budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STEP_TOKENS = Limits().batched_tokens_max
 
 
 def prefill_s(times: StepTimes, uncached_tokens: int, cached_tokens: int) -> float:
-    """Seconds for `uncached_tokens` behind `cached_tokens`."""
+    """Return seconds for `uncached_tokens` after `cached_tokens`."""
     seconds, context = 0.0, cached_tokens
     while uncached_tokens > 0:
         count = min(STEP_TOKENS, uncached_tokens)

@@ -1,15 +1,15 @@
-"""The approximate tree of prompts that sglang-router, vllm-router, SMG and Ray Serve keep: what was sent where.
+"""Approximate tree of prompts, as in sglang-router, vllm-router, SMG and Ray Serve: the replicas that got each prompt.
 
-One radix tree over the text of prompts for all replicas. A node is a run of text; it knows its *holders*, to whom a
-prompt through it was sent, and its *maker*, the first of them. Nothing an engine says ever reaches it: what an engine
-evicted stays in the tree until the tree itself has grown too large, and then the leaves that were longest not sent
-to a holder go first.
+One radix tree over the text of prompts serves all replicas. A node is a run of text. Its *holders* are the replicas
+that were sent a prompt through it, and its *maker* is the first of them. No report of an engine reaches the tree. A
+block that an engine evicted stays in the tree until the tree itself has grown too large. Then the leaves that were sent
+to a holder longest ago go first.
 
 Here a run of text is a run of the router's keys, one for 512 characters, so that a prompt of 400 kB costs some
-microseconds; a match may end up to 511 characters early. Sizes are in characters. Theirs is a tree over characters,
-and there a prompt that leaves the tree still strays into whichever branch shares its next few characters, whose maker
-is then the replica matched. Which branch that is depends on characters that are as good as random; here it is the one
-whose key shares the most leading hex digits, which is as random and needs no text.
+microseconds. A match may end up to 511 characters early. Sizes are in characters. Theirs is a tree over characters, in
+which a prompt that leaves the tree still strays into the branch that shares its next few characters. The maker of that
+branch is then the matched replica. The choice of branch depends on characters that are as good as random. Here it is
+the branch with the key that shares the most leading hex digits, which is as random and needs no text.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from itertools import count
 from router.core.prompts.blocks import BLOCK_BYTES
 
 STRAY_DIGITS = 6
-"""Hex digits by which branches are told apart: enough for 16 million of them at one place."""
+"""Hex digits that distinguish branches: enough for 16 million of them at one place."""
 
 Keys = array  # the router's block keys, as array('Q')
 
 
 class Node:
-    """A run of text behind another one."""
+    """A run of text after another one."""
 
     __slots__ = ("branches", "children", "holders", "keys", "maker", "parent")
 
@@ -35,11 +35,11 @@ class Node:
         self.keys = keys
         self.parent = parent
         self.holders = holders
-        """By holder: when a prompt that ends here was last sent there; 0 if none ended here."""
+        """Last time, by holder, at which a prompt that ends here was sent to it; 0 if none ended here."""
         self.maker = maker
         self.children: dict[int, Node] = {}
         self.branches: dict[int, int] | None = None
-        """Leading hex digits of children's keys (behind a 1) -> the first child with these. None: not made yet."""
+        """Leading hex digits of children's keys (after a 1) -> the first child with these. None until it is built."""
 
     @property
     def chars(self) -> int:
@@ -47,21 +47,21 @@ class Node:
         return len(self.keys) * BLOCK_BYTES
 
     def holder(self) -> str:
-        """The replica that made the node while it holds it, else any other holder; empty without holders."""
+        """Return the replica that made the node while it holds it, else any other holder; empty without holders."""
         return self.maker if self.maker in self.holders else next(iter(self.holders), "")
 
 
 class PromptTree:
-    """`match` and `insert` take a prompt's keys."""
+    """The tree; `match` and `insert` take a prompt's keys."""
 
     def __init__(self) -> None:
         self._root = Node(array("Q"), None, {}, "")
         self._times = count(1)
         self.chars: dict[str, int] = {}
-        """By holder: characters in the tree."""
+        """Characters in the tree, by holder."""
 
     def match(self, keys: Keys[int]) -> tuple[int, Node]:
-        """Characters that are in the tree, and the node where the prompt leaves it or ends."""
+        """Return the characters that are in the tree, and the node at which the prompt leaves it or ends."""
         node, done, total = self._root, 0, len(keys)
         while done < total:
             child = node.children.get(keys[done])
@@ -74,7 +74,7 @@ class PromptTree:
         return done * BLOCK_BYTES, node
 
     def insert(self, keys: Keys[int], holder: str) -> None:
-        """The prompt was sent there."""
+        """Enter the prompt as sent to this holder."""
         node, done, total = self._root, 0, len(keys)
         while done < total:
             child = node.children.get(keys[done])
@@ -96,7 +96,7 @@ class PromptTree:
             node.holders[holder] = next(self._times)
 
     def evict(self, chars_max: int, *, together: bool) -> None:
-        """Let holders forget until each holds no more than so much, or all of them together."""
+        """Remove holders from leaves until each holder has at most `chars_max`, or all of them together have."""
         if not self._over(chars_max, together):
             return
         ties = count()  # nodes do not compare
@@ -134,7 +134,7 @@ class PromptTree:
 
 
 def _shared(left: Keys[int], keys: Keys[int], start: int) -> int:
-    """The number of keys of `left` that equal `keys` from `start` on; the first one does."""
+    """Return the number of keys of `left` that equal `keys` from `start` on; the first one does."""
     high = min(len(left), len(keys) - start)
     if left[:high] == keys[start : start + high]:
         return high
@@ -159,7 +159,8 @@ def _split(node: Node, at: int) -> Node:
 
 
 def _stray(node: Node, key: int) -> Node:
-    """The branch that shares most of the next characters, the first of several; the node itself where none does."""
+    """Return the branch that shares most of the next characters, the first of several, or the node itself if
+    none does."""
     if not node.children:
         return node
     if node.branches is None:
@@ -183,7 +184,7 @@ def _leading(key: int, digits: int) -> int:
 
 
 def _ends(node: Node) -> list[tuple[str, int]]:
-    """Holders of whom nothing lies behind the node, and when."""
+    """Return the holders that have no node below this one, with their times."""
     if not node.children:
         return list(node.holders.items())
     return [

@@ -6,8 +6,8 @@
     else: two drawn at random
     of these, the one with the shortest queue
 
-Its tree is the approximate one of prompt_tree.py, over characters, and by default it is never made smaller. Not here:
-the time that it takes to ask replicas for the lengths of their queues.
+Its tree is the approximate one of prompt_tree.py, over characters, and by default it never shrinks. Left out: the time
+to request the queue lengths from the replicas.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MATCH_SHARE_MIN = 0.1
 
 
 class PrefixAffinity(Shown):
-    """Ray Serve's prefix affinity with its default threshold, for which queues are never too uneven."""
+    """Ray Serve's prefix affinity with its default threshold, at which queues are never too uneven."""
 
     name = "ray_prefix"
 
@@ -31,7 +31,7 @@ class PrefixAffinity(Shown):
         self._tree = PromptTree()
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The shortest queue among those that the tree names."""
+        """Return the shortest queue among the replicas that the tree names."""
         turn, tree = self.sight.turn, self._tree
         matched, node = tree.match(turn.chain)
         if matched / (turn.prompt_tokens * BYTES_PER_TOKEN) >= MATCH_SHARE_MIN:

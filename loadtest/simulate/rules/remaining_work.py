@@ -1,14 +1,14 @@
-"""llm-d's work classes: replicas for short prefills and replicas for long ones, and what counts as long.
+"""llm-d's work classes: replicas for short prefills and replicas for long ones, by a measure of length.
 
     work(q, r)  = uncached tokens there (`remaining_work`), or all of the prompt (`total_length`)
     in range(r) = work <= 8,192 on replicas of the short class, > 8,192 on those of the long one
     sticky      = as in llmd_affinity: those that hold 0.80 of the prompt, unless they are 18 s behind; else all
     argmax of (in range, least in-flight tokens) over them;  ties by turns
 
-Source: llm-d-router #2540 and #2559 (merged 2026-08) and the guide's configuration: `context-length-aware` scores and
-does not filter, behind `prefix-cache-affinity-filter`, with ranges 0-8192 and 8193-120000 on classes of equal size.
-There a prefix is subtracted that any replica can *pull* from a peer; here nothing is pulled, so what counts is what a
-replica has itself. The first half of the replicas is the short class.
+Source: llm-d-router #2540 and #2559 (merged 2026-08) and the guide's configuration. `context-length-aware` scores and
+does not filter, after `prefix-cache-affinity-filter`, with ranges 0-8192 and 8193-120000 on classes of equal size.
+There a prefix is subtracted that any replica can *pull* from a peer. Here no prefix is transferred, so only the
+replica's own prefix counts. The first half of the replicas is the short class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHORT_TOKENS_MAX = 8_192
 
 
 class WorkClasses(LlmdAffinity):
-    """`remaining`: by what is left to compute, else by the prompt's length."""
+    """Policy by class. `remaining` is True for the tokens left to compute, False for the prompt's length."""
 
     def __init__(self, name: str, *, remaining: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What rules have in common: they remember what they were shown, and hear no more of a request than they ask for."""
+"""Common base of rules: it keeps the router's last input and ignores the later events of a request."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ class Shown:
     sight: Sight
 
     def see(self, sight: Sight) -> None:
-        """Keep what the router shows."""
+        """Keep the router's input."""
         self.sight = sight
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """A rule that keeps books overrides this."""
+        """Ignore the placement. A rule with books overrides this."""
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """A rule that keeps books overrides this."""
+        """Ignore the first token. A rule with books overrides this."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """A rule that keeps books overrides this."""
+        """Ignore the end. A rule with books overrides this."""
 
 
 def drawn(turn: Turn, count: int) -> int:
-    """A number below `count`, as if at random. The same for a turn in every run; two routers, which never see the same
-    turn, do not draw alike."""
+    """Return a pseudo-random number below `count`. It is the same for a turn in every run. Two routers never get the
+    same turn, so they do not draw alike."""
     return xxh3_64_intdigest(turn.number.to_bytes(8, "little")) % count
 
 
 def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
-    """The one with the fewest requests in flight; the first of several."""
+    """Return the candidate with the fewest requests in flight; the first of several."""
     return min(candidates, key=lambda c: c.in_flight)
 
 
 def one_of_least_loaded(candidates: Sequence[Candidate], turn: Turn) -> Candidate:
-    """Any candidate with the fewest requests."""
+    """Return any candidate with the fewest requests."""
     least = min(c.in_flight for c in candidates)
     tied = [c for c in candidates if c.in_flight == least]
     return tied[drawn(turn, len(tied))]

@@ -1,11 +1,11 @@
-"""Sticky sessions with an override: a session stays where it is, unless that replica has twice the usual load.
+"""Sticky sessions with an override: a session keeps its replica, unless that replica has twice the usual load.
 
     ongoing(r) = prompt tokens of the requests open there
-    pinned(session) where ongoing(pinned) <= 2 x mean of ongoing; else, and at first, argmin ongoing(r): pinned there
+    pinned(session) if ongoing(pinned) <= 2 x mean of ongoing; else, and at first, argmin ongoing(r): pinned there
 
-Ties go by turns. Source: gahow/agentic-kvc at 012d73f596 (2026-05-22), which found it the best of its own rules. A
-session is what the workload says it is, as if every client sent a header; prompts that are sessions of their own go to
-the least load. Left out: when it forgets a session (here never within a run).
+Ties are resolved by turns. Source: gahow/agentic-kvc at 012d73f596 (2026-05-22), which found it the best of its own
+rules. The session is the workload's own, as if every client sent a header. Prompts that are sessions of their own go to
+the least load. Left out: the time after which it forgets a session (here never within a run).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class StickyOverride(Booked):
         self.pinned: dict[str, str] = {}
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """Nothing changes: a request counts until it has ended."""
+        """Keep the books: a request counts until it has ended."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request no longer counts."""
+        """Take the request off the books."""
         self.pending[replica] -= self._open.pop(turn, 0)
 
     def _work(self, candidate: Candidate) -> int:

@@ -1,2 +1,2 @@
-"""Rows that no router can be: `clairvoyant` knows what will be asked, `one_cache` shares one cache, `truth` has the
+"""Rows that no router can reach: `clairvoyant` knows future requests, `one_cache` shares one cache, `truth` has the
 engines' true state."""

@@ -1,15 +1,16 @@
-"""An upper bound: the best greedy placement that knows the engines' state and what will be asked.
+"""An upper bound: the best greedy placement with knowledge of the engines' state and of all future requests.
 
     argmin first token(q, r) + lost(q, r)
 
-First token is the true wait and the true prefill there (truth.py), of what is really not cached and is not being
-computed there for someone else. Lost is the prefill of what this request would evict there and a later one asks for:
-for requests that come when they are due, only if that is before such blocks would be evicted anyway, by how fast the
-replica's cache has turned over so far. Each second counts as one; nothing is tuned. (That a block may be held elsewhere
-too is not taken off: raced, that was worse on sessions, whose next turn has to come back to someone.)
+First token is the true wait and the true prefill on the replica (truth.py). The prefill is of the tokens that are
+really not cached, and that the replica does not compute for another request at the moment. Lost is the prefill of the
+blocks that this request would evict there and that a later request needs. With arrivals at given times a block counts
+only if it is needed before it would be evicted anyway, by the turnover of the replica's cache until now. All seconds
+have the same weight; no constant is tuned. A copy of a block on another replica reduces no loss: in the race that was
+worse on sessions, because their next turn then had no replica to return to.
 
-It is greedy: it looks at one request at a time, and a schedule of all of them would be better still. So it is a mark
-to measure the worth of knowledge against, not a proof that nothing can pass it.
+It is greedy: it considers one request at a time, and a schedule of all of them would be better still. So it is a mark
+for the worth of knowledge, and not a proof of a limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from router.core.placement.policies import Policy
 
 
 class Future:
-    """When blocks will be asked for again. Closed loops have no times: whatever is still to be asked counts as soon."""
+    """Times of the next requests for each block. Closed loops have no times: every future use counts as soon."""
 
     def __init__(self, workload: Workload) -> None:
         self._uses: dict[int, list[float]] = {}
@@ -42,20 +43,20 @@ class Future:
                 self._uses.setdefault(key, []).append(at_s)
 
     def begin(self, turn: Turn) -> None:
-        """A turn is asked now; a second try is no second use."""
+        """Count a turn as sent now; a second try is not a second use."""
         if turn not in self._begun:
             self._begun.add(turn)
             for key in turn.engine_keys:
                 self._uses[key].pop()
 
     def asked_before(self, key: int, when_s: float) -> bool:
-        """Whether the next use is sooner."""
+        """True if the next use is before `when_s`."""
         uses = self._uses.get(key)
         return bool(uses) and uses[-1] < when_s  # type: ignore[index]
 
 
 class Clairvoyant(Shown):
-    """Several routers of one world know the same."""
+    """Policy with true knowledge. All routers of one world share that knowledge."""
 
     name = "clairvoyant"
 
@@ -67,7 +68,7 @@ class Clairvoyant(Shown):
         self._own: dict[str, Work] = {}
 
     def told(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
-        """All there is to know."""
+        """Receive the replicas and the workload."""
         if isinstance(first, Clairvoyant) and first is not self:
             self._truth, self._future, self._computing = first._truth, first._future, first._computing  # noqa: SLF001
             return
@@ -75,29 +76,29 @@ class Clairvoyant(Shown):
         self._computing = {name: ActiveBlocks() for name in replicas}
 
     def see(self, sight: Sight) -> None:
-        """Take what the router shows a rule."""
+        """Keep the router's input and count the turn as sent."""
         super().see(sight)
         self._future.begin(sight.turn)
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The least price; of several the fewest requests, of those the first."""
+        """Return the candidate with the lowest price; of several, the fewest requests in flight and then the first."""
         prices = {c.id: (self._price_s(c.id), c.in_flight) for c in candidates}
         return Choice(min(prices, key=prices.__getitem__))
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request waits there, and its blocks will be there."""
+        """Count the request as waiting on the replica, and its blocks as present there."""
         self._truth.placed(turn, replica, self._own[replica])
         self._computing[replica].add(turn.engine_keys)
         self._at[turn] = replica
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request no longer waits."""
+        """Remove the request from those that wait."""
         self._truth.left(turn, replica)
         if self._at.pop(turn, None) is not None:
             self._computing[replica].remove(turn.engine_keys)
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request no longer waits."""
+        """Remove the request from those that wait."""
         self.first_token(turn, replica, now_s)
 
     def _price_s(self, name: str) -> float:

@@ -1,11 +1,12 @@
-"""An upper bound: every replica finds what any replica ever began to compute; requests go where the wait is shortest.
+"""An upper bound: one cache for all replicas, with every block that any of them began to compute; requests go to the
+replica with the shortest wait.
 
-With one cache for all, placement has only load to look at; the wait is the true one, out of the engines themselves
-(truth.py). What no placement can save is left: work that nobody did before, and decodes. KV room is without limit, so
-that no row can pass it by needing less of it; what a replica computes in a step is limited as it is for all.
+With one cache for all, only load matters for placement. The wait is the true one, read from the engines themselves
+(truth.py). Costs that no placement can save are left: first-time work, and decodes. KV space is unlimited, so that no
+row can pass the bound because it needs less of it. The work of a replica in one step is limited as in every row.
 
-It bounds what caches are worth, not what order is worth. It places first come, first served; where nothing is shared
-and sizes differ by orders of magnitude, a row that happens to keep short prompts from behind long ones can pass it.
+It bounds the worth of caches, and not the worth of order. It places first come, first served. If no prefix is shared
+and sizes differ by orders of magnitude, a row that happens to keep short prompts away from long ones can pass it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from router.core.placement.policies import Policy
 
 
 class SharedCache(Shown):
-    """Several routers of one world share one cache and one truth."""
+    """Policy with the shared cache. All routers of one world share one cache and one truth."""
 
     name = "shared_cache"
 
@@ -43,7 +44,7 @@ class SharedCache(Shown):
             replica.share(self._shared)
 
     def see(self, sight: Sight) -> None:
-        """Take what the router shows a rule."""
+        """Keep the router's input, and the request's work after the shared cache."""
         super().see(sight)
         turn = sight.turn
         size = next(iter(self._truth.replicas.values())).block_tokens
@@ -51,21 +52,21 @@ class SharedCache(Shown):
         self._own = work(turn.prompt_tokens - cached, cached)
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """The first token comes first; of several, the fewest requests."""
+        """Return the candidate with the earliest first token; of several, the fewest requests in flight."""
         first = min(
             candidates, key=lambda c: (self._truth.first_token_s(c.id, self._own, self.sight.now_s), c.in_flight, c.id)
         )
         return Choice(first.id)
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request waits there, and no other replica computes its blocks."""
+        """Count the request as waiting on the replica; no other replica computes its blocks."""
         self._asked.update(turn.engine_keys)
         self._truth.placed(turn, replica, self._own)
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request no longer waits."""
+        """Remove the request from those that wait."""
         self._truth.left(turn, replica)
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request no longer waits."""
+        """Remove the request from those that wait."""
         self._truth.left(turn, replica)

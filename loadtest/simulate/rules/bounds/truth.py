@@ -1,7 +1,7 @@
-"""What is true of the replicas, for upper bounds: no router can know it.
+"""True state of the replicas, for upper bounds. No router can know it.
 
-A first token comes when the step under way is over and the prefills before it are done, in steps of the token budget,
-each of which also decodes for everyone who decodes now. Whether there is room for its KV is not looked at.
+A first token arrives when the step under way and the prefills before it are done. Prefills run in steps of the token
+budget, and each such step also decodes for every stream that decodes now. KV space for the request is not considered.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Work = tuple[int, float]
 
 
 def work(uncached_tokens: int, cached_tokens: int) -> Work:
-    """The work of prefilling `uncached_tokens` behind `cached_tokens`."""
+    """Return the work of prefilling `uncached_tokens` after `cached_tokens`."""
     return uncached_tokens, uncached_tokens * (cached_tokens + (uncached_tokens + 1) / 2)
 
 
 class Truth:
-    """Prefill work that is under way at each replica, as it is, and what it will take."""
+    """True prefill work under way at each replica, and its cost."""
 
     def __init__(self, replicas: Mapping[str, VirtualReplica]) -> None:
         self.replicas = replicas
@@ -30,23 +30,23 @@ class Truth:
         self._sums: dict[str, list[float]] = {name: [0, 0.0] for name in replicas}
 
     def placed(self, turn: Turn, replica: str, its_work: Work) -> None:
-        """The request waits there."""
+        """Count the request as waiting on the replica."""
         self._waiting[replica][turn] = its_work
         self._sums[replica][0] += its_work[0]
         self._sums[replica][1] += its_work[1]
 
     def left(self, turn: Turn, replica: str) -> None:
-        """The request has its first token, or has ended. A second call changes nothing."""
+        """Remove a request that has its first token or has ended. A second call has no effect."""
         tokens, pairs = self._waiting[replica].pop(turn, (0, 0.0))
         self._sums[replica][0] -= tokens
         self._sums[replica][1] -= pairs
 
     def waiting_tokens(self, name: str) -> float:
-        """Prompt tokens that are to be computed there, those of the step under way included."""
+        """Return the prompt tokens that wait for prefill on the replica, those of the step under way included."""
         return self._sums[name][0]
 
     def first_token_s(self, name: str, own: Work, now_s: float) -> float:
-        """Seconds until the first token of a request that is placed there now."""
+        """Return seconds until the first token of a request that is placed there now."""
         replica = self.replicas[name]
         step_s, batch = replica.under_way(now_s)
         tokens, pairs = self._sums[name]
