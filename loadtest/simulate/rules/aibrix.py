@@ -8,8 +8,8 @@
 It keeps blocks of characters in one table for all replicas, with the replicas that each block was sent to. It drops the
 least recently used block above a limit, and every block after 20 minutes. With the defaults of the code the limit is
 200,000 blocks of 4 characters, which is 200,000 tokens of text for the whole fleet. Its README has 128 characters, 16
-requests and 2 deviations instead. That is a table 32 times as large, so it is a row of its own. Here the table holds
-the router's keys of 512 characters, as many keys as hold the same text.
+requests and 2 deviations instead. That is a table 32 times as large, so it is a separate row. Here the table holds the
+router's keys of 512 characters, as many keys as hold the same text.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PLACES_MAX = 65_536
 
 
 class PrefixHash(Shown):
-    """Policy with a ring of its own: its hash and its bound differ from ours."""
+    """Policy with another ring: its hash and its bound differ from ours."""
 
     name = "kubeai_chwbl"
     cache_aware = False

@@ -1,8 +1,8 @@
 """llm-d's `prefix-based-pd-decider`: a remote prefill if enough tokens are uncached on the decode replica.
 
 In llm-d-router (2026-08) the profile of scorers first picks the decode endpoint. Then the decider compares the prompt's
-uncached suffix there with `nonCachedTokens`. Then a profile of its own picks the prefill endpoint. Here both profiles
-are the chart's scorers (llmd_weights.py): 3 for the share that is cached, 2 for a short queue, 2 for free KV memory. No
+uncached suffix there with `nonCachedTokens`. Then a second profile picks the prefill endpoint. Here both profiles are
+the chart's scorers (llmd_weights.py): 3 for the share that is cached, 2 for a short queue, 2 for free KV memory. No
 default of the threshold is published. It is a value of each installation, here 1,024.
 """
 

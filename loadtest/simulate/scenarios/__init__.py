@@ -1,2 +1,2 @@
-"""Named workloads: `recorded`, `generated`, `crowded` and `eventful` make those of the race, `drawn`, `mixed`,
-`tiered`, `pulled` and `split` those beside it; `table` has them by name and load, `scenario` is what they make."""
+"""Named workloads. `recorded`, `generated`, `crowded` and `eventful` make those of the race, `drawn`, `mixed`,
+`tiered`, `pulled` and `split` the others. `table` has them by name and load. `scenario` has the type that they make."""

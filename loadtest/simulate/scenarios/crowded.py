@@ -1,6 +1,7 @@
-"""Workloads in which prefill is not what is scarce: streams that slow each other down, room in the caches, patience.
+"""Workloads in which prefill is not the scarce resource: decode contention, KV headroom, impatient clients.
 
-Made up from the generator's parts (generated.py), except for those that put other clients before a recorded workload.
+They are made from the generator's parts (generated.py), except for those that put other clients before a recorded
+workload.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from loadtest.simulate.world.turns import Workload, prepare
 HOT_REQUESTS = 1_200
 
 
-# One prefix that everybody shares: wherever it is held, prefill costs next to nothing, and a crowd decodes there.
+# One prefix for all requests: prefill costs next to nothing on every replica that holds it, and many streams decode
+# there.
 
 
 def _hot_prefix(
@@ -45,12 +47,13 @@ def hot_prefix_short(load: str, seed: int) -> Scenario:
 
 def hot_prefix_4(load: str, seed: int) -> Scenario:
     """`hot_prefix_long` on four replicas: the same run is twice as long beside an answer, so that above saturation
-    streams wait for room."""
+    streams wait for KV space."""
     return _hot_prefix("hot_prefix_4", load, Setting(replicas=4, seed=seed), 50, (400, 800))
 
 
 def hot_prefix_32(load: str, seed: int) -> Scenario:
-    """One prefix of 10,000 tokens on 32 replicas, answers of 100 to 300: when does a copy pay, and how many do?"""
+    """One prefix of 10,000 tokens on 32 replicas, answers of 100 to 300. It shows when a copy pays, and how many copies
+    do."""
     return _hot_prefix("hot_prefix_32", load, Setting(replicas=32, seed=seed), 25, (100, 300), 1_500)
 
 
@@ -58,8 +61,8 @@ MIX_GROUPS = 16
 
 
 def hot_prefix_mix(load: str, seed: int) -> Scenario:
-    """Sixteen prefixes of 4,000 to 40,000 tokens, the n-th asked for 1/n as often as the first; answers of 200 to
-    1,000. Each replica's cache has room for nearly all of them."""
+    """Sixteen prefixes of 4,000 to 40,000 tokens, the n-th requested 1/n as often as the first; answers of 200 to
+    1,000. Each replica's cache can hold nearly all of them."""
     rng = random.Random(f"hot_prefix_mix:{seed}:lengths")
     lengths = [rng.randint(10, 100) for _ in range(MIX_GROUPS)]
     weights = [1 / (1 + rank) for rank in range(MIX_GROUPS)]
@@ -75,9 +78,9 @@ SAMPLES = (8, 16)
 
 
 def sample_groups(load: str, seed: int) -> Scenario:
-    """Rollouts of reinforcement learning: 8 to 16 samples of one new prompt of 800 to 8,000 tokens are asked for at one
-    moment, and their answers end at very different times (log-normal, 50 to 3,000 tokens). Four replicas, so that the
-    run is long beside an answer."""
+    """Rollouts of reinforcement learning: 8 to 16 samples of one new prompt of 800 to 8,000 tokens are requested at one
+    moment. Their answers end at very different times (log-normal, 50 to 3,000 tokens). Four replicas, so that the run
+    is long beside an answer."""
     name = f"sample_groups:{seed}"
     rng = random.Random(name)
     parts: list[Pieces] = []
@@ -94,21 +97,21 @@ def sample_groups(load: str, seed: int) -> Scenario:
     return generated.loaded("sample_groups", load, turns, Setting(replicas=4, seed=seed), 2.0)
 
 
-# Room
+# KV headroom
 
 
 OVERFULL = 1.5
 CHAT_TURNS, CHAT_REQUESTS = 10, 1_000
 BEGUN_PIECES, GROWN_PIECES = (10, 50), 2
 MEAN_PIECES = 34
-"""Pieces of a context in the middle of the run: a chat has some four turns."""
+"""Pieces of a context in the middle of the run: a chat has about four turns."""
 
 
 def overfull_chats(load: str, seed: int) -> Scenario:
-    """Chats that go on side by side, and whose contexts together are one and a half times what all caches hold, while
-    the load says how busy GPUs are: people read and think for minutes, so that at 0.15 and 0.6 GPUs are idle most of
-    the time. A turn adds 400 tokens of question and 400 of answer before them to a context that was 4,000 to 20,000
-    tokens long to begin with; answers of 100 to 500. The first turn of each chat counts for nothing."""
+    """Parallel chats with contexts that are together one and a half times as large as all caches, while the load
+    determines how busy GPUs are. People read and think for minutes, so that at 0.15 and 0.6 GPUs are idle most of the
+    time. A turn adds 400 tokens of question, and 400 of the answer before it, to a context that began with 4,000 to
+    20,000 tokens; answers of 100 to 500. The first turn of each chat counts for no figure."""
     setting, name = Setting(seed=seed), f"overfull_chats:{seed}"
     rng = random.Random(name)
     chats = round(OVERFULL * fleet_kv_tokens(setting) / PIECE_TOKENS / MEAN_PIECES)
@@ -149,15 +152,15 @@ def overfull_chats(load: str, seed: int) -> Scenario:
 
 
 HUGE_EACH, HUGE_UNTIL, HUGE_PIECES = 40, 520, (250, 1_000)
-"""One prompt of so many is huge, until so many were sent; and how long such a one is."""
+"""One prompt in HUGE_EACH is huge among the first HUGE_UNTIL; HUGE_PIECES is the range of its length."""
 
 
 def huge_cold(load: str, seed: int) -> Scenario:
-    """Among questions about a hundred warm contexts of 8,000 to 16,000 tokens, one prompt of each forty has 100,000 to
-    400,000 tokens that nobody asked for before and an answer of 20: up to 100 s of prefill, during which each step of
-    its replica takes seconds. In the second half of the run there is none, or when it ends would be such a prompt's
-    doing. The machine is Llama-3.1-70B's on four H100, the one with the largest cache (461,376 tokens); that this
-    model's context ends at 131,072 is left out of account."""
+    """Questions about a hundred warm contexts of 8,000 to 16,000 tokens. One prompt of each forty has 100,000 to
+    400,000 new tokens and an answer of 20: up to 100 s of prefill, during which each step of its replica takes seconds.
+    The second half of the run has no such prompt, because otherwise such a prompt would determine when the run ends.
+    The machine is Llama-3.1-70B's on four H100, the one with the largest cache (461,376 tokens). The limit of this
+    model's context, 131,072, is ignored."""
     machine = replace(CALIBRATIONS["llama-3.1-70b-4xh100"], context_tokens_max=450_000)
     lengths = random.Random(f"huge_cold:{seed}:lengths").choices(range(20, 41), k=100)
 
@@ -178,16 +181,16 @@ PATIENCE_S, RETRIES = 60.0, 2
 
 
 def impatient_sessions(load: str, seed: int) -> Scenario:
-    """Claude Code's sessions, whose clients close a request that has brought no token for 60 s and ask again, twice at
-    most: a request that fails stands for its last try."""
+    """Claude Code's sessions. Their clients close a request that has brought no token for 60 s and send it again, at
+    most twice. A request fails if its last try fails."""
     setting = Setting(seed=seed, patience_s=PATIENCE_S, retries=RETRIES)
     made = recorded.claude_code(load, seed, setting)
     return replace(made, workload=replace(made.workload, name="impatient_sessions"))
 
 
 def impatient_unique(load: str, seed: int) -> Scenario:
-    """Long prompts that nobody shares, 4,000 to 40,000 tokens, of the same clients: whatever is begun and not waited
-    for is work for nothing."""
+    """Long prompts without a common prefix, 4,000 to 40,000 tokens, of the same clients: work for a request that its
+    client gives up is wasted."""
 
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(0, 0, number, rng.randint(10, 100), rng.randint(50, 350))

@@ -1,7 +1,7 @@
-"""Workloads that nobody chose: the seed draws the cluster, the prompts, the answers, the arrivals and the load.
+"""Workloads drawn at random: the seed draws the cluster, the prompts, the answers, the arrivals and the load.
 
-A policy is tuned to the scenarios that its authors look at. Here each seed is another scenario, most of them unlike any
-of those, so a term that helps where it was made for and hurts elsewhere is seen.
+A policy is tuned to the scenarios that its authors look at. Here each seed is another scenario, and most of them are
+unlike all of those. So they expose a term that helps the scenario it was made for and hurts others.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from loadtest.simulate.world.turns import open_workload
 REQUESTS = 800
 REPLICAS = (2, 3, 4, 4, 6, 8, 8, 12, 16, 24)
 KINDS = tuple(sorted(CALIBRATIONS.keys() - {CALIBRATION_OF_2025}))
-"""Calibrations that are drawn; one whose successor is among them is not."""
+"""Calibrations to draw from. One with a newer version among them is left out."""
 CACHES = (1.0, 1.0, 1.0, 0.5, 0.3, 0.2)
-"""KV caches, as parts of what the calibration's hold."""
+"""KV caches, as parts of the calibration's cache."""
 GROUPS = (0, 1, 2, 4, 8, 16, 24, 40, 100, 300)
-"""Prefixes that are shared; 0: no two prompts share anything."""
+"""Numbers of shared prefixes; 0: no two prompts have a common part."""
 SKEWS = (0.0, 0.0, 0.7, 1.0, 1.3)
-"""Exponents of Zipf's law by which groups are asked for; 0: all alike."""
+"""Exponents of Zipf's law for the requests of groups; 0: all alike."""
 PREFIX_PIECES, ANSWER_TOKENS = (2, 5, 10, 20, 30, 50, 70, 100), (16, 60, 200, 200, 600, 1_200)
 """Medians of log-normal lengths."""
 TAIL_PIECES = (1, 1, 2, 5, 15)
-"""The longest tail behind a shared prefix."""
+"""The longest tail after a shared prefix."""
 ANSWER_SPREADS = (0.1, 0.5, 1.0)
 LONG_SHARES, LONG_PIECES = (0.0, 0.0, 0.0, 0.02, 0.1), (40, 150)
-"""Part of the prompts that are documents nobody shares, and how long those are."""
+"""Part of the prompts that are documents without a common part, and the range of their lengths."""
 LOADS_DRAWN = (0.15, 1.5)
 PROMPT_PART = 4
 """A prefix, a tail and a document each take at most a fourth of a cache."""
@@ -41,7 +41,7 @@ PROMPT_PART = 4
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What was drawn of the prompts."""
+    """Drawn parameters of the prompts."""
 
     lengths: tuple[int, ...]
     weights: tuple[float, ...]
@@ -53,7 +53,7 @@ class Draw:
     shared: bool
 
     def part(self, rng: random.Random, number: int) -> Pieces:
-        """The request of a number."""
+        """Return the request of a number."""
         if rng.random() < self.longs:
             length = min(self.longest, rng.randint(*LONG_PIECES))
             return Pieces(10_000 + number, 0, number, length, rng.randint(10, 60))
@@ -65,10 +65,10 @@ class Draw:
 
 
 def drawn(load: str, seed: int) -> Scenario:
-    """A workload of 800 requests that the seed draws, at `load` times the load that it draws, 0.15 to 1.5 of what the
-    cluster sustains: 2 to 24 replicas of one of the calibrations with a fifth of its KV cache or more, up to 300
-    prefixes of up to a fourth of a cache or none, answers of 16 to 1,200 tokens in the median, documents among them or
-    not; requests come at random, in bursts or in waves."""
+    """A workload of 800 requests that the seed draws, at `load` times the load that it draws, 0.15 to 1.5 of the
+    cluster's capacity. The cluster has 2 to 24 replicas of one of the calibrations with a fifth of its KV cache or
+    more. No prefix or up to 300 prefixes are shared, each of up to a fourth of a cache. Answers have a median of 16 to
+    1,200 tokens, and some prompts may be documents. Requests come at random, in bursts or in waves."""
     name = f"drawn:{seed}"
     rng = random.Random(name)
     calibration = CALIBRATIONS[rng.choice(KINDS)]
@@ -106,8 +106,8 @@ def _draw(rng: random.Random, longest: int) -> Draw:
 
 
 def _arrivals(rng: random.Random) -> list[float]:
-    """Times in order, at about one a second: Poisson, in bursts of 1 to 24 at one moment, or in waves of a hundred that
-    come at five times the rate of the hundred between them."""
+    """Return times in order, at about one a second. They are Poisson, in bursts of 1 to 24 at one moment, or in waves:
+    a hundred at five times the rate of the hundred between them."""
     kind = rng.choice(("poisson", "poisson", "bursts", "waves"))
     if kind == "poisson":
         return poisson(rng, REQUESTS, 1.0)

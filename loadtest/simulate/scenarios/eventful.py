@@ -1,7 +1,7 @@
-"""Other scenarios' workloads on another cluster, or with something happening to it.
+"""Other scenarios' workloads on another cluster, or on one with faults.
 
-Under all but one are Claude Code's sessions, to which a lost cache costs most. Faults begin when the caches are full
-and are over before any row's run ends, 900 s at the least: what comes after them counts as well.
+All but one use Claude Code's sessions, for which a lost cache is the most expensive. Faults begin when the caches are
+full and are over before any row's run ends, 900 s at the least: the time after them counts as well.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ def _sessions(name: str, load: str, setting: Setting) -> Scenario:
 
 
 def restart(load: str, seed: int) -> Scenario:
-    """Three of eight replicas restart, one after the other, as a rollout does it: each is gone for a minute, then
-    empty."""
+    """Three of eight replicas restart, one after the other, as in a rollout: each is gone for a minute, then empty."""
     faults = tuple(Fault("restart", FAULT_S + RESTART_GAP_S * i, i, RESTART_S) for i in range(RESTARTS))
     return _sessions("restart", load, Setting(seed=seed, faults=faults))
 
@@ -38,25 +37,25 @@ def slow_replica(load: str, seed: int) -> Scenario:
 
 
 def cold_join(load: str, seed: int) -> Scenario:
-    """Six replicas, to which two empty ones come at once. The load is a share of what all eight sustain."""
+    """Six replicas, to which two empty ones come at once. The load is a share of the capacity of all eight."""
     faults = tuple(Fault("join", FAULT_S, number) for number in (6, 7))
     return _sessions("cold_join", load, Setting(seed=seed, faults=faults))
 
 
 def two_routers(load: str, seed: int) -> Scenario:
-    """Two routers that know nothing of each other, asked by turns."""
+    """Two routers without knowledge of each other, with requests by turns."""
     return _sessions("two_routers", load, Setting(seed=seed, routers=2))
 
 
 def four_routers(load: str, seed: int) -> Scenario:
-    """Likewise four."""
+    """Four routers without knowledge of each other, with requests by turns."""
     return _sessions("four_routers", load, Setting(seed=seed, routers=4))
 
 
 def heterogeneous(load: str, seed: int) -> Scenario:
-    """Half of the replicas are another machine: Llama-3.1-70B's on four H100, which holds half as much again and is 5 %
-    faster in prefill and 35 % in reading contexts, and an 8B's on an A100, which holds less than half and decodes
-    long contexts at half the speed. What is asked are 100 groups with prefixes of 4,000 to 20,000 tokens."""
+    """Half of the replicas are other machines. Llama-3.1-70B's on four H100 holds half as much again, and is 5 % faster
+    in prefill and 35 % in reading contexts. An 8B's on an A100 holds less than half, and decodes long contexts at half
+    the speed. The requests are of 100 groups with prefixes of 4,000 to 20,000 tokens."""
     other, small = CALIBRATIONS["llama-3.1-70b-4xh100"], CALIBRATIONS["llama-3.1-8b-a100"]
     setting = Setting(seed=seed, others=(other, other, small, small))
     lengths = random.Random(f"heterogeneous:{seed}:lengths").choices(range(10, 51), k=100)

@@ -1,7 +1,7 @@
-"""Workloads that are made up, from published parameters where there are any.
+"""Generated workloads, from published parameters if there are any.
 
-Requests come at random (Poisson) times. A prompt is made of runs of 400-token pieces, named by number within a
-namespace that has the seed in it, so that no two seeds share text.
+Requests come at random (Poisson) times. A prompt is made of runs of 400-token pieces. Pieces are named by number within
+a namespace that contains the seed, so that no two seeds share text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadtest.simulate.world.turns import MODEL, Turn, open_workload, prepare
 
 PIECE_TOKENS = 400
 OWN_PIECES = 1_000_000
-"""Pieces of what only one prompt has are numbered from here; of what a group shares, from 0."""
+"""First number of the pieces that only one prompt has; those that a group shares are numbered from 0."""
 BLOCK_TOKENS = 64
 """llm-d's ladder runs vLLM with blocks of 64 tokens."""
 REQUESTS = 1_000
@@ -36,7 +36,7 @@ class Pieces:
 
 
 def request(namespace: str, part: Pieces, at_s: float) -> Request:
-    """The request of a part."""
+    """Return the request of a part."""
     first = OWN_PIECES + 1_000 * part.own
     return Request(
         at_s=at_s,
@@ -55,7 +55,7 @@ def turns_of(
     times_s: Iterable[float],
     model_of: Callable[[Request], str] = lambda _: MODEL,
 ) -> list[Turn]:
-    """The requests as turns, each in a session of its own."""
+    """Return the requests as turns, each in a session of its own."""
     pairs = [
         (str(number), request(namespace, part, at_s))
         for number, (part, at_s) in enumerate(zip(parts, times_s, strict=True))
@@ -64,7 +64,7 @@ def turns_of(
 
 
 def poisson(rng: random.Random, count: int, rate: float, start_s: float = 0.0) -> list[float]:
-    """Times of `count` Poisson arrivals in order, at a mean rate a second."""
+    """Return the times of `count` Poisson arrivals in order, at a mean rate a second."""
     times = []
     for _ in range(count):
         start_s += rng.expovariate(rate)
@@ -81,7 +81,7 @@ def loaded(
     *,
     cache_share: float = CACHE_SHARE,
 ) -> Scenario:
-    """Turns that were made for one a second, at a share of what the cluster can sustain."""
+    """Return a scenario of turns that were made for one a second, at a share of the cluster's capacity."""
     rate = LOADS[load] * capacity_rps(turns, setting, BLOCK_TOKENS, cache_share)
     for turn in turns:
         turn.at_s /= rate
@@ -97,7 +97,7 @@ def scenario(
     requests: int = REQUESTS,
     ttft_limit_s: float = 2.0,
 ) -> Scenario:
-    """`part` says what the request of a number asks."""
+    """Return a scenario of requests made by `part` from their numbers."""
     name_of_seed = f"{name}:{setting.seed}"
     rng = random.Random(name_of_seed)
     parts = [part(rng, number) for number in range(requests)]
@@ -105,10 +105,11 @@ def scenario(
     return loaded(name, load, turns, setting, ttft_limit_s)
 
 
-# llm-d's "73-capacity" ladder (guide_optimized-baseline_1): 150 groups of 5 prompts, 6,000 tokens of system prompt
-# and 1,200 of question, 1,000 of answer; 15 requests a second for 50 s to warm up, then the stages. Each
-# begins 30 s after all of the one before has ended, at the latest by the client's timeout of 300 s: back to back they
-# ask for 22 answers a second where the best published rate is 16, and no first token could have come within 1 s.
+# llm-d's "73-capacity" ladder (guide_optimized-baseline_1) has 150 groups of 5 prompts, with 6,000 tokens of system
+# prompt, 1,200 of question and 1,000 of answer. It warms up with 15 requests a second for 50 s, and then the stages
+# follow. Each begins 30 s after the end of all requests of the one before, at the latest by the client's timeout of 300
+# s. Back to back they would need 22 answers a second, while the best published rate is 16, and no first token could
+# have come within 1 s.
 
 GROUPS, PROMPTS_PER_GROUP = 150, 5
 SYSTEM_PIECES, QUESTION_PIECES, LADDER_OUTPUT_TOKENS = 15, 3, 1_000
@@ -119,16 +120,19 @@ STAGES = (
 )  # fmt: skip
 """(requests a second, seconds)"""
 RACED = {"below": (20, 38), "at": (40, 25), "above": (60, 20)}
-"""Stages of the race, likewise. They are bursts: the fleet decodes some 13 such answers a second, and takes up the rest
-as far as its KV cache has room. With a fresh question each, a replica has room for about 145 requests and its share of
-the system prompts (145 x 1,350 + 19 x 6,000 = 307,328); as many come at 60 a second in 20 s, and at 40 in 25 s with
-some to spare. The published stages are longer (25 s and 38 s), and then the rest waits for answers to end, whoever
-routes."""
+"""Stages of the race: (requests a second, seconds).
+
+They are bursts: the fleet decodes about 13 such answers a second, and takes the rest within the limit of its KV cache.
+If each request has a fresh question, a replica can hold about 145 requests and its share of the system prompts (145 x
+1,350 + 19 x 6,000, about 307,328 tokens). At 60 requests a second the cache is full after 20 s, and at 40 a second a
+stage of 25 s leaves some space. The published stages are longer (25 s and 38 s), and then the rest waits for answers to
+end under every policy.
+"""
 
 
 def _ladder_parts(count: int, *, honest: bool) -> list[Pieces]:
-    """As inference-perf deals them: prompt `n % 750`, which after the warm-up is one that was sent before; honest: with
-    a question that nobody asked before."""
+    """Return the prompts in the order of inference-perf. Prompt `n % 750` was sent before if `n` is after the warm-up.
+    If `honest`, each prompt has a new question instead."""
     prompts = GROUPS * PROMPTS_PER_GROUP
     return [
         Pieces(n % GROUPS, SYSTEM_PIECES, n if honest else n % prompts, QUESTION_PIECES, LADDER_OUTPUT_TOKENS)
@@ -142,8 +146,8 @@ Deal = Callable[[list[Pieces]], list[Pieces]]
 def ladder_of(
     name: str, seed: int, stages: Sequence[tuple[int, int]], *, honest: bool, deal: Deal | None = None
 ) -> Scenario:
-    """The warm-up and these stages, (requests a second, seconds) each; honest: see `_ladder_parts`. `deal` gives the
-    prompts another order."""
+    """Return the warm-up and these stages, (requests a second, seconds) each; `honest` is as for `_ladder_parts`.
+    `deal` gives the prompts another order."""
     rng = random.Random(f"{name}:{seed}")
     warm_up = WARM_UP_RPS * WARM_UP_S
     times, end_s = poisson(rng, warm_up, WARM_UP_RPS), float(WARM_UP_S)
@@ -174,8 +178,8 @@ def ladder_published(load: str, seed: int) -> Scenario:
 
 
 def ladder_reordered(load: str, seed: int) -> Scenario:
-    """`ladder_honest`, but groups come for the first time in another order than in all rounds after that. Whoever deals
-    them out to replicas by turns has no longer those together that never come at one time."""
+    """`ladder_honest`, but groups come for the first time in another order than in all rounds after that. A policy that
+    deals groups out to replicas by turns then no longer puts together groups that never come at the same time."""
 
     def deal(parts: list[Pieces]) -> list[Pieces]:
         first = parts[:GROUPS]
@@ -209,8 +213,8 @@ def ladder_full_published(_load: str, seed: int) -> Scenario:
 
 
 def one_group(load: str, seed: int) -> Scenario:
-    """One prefix of 8,000 tokens for all and a short question each: whoever follows the prefix makes a hot spot. Four
-    replicas and short answers, so that the run is long beside an answer."""
+    """One prefix of 8,000 tokens for all and a short question each: a policy that follows the prefix makes a hot spot.
+    Four replicas and short answers, so that the run is long beside an answer."""
     setting = Setting(replicas=4, seed=seed)
     return scenario(
         "one_group", load, setting, lambda rng, n: Pieces(0, 20, n, rng.randint(1, 3), rng.randint(20, 100))
@@ -218,7 +222,7 @@ def one_group(load: str, seed: int) -> Scenario:
 
 
 def all_unique(load: str, seed: int) -> Scenario:
-    """Nothing is shared: only balance counts. Lengths vary as chats' do, over an order of magnitude."""
+    """No prompts share a prefix: only balance counts. Lengths vary as chats' do, over an order of magnitude."""
 
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(0, 0, number, min(60, 1 + int(rng.lognormvariate(2.3, 0.9))), rng.randint(50, 500))
@@ -227,7 +231,7 @@ def all_unique(load: str, seed: int) -> Scenario:
 
 
 def working_set_3x(load: str, seed: int) -> Scenario:
-    """Groups asked uniformly, whose prefixes together are three times what the fleet's caches hold."""
+    """Groups requested uniformly, with prefixes that are together three times as large as the fleet's caches."""
     setting, prefix_pieces = Setting(seed=seed), 30
     groups = 3 * fleet_kv_tokens(setting) // (prefix_pieces * PIECE_TOKENS)
 
@@ -238,8 +242,8 @@ def working_set_3x(load: str, seed: int) -> Scenario:
 
 
 def decode_heavy(load: str, seed: int) -> Scenario:
-    """Short prompts with long answers: a request is cheap to begin and expensive to have. Four replicas, so that the
-    run is long beside an answer."""
+    """Short prompts with long answers: a request is cheap to begin and expensive to run. Four replicas, so that the run
+    is long beside an answer."""
 
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(rng.randrange(40), 2, number, rng.randint(3, 12), rng.randint(400, 1_200))
@@ -248,8 +252,8 @@ def decode_heavy(load: str, seed: int) -> Scenario:
 
 
 def long_prompts(load: str, seed: int) -> Scenario:
-    """Documents of 10,000 to 60,000 tokens, each asked about four times on average. The longest alone takes 6 s of
-    prefill, hence a limit of 5 s: what is short or cached can meet it."""
+    """Documents of 10,000 to 60,000 tokens, each used about four times on average. The longest alone takes 6 s of
+    prefill, hence a limit of 5 s, which short or cached prompts can meet."""
     requests = 400
     lengths = random.Random(f"long_prompts:{seed}:lengths").choices(range(25, 151), k=requests // 4)
 
@@ -264,9 +268,9 @@ BURST, BETWEEN_BURSTS = 16, 84
 
 
 def cold_burst(load: str, seed: int) -> Scenario:
-    """Bursts over a background: sixteen requests of each hundred come at one moment and share a prefix of 20,000 to
-    60,000 tokens that nobody asked for before. The background is 100 of the ladder's groups with shorter answers. A
-    limit of 5 s: the prefix alone takes up to 6 s, once."""
+    """Bursts over a background: sixteen requests of each hundred come at one moment and share a new prefix of 20,000 to
+    60,000 tokens. The background is 100 of the ladder's groups with shorter answers. A limit of 5 s: the prefix alone
+    takes up to 6 s, once."""
     rng = random.Random(f"cold_burst:{seed}")
     parts: list[Pieces] = []
     times: list[float] = []
@@ -278,7 +282,7 @@ def cold_burst(load: str, seed: int) -> Scenario:
             pieces = rng.randint(50, 150)
             parts += [Pieces(1_000 + number, pieces, number + i, 1, rng.randint(50, 350)) for i in range(BURST)]
             times += [now_s] * BURST
-            now_s += BURST  # the mean rate stays what it is between bursts
+            now_s += BURST  # keeps the mean rate of the background
         else:
             parts.append(Pieces(rng.randrange(100), SYSTEM_PIECES, number, QUESTION_PIECES, rng.randint(50, 350)))
             times.append(now_s)

@@ -1,4 +1,4 @@
-"""Classes of requests on one fleet: people who wait for a first token, and batches that nobody waits for."""
+"""Classes of requests on one fleet: people who wait for a first token, and batches without a waiting user."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from loadtest.simulate.scenarios.generated import Pieces
 from loadtest.simulate.scenarios.scenario import LOADS, Scenario
 from loadtest.simulate.world.setting import Setting
 
-LOAD = "1.2"  # share of what the cluster can sustain
+LOAD = "1.2"  # share of the cluster's capacity
 REQUESTS, REPLICAS, GROUPS = 1_200, 4, 40
 MIXES = {"half": (0.5, (1.0,)), "most": (0.75, (1.0,)), "classes": (0.6, (0.5, 2.0))}
 """Part of the requests that are interactive, and the deadlines of their first tokens in seconds, by turns."""
 
 
 def mixed_classes(mix: str, seed: int, requests: int = REQUESTS, load: str = LOAD) -> tuple[Scenario, dict[int, float]]:
-    """Interactive requests are questions of 400 to 1,600 tokens behind one of 40 prefixes of 4,000, and answers
-    of 50 to 250; the others are documents of 4,000 to 16,000 tokens that nobody shares, and answers of 100 to 400.
-    Four replicas, at `load` times what they can sustain. Returns the scenario, and the deadlines in seconds of those
-    that have one, by the turn's number."""
+    """Return the scenario, and the deadlines in seconds of the requests that have one, by the turn's number.
+
+    Interactive requests are questions of 400 to 1,600 tokens after one of 40 prefixes of 4,000, and answers of 50 to
+    250. The others are documents of 4,000 to 16,000 tokens without a common prefix, and answers of 100 to 400. There
+    are four replicas, at `load` times their capacity.
+    """
     name, (share, deadlines_s) = f"mixed_classes:{mix}:{seed}", MIXES[mix]
     rng = random.Random(name)
     parts, within_s = list[Pieces](), dict[int, float]()

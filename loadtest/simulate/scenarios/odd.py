@@ -1,7 +1,7 @@
-"""Fleets whose replicas are not alike, and engines that are set up in another way than most.
+"""Fleets of unequal replicas, and engines with an unusual setup.
 
-Most have one workload in common: groups with a prefix each, asked at random, so that what differs is the fleet. Loads
-are shares of what the fleet sustains with its oddity (capacity.py).
+Most have one workload in common, groups with a prefix each that are requested at random, so that the fleets differ and
+not the requests. Loads are shares of the fleet's capacity with its oddity (capacity.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loadtest.simulate.world.turns import MODEL
 
 REQUESTS = 800
 Part = Callable[[random.Random, int], Pieces]
-"""What the request of a number asks, as `generated.scenario` takes it."""
+"""Function that makes the request of a number, as `generated.scenario` takes it."""
 
 
 def groups_of(
@@ -32,8 +32,12 @@ def groups_of(
     fresh: tuple[int, int] = (1, 4),
     answers: tuple[int, int] = (50, 350),
 ) -> Part:
-    """Groups asked alike often, with prefixes of so many pieces; tails of so many that nobody else has; and tokens of
-    the answers."""
+    """Return a function that makes requests of groups, all with the same frequency.
+
+    - `pieces`: the range of a prefix's length
+    - `fresh`: the range of the length of a tail, which no other prompt has
+    - `answers`: the range of an answer's tokens
+    """
     lengths = random.Random(f"{name}:{seed}:lengths").choices(range(pieces[0], pieces[1] + 1), k=groups)
 
     def part(rng: random.Random, number: int) -> Pieces:
@@ -58,7 +62,7 @@ def _fleet(
 
 
 def during(made: Scenario, faults: Callable[[float], tuple[Fault, ...]]) -> Scenario:
-    """The scenario with faults at times that are made from the arrival of its last request."""
+    """Return the scenario with faults, at times that are computed from the arrival of its last request."""
     last_s = max(turn.at_s for session in made.workload.sessions for turn in session)
     return replace(made, setting=replace(made.setting, faults=faults(last_s)))
 
@@ -105,8 +109,8 @@ DOCUMENTS, DOCUMENT_PIECES = 0.15, (25, 75)
 
 
 def odd_unchunked(load: str, seed: int) -> Scenario:
-    """Engines without chunked prefill: whole prompts are computed in steps of their own, in which nothing decodes. One
-    request of seven is a document of 10,000 to 30,000 tokens that nobody else asks for; the others are of 60 groups
+    """Engines without chunked prefill: whole prompts are computed in separate steps, in which no stream decodes. One
+    request of seven is a document of 10,000 to 30,000 tokens that no other request shares. The others are of 60 groups
     with prefixes of 1,600 to 8,000. Four replicas."""
     common = groups_of("odd_unchunked", seed, 60, (4, 20), (1, 3), (100, 400))
 
@@ -125,8 +129,8 @@ def odd_no_cache_on_two(load: str, seed: int) -> Scenario:
 
 
 def odd_far(load: str, seed: int) -> Scenario:
-    """Two of eight replicas are 50 ms away from the router, each way. 100 groups with prefixes of 400 to 4,000 tokens,
-    tails of 400 to 2,000 and answers of 20 to 100, so that the way counts beside a prefill."""
+    """Two of eight replicas are 50 ms away from the router, each way. 100 groups have prefixes of 400 to 4,000 tokens,
+    tails of 400 to 2,000 and answers of 20 to 100, so that the network delay matters beside a prefill."""
     part = groups_of("odd_far", seed, 100, (1, 10), (1, 5), (20, 100))
     return _fleet("odd_far", load, seed, part, (Machine(far_s=0.05),) * 2)
 
@@ -135,8 +139,8 @@ SECOND_MODEL, SECOND_SHARE, SECOND_GROUPS = "sim-8b", 0.3, 1_000
 
 
 def odd_two_models(load: str, seed: int) -> Scenario:
-    """Two models behind one router: five replicas serve the one that is asked for seven times of ten, and three another
-    one (Llama-3.1-8B's on an A100) with longer answers, 200 to 600 tokens; 60 groups and 30."""
+    """Two models behind one router. Five replicas serve the model of seven requests in ten. Three serve the other one
+    (Llama-3.1-8B's on an A100) with longer answers, 200 to 600 tokens; 60 groups and 30."""
     name, other = f"odd_two_models:{seed}", CALIBRATIONS["llama-3.1-8b-a100"]
     machines = (Machine(model=SECOND_MODEL),) * 3
     setting = Setting(seed=seed, machines=machines, others=(other,) * len(machines))
@@ -159,14 +163,15 @@ def _model_of(request: Request) -> str:
     return SECOND_MODEL if group >= SECOND_GROUPS else MODEL
 
 
-# What changes in the run
+# Changes during the run
 
 JOINS_AT = 0.4
 
 
 def odd_cold_join(load: str, seed: int) -> Scenario:
-    """All ask about one prefix of 24,000 tokens, with tails of 1,200 to 4,000, and a sixth replica, which does not have
-    it, joins five when two fifths of the requests came. The load is a share of what all six sustain."""
+    """All requests share one prefix of 24,000 tokens, with tails of 1,200 to 4,000. A sixth replica, which does not
+    have the prefix, joins five when two fifths of the requests have come. The load is a share of the capacity of all
+    six."""
 
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(0, 60, number, rng.randint(3, 10), rng.randint(30, 150))
@@ -176,9 +181,9 @@ def odd_cold_join(load: str, seed: int) -> Scenario:
 
 
 STEPS = ((0.15, 1.3), (0.25, 1.6), (0.35, 2.0), (0.65, 1.5), (0.75, 1.0))
-"""(from which part of the run on, how many times as long steps take)"""
+"""(part of the run from which the step applies, factor of the time of engine steps)"""
 FASTER = (0.3, 0.85, 0.6)
-"""Part of the run from which on one replica is faster, until when, and its factor."""
+"""Parts of the run at which one replica becomes faster and returns to normal, and its factor."""
 DRIFTING = 3
 
 

@@ -1,4 +1,4 @@
-"""Clients and probes that are unusual: arrivals in bursts, answers of thinking models, chats among agents."""
+"""Unusual clients and probes: arrivals in bursts, answers of thinking models, chats among agents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BURST, BURST_GROUPS = (16, 48), (1, 3)
 
 
 def odd_bursts(load: str, seed: int) -> Scenario:
-    """Requests come 16 to 48 at one moment, with pauses between; those of a burst are of one to three of 24 groups with
+    """Requests come 16 to 48 at one moment, with pauses between. Those of a burst are of one to three of 24 groups with
     prefixes of 4,000 to 20,000 tokens. A limit of 5 s: a burst is some seconds of work."""
     name = f"odd_bursts:{seed}"
     rng, common = random.Random(name), groups_of("odd_bursts", seed, 24)
@@ -46,7 +46,7 @@ THOUGHTS = (10_000, 30_000)
 THINKING_TIMEOUT_S = 7_200.0
 THINKING_REQUESTS, THINKING_REPLICAS = 400, 4
 HARDLY_CACHED = 0.1
-"""Part of the caches that capacity leaves to what is found again, where hardly anything is."""
+"""Part of the caches that capacity reserves for reuse, if there is hardly any reuse."""
 
 
 def _thoughts(rng: random.Random) -> int:
@@ -55,7 +55,7 @@ def _thoughts(rng: random.Random) -> int:
 
 
 def odd_thinking(load: str, seed: int) -> Scenario:
-    """Thinking models: answers of 10,000 to 30,000 tokens (log-uniform) to prompts of 1,200 to 4,000 of which 800 are
+    """Thinking models: answers of 10,000 to 30,000 tokens (log-uniform) to prompts of 1,200 to 4,000, of which 800 are
     common. An answer takes minutes, and grows to ten times its prompt. Four replicas; clients wait for two hours."""
 
     def part(rng: random.Random, number: int) -> Pieces:
@@ -69,7 +69,7 @@ THINKING_SHARE = 0.15
 
 def odd_thinking_chats(load: str, seed: int) -> Scenario:
     """One request of seven is answered with 10,000 to 30,000 tokens, the others with 50 to 350: chats in 40 groups with
-    prefixes of 1,600 to 8,000 tokens. What a request asks does not say which it is. Four replicas."""
+    prefixes of 1,600 to 8,000 tokens. The request itself does not show which it is. Four replicas."""
     chats = groups_of("odd_thinking_chats", seed, 40, (4, 20), (1, 4))
 
     def part(rng: random.Random, number: int) -> Pieces:
@@ -98,7 +98,7 @@ CHAT_THINK_S = 15.0
 
 def odd_chats_among_agents(load: str, seed: int) -> Scenario:
     """People who chat, two for each session of Claude Code on the same fleet: chats of four turns that begin with 400
-    to 2,000 tokens, beside contexts of 74,000 on average. Both wait for their answers. Four replicas, whose caches
+    to 2,000 tokens, beside contexts of 74,000 on average. Both wait for their answers. Four replicas with caches that
     would hold a third more sessions at `at`."""
     name = f"odd_chats_among_agents:{seed}"
     setting, rng = Setting(replicas=AGENT_REPLICAS, seed=seed), random.Random(name)
@@ -107,7 +107,7 @@ def odd_chats_among_agents(load: str, seed: int) -> Scenario:
     active = (1 + CHATTERS_EACH) * agents
     order = iter(rng.sample(half, len(half)))
     begun: list[Session] = []
-    for number in range(active + agents):  # as many agents again as there are at a time, for those that end
+    for number in range(active + agents):  # twice the agents that are active at a time, to replace those that end
         chats = number < active and number % (1 + CHATTERS_EACH)
         begun.append(_chatter(rng, f"{name}:{number}") if chats else next(order))
     pairs = ((session.name, request) for session in begun for request in session.requests)
@@ -126,7 +126,7 @@ def odd_chats_among_agents(load: str, seed: int) -> Scenario:
 
 
 def _chatter(rng: random.Random, name: str) -> Session:
-    """Somebody who begins one chat after another; enough of them for the whole run."""
+    """Return the session of a person who begins one chat after another, enough for the whole run."""
     requests = list[Request]()
     for chat in range(USER_CHATS):
         pieces = rng.randint(*CHAT_PIECES)
@@ -145,11 +145,11 @@ def _chatter(rng: random.Random, name: str) -> Session:
     return Session(name, tuple(requests))
 
 
-# Routers that see little, and little to choose from
+# Routers with stale metrics, and fleets with little choice
 
 
 def odd_stale_metrics(load: str, seed: int) -> Scenario:
-    """Routers read the engines' metrics every 10 s only; 100 groups with prefixes of 4,000 to 20,000 tokens, and
+    """Routers read the engines' metrics only every 10 s; 100 groups with prefixes of 4,000 to 20,000 tokens, and
     answers of 100 to 700. Four replicas."""
     part = groups_of("odd_stale_metrics", seed, 100, answers=(100, 700))
     setting = Setting(replicas=4, probe_interval_s=10.0, seed=seed)
@@ -157,6 +157,7 @@ def odd_stale_metrics(load: str, seed: int) -> Scenario:
 
 
 def odd_two_replicas(load: str, seed: int) -> Scenario:
-    """Two replicas, and 60 groups whose prefixes of 4,000 to 20,000 tokens are a little more than both caches hold."""
+    """Two replicas, and 60 groups with prefixes of 4,000 to 20,000 tokens, together a little more than both caches
+    hold."""
     part = groups_of("odd_two_replicas", seed, 60)
     return generated.scenario("odd_two_replicas", load, Setting(replicas=2, seed=seed), part, requests=REQUESTS)

@@ -1,8 +1,8 @@
-"""Workloads on replicas that send each other what their CPU memory holds: a pool of prefixes, and sessions.
+"""Workloads for P2P KV transfer from CPU memory between replicas: a pool of prefixes, and sessions.
 
-What llm-d publishes of pulls has two sides: where prefixes are asked for uniformly, affinity wins over placing by load
-with pulls, and where sessions own long documents it is the other way round. A router should not have to be told.
-Caches are small (153,600 tokens) so that a run is long beside what fills them.
+llm-d's published results for such transfers have two sides. If prefixes are requested uniformly, affinity is better
+than placement by load with transfers. If sessions own long documents, the reverse is true. A router should need no
+setting for this. Caches are small (153,600 tokens), so that a run is long beside the time to fill them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from loadtest.simulate.world.turns import Workload, open_workload, prepare
 
 KV_TOKENS = 153_600
 POOL_SHARE, POOL_PIECES = 0.8, 40
-"""The pool, in sizes of all GPU caches; and pieces of a prefix, which has 16,000 tokens."""
+"""The pool's size in all GPU caches, and the pieces of a prefix, which has 16,000 tokens."""
 SESSION_SHARE, SESSION_TURNS, DOCUMENT_PIECES = 1.8, 8, (30, 90)
-"""Documents of all sessions, likewise; turns of a session; and pieces of a document, 12,000 to 36,000 tokens."""
+"""The size of all sessions' documents in all GPU caches, the turns of a session, and the pieces of a document, 12,000
+to 36,000 tokens."""
 GROWN_PIECES = 2
-"""What a turn adds to the context: an answer and the next question."""
+"""Pieces that a turn adds to the context: an answer and the next question."""
 
 
 def pool(load: str, setting: Setting, *, requests: int) -> Scenario:
-    """Prefixes of 16,000 tokens asked for uniformly, with a question of 400 tokens each. Each is asked for twice, on
+    """Prefixes of 16,000 tokens requested uniformly, with a question of 400 tokens each. Each is requested twice, on
     average, before requests count."""
     groups = max(1, round(POOL_SHARE * setting.replicas * KV_TOKENS / (POOL_PIECES * PIECE_TOKENS)))
     name, warm_up = f"pull_pool:{setting.seed}", 2 * groups
@@ -50,9 +51,10 @@ def pool(load: str, setting: Setting, *, requests: int) -> Scenario:
 
 
 def sessions(load: str, setting: Setting, *, requests: int) -> Scenario:
-    """Sessions that go on side by side, each with a document of its own and questions about it, of 400 tokens behind an
-    answer of as many; answers of 100 to 500 tokens. People read for a while between two turns, so that the load says
-    how busy GPUs are. The first turn of each counts for nothing; a session that is over is followed by another."""
+    """Parallel sessions, each with a document of its own and questions about it, of 400 tokens after an answer of the
+    same length; answers of 100 to 500 tokens. People read for a while between two turns, so that the load determines
+    how busy GPUs are. The first turn of each session counts for no figure. A session that is over is followed by
+    another."""
     name = f"pull_sessions:{setting.seed}"
     rng = random.Random(name)
     mean_pieces = sum(DOCUMENT_PIECES) / 2 + GROWN_PIECES * SESSION_TURNS / 2

@@ -1,7 +1,8 @@
 """Workloads from recorded traces: the two that are shipped, and any file that `loadtest.common.traces` reads.
 
-Mooncake's conversations come when they are due (open loop); Claude Code sessions wait for their answers and think
-(closed loop): replayed at recorded times they flip the order of policies, because then a slow answer delays nothing.
+Mooncake's conversations come when they are due (open loop). Claude Code sessions wait for their answers and think
+(closed loop). Replayed at recorded times, they would reverse the order of policies, because then a slow answer delays
+no later request.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from loadtest.simulate.world.turns import Turn, Workload, open_workload, prepare
 
 BLOCK_TOKENS = 64
 THINK_MAX_S = 60.0
-"""Longer waits are people who went away; their session's cache would be gone in any case."""
+"""Longest wait between two turns. After a longer one the person has left, and the session's cache is gone anyway."""
 OUTPUT_TOKENS_MAX = 3_000
 """The longest answer: with the longest prompt (128,000 tokens) it still fits the context."""
 TTFT_LIMIT_S = 5.0
-"""The TTFT limit where the longest prompts alone take longer than 2 s."""
+"""The TTFT limit of workloads in which the longest prompts alone take longer than 2 s."""
 
 
 # Mooncake's conversations
@@ -37,7 +38,7 @@ MOONCAKE_REPLICAS = 4
 
 
 def conversation(request: Request) -> str:
-    """The id of the second block names it: the first is common to all prompts."""
+    """Return the conversation's id, which is that of its second block: the first block is common to all prompts."""
     runs = request.runs
     if block_count(runs) < 2:
         return f"first:{runs[0][0]}"
@@ -46,7 +47,7 @@ def conversation(request: Request) -> str:
 
 @lru_cache(maxsize=2)
 def conversations(trace: Trace) -> dict[str, list[Request]]:
-    """Requests of an open trace by conversation, in their order."""
+    """Return requests of an open trace by conversation, in their order."""
     found: dict[str, list[Request]] = {}
     for session in trace.sessions:
         found.setdefault(conversation(session.requests[0]), []).append(session.requests[0])
@@ -54,8 +55,8 @@ def conversations(trace: Trace) -> dict[str, list[Request]]:
 
 
 def mooncake(load: str, seed: int) -> Scenario:
-    """Conversations of one half, with the waits between their turns as recorded; as many of them at a time as the load
-    takes."""
+    """Conversations of one half, with the recorded waits between their turns. The load determines how many run at a
+    time."""
     rate = LOADS[load] * _mooncake_rps(in_tuning=seed in TUNE_SEEDS)
     span_s = MOONCAKE_REQUESTS / rate
     turns = _windowed(_conversations(seed), span_s, random.Random(f"mooncake:{seed}"))
@@ -70,8 +71,8 @@ def _conversations(seed: int) -> list[list[Request]]:
 
 @lru_cache(maxsize=2)
 def _mooncake_rps(*, in_tuning: bool) -> float:
-    """What the cluster can sustain of a half. How much is found again depends on how dense the conversations are, and
-    that on this: twice round is enough."""
+    """Return the rate of a half that the cluster can sustain. Cache reuse depends on the density of the conversations,
+    and that depends on this rate: two iterations are enough."""
     seed = TUNE_SEEDS[0] if in_tuning else CLAIM_SEEDS[0]
     rate = 1.0 * MOONCAKE_REPLICAS
     for _ in range(2):
@@ -81,8 +82,8 @@ def _mooncake_rps(*, in_tuning: bool) -> float:
 
 
 def _windowed(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[Turn]:
-    """Requests within a span: conversations in random order, each moved as a whole to a random start, such that any
-    moment of it may fall into the span; what falls outside is not asked."""
+    """Return requests within a span, from conversations in random order. Each conversation is shifted to a random
+    start, such that any moment of it may be in the span. Requests outside of the span are left out."""
     picked: list[tuple[str, Request]] = []
     for each in _by_chance(half, span_s, rng):
         lasts_s = each[-1].at_s - each[0].at_s
@@ -97,8 +98,9 @@ def _windowed(half: Sequence[Sequence[Request]], span_s: float, rng: random.Rand
 
 
 def _by_chance(half: Sequence[Sequence[Request]], span_s: float, rng: random.Random) -> list[Sequence[Request]]:
-    """In an order in which each is the likelier to come early the more starts put it into the span: a long conversation
-    is met more often than a short one (weighted sampling without replacement, Efraimidis and Spirakis)."""
+    """Return the conversations in a random order, in which a conversation is likelier to be early if more starts put it
+    into the span. So a long one occurs more often than a short one (weighted sampling without replacement, Efraimidis
+    and Spirakis)."""
     keyed = [(rng.expovariate(span_s + each[-1].at_s - each[0].at_s), number) for number, each in enumerate(half)]
     return [half[number] for _, number in sorted(keyed)]
 
@@ -109,15 +111,16 @@ CLAUDE_REQUESTS = 1_200
 
 
 def claude_code(load: str, seed: int, setting: Setting | None = None) -> Scenario:
-    """Sessions of one half in random order, from their beginning. Prompts are 74,000 tokens long on average, of which
-    nearly all was in the turn before: the limit of 2 s is for turns that are found cached.
+    """Sessions of one half in random order, from their beginning. Prompts are 74,000 tokens long on average, nearly all
+    of them already in the turn before: the limit of 2 s is for turns that are found cached.
 
-    With a setting of its own it is the same workload on another cluster."""
+    With a setting of its own it is the same workload on another cluster.
+    """
     made = _claude_code(load, seed)
     return replace(made, setting=setting) if setting else made
 
 
-@lru_cache(maxsize=1)  # some 60 MB; what happens to a cluster is raced on the same sessions
+@lru_cache(maxsize=1)  # about 60 MB; all scenarios with faults use the same sessions
 def _claude_code(load: str, seed: int) -> Scenario:
     half = [session for session in shipped_trace("claude_code_sessions").sessions if in_half(session.name, seed)]
     return closed_scenario("claude_code", half, load, Setting(seed=seed), CLAUDE_REQUESTS)
@@ -126,13 +129,13 @@ def _claude_code(load: str, seed: int) -> Scenario:
 def closed_scenario(
     name: str, sessions: Sequence[Session], load: str, setting: Setting, requests_max: int, *, ttft_limit_s: float = 2.0
 ) -> Scenario:
-    """Sessions in closed loop: the load says how many at a time, the seed in which order, until so many requests are
-    sent."""
+    """Return sessions in closed loop. The load determines how many run at a time, the seed their order, and
+    `requests_max` the number of requests."""
     order = random.Random(f"{name}:{setting.seed}").sample(sessions, len(sessions))
     active = max(1, round(LOADS[load] * sessions_sustained(sessions, setting)))
     picked: list[Session] = []
     for session in _endless(order):
-        # Enough that nobody is idle because sessions ran out, even if those that last until the end are the longest.
+        # Enough that no client is idle for lack of sessions, even if those that last until the end are the longest.
         if sum(sorted(len(each.requests) for each in picked)[:-active]) >= requests_max:
             break
         picked.append(session)
@@ -152,14 +155,14 @@ def closed_scenario(
 
 
 def sessions_sustained(sessions: Sequence[Session], setting: Setting) -> float:
-    """As many whose contexts the fleet's caches hold side by side: with more of them, a turn that thinks loses its
-    cache to one that asks, and no router can keep all of them warm."""
+    """Return the number of sessions with contexts that fit the fleet's caches together. With more sessions, one that
+    thinks loses its cache to one that sends a request, and no router can keep all of them warm."""
     contexts = [request.input_tokens for session in sessions for request in session.requests]
     return fleet_kv_tokens(setting) * len(contexts) / sum(contexts)
 
 
 def _endless(sessions: Sequence[Session]) -> Iterator[Session]:
-    """Again and again, from the second time with text of their own."""
+    """Repeat the sessions without end; from the second lap on they have text of their own."""
     for lap in itertools.count():
         for session in sessions:
             if lap == 0:
@@ -175,9 +178,9 @@ def _endless(sessions: Sequence[Session]) -> Iterator[Session]:
 def trace_scenario(
     path: Path, load: str, setting: Setting, *, requests_max: int, input_tokens_max: int | None = None
 ) -> Scenario:
-    """The first requests of a file, or all its sessions, whatever half they are of. An open trace's arrivals are moved
-    together or apart until they come at the load's share of what the cluster can sustain; sessions are replayed closed
-    loop. Raises TraceError, OSError."""
+    """Return the first requests of a file, or all its sessions, of both halves of the data. An open trace's arrivals
+    are stretched or compressed to the load's share of the cluster's capacity. Sessions are replayed in closed loop.
+    Raises TraceError, OSError."""
     trace = read_trace(path, input_tokens_max=input_tokens_max)
     if trace.kind == "sessions":
         return closed_scenario(trace.name, trace.sessions, load, setting, requests_max, ttft_limit_s=TTFT_LIMIT_S)

@@ -1,7 +1,7 @@
-"""What a scenario is: a workload at a load on a cluster, for a seed; and which half of the data a seed uses.
+"""Scenario: a workload at a load on a cluster, for a seed. Also the halves of the data that seeds use.
 
-Loads are told as shares of what the cluster can sustain (capacity.py), `at` being 1.0. Where a workload's loads are
-published figures instead, it is said where it is made.
+Loads are shares of the cluster's capacity (capacity.py), and `at` is 1.0. Workloads with published figures as loads
+state that in their own code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import Workload
 
 LOADS = {"light": 0.15, "below": 0.6, "at": 1.0, "above": 1.4, "twice": 2.0}
-"""Shares of what a cluster can sustain."""
+"""Shares of a cluster's capacity."""
 COMMON_LOADS = ("below", "at", "above")
 TUNE_SEEDS = range(1, 6)
 CLAIM_SEEDS = range(6, 16)
@@ -22,7 +22,7 @@ CLAIM_SEEDS = range(6, 16)
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run's input, whatever the row."""
+    """Input of one run, the same for every row."""
 
     workload: Workload
     setting: Setting
@@ -30,14 +30,14 @@ class Scenario:
     load_unit: str
     """`requests/s` offered, or `sessions` active at a time."""
     ttft_limit_s: float = 2.0
-    """Goodput counts requests whose first token came within it."""
+    """Goodput counts requests with a first token within this limit."""
 
 
 Make = Callable[[str, int], Scenario]
-"""(a name in LOADS, seed) -> scenario; the seed says which half of the data is used."""
+"""(a name in LOADS, seed) -> scenario; the seed determines the half of the data."""
 
 
 def in_half(name: str, seed: int) -> bool:
-    """Whether a session or conversation of that name belongs to the half of the data that this seed uses: claims rest
-    on none that was tuned on."""
+    """True if a session or conversation of that name belongs to the half of the data that this seed uses. Claims rest
+    on no session that was tuned on."""
     return crc32(name.encode()) % 2 == (seed in TUNE_SEEDS)

@@ -1,7 +1,7 @@
-"""Workloads on replicas that may prefill for each other: long prompts that nobody holds, and agents.
+"""Workloads on replicas that may prefill for each other: long prompts that no replica holds, and agents.
 
-Prefill apart from decode is for the first: streams are interrupted by one long prefill after the other. Agents' turns
-are cached but for what they add, so there it has little to win, and measurements of others have it lose.
+Disaggregated prefill is meant for the first: one long prefill after the other interrupts streams. Agents' turns are
+cached except for their new part. So it has little to gain there, and published measurements show a loss.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TTFT_LIMIT_S = 5.0
 
 
 def prefill_heavy(load: str, setting: Setting, *, requests: int) -> Scenario:
-    """Prompts of 20,000 tokens on average that share nothing, answers of 300."""
+    """Prompts of 20,000 tokens on average without a common prefix, answers of 300."""
 
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(0, 0, number, rng.randint(*PROMPT_PIECES), rng.randint(*OUTPUT_TOKENS))

@@ -51,7 +51,7 @@ NAMED: dict[str, Make] = {
     "impatient_sessions": crowded.impatient_sessions,
     "impatient_unique": crowded.impatient_unique,
 }
-"""Fleets whose replicas are alike, or nearly so."""
+"""Fleets of replicas that are alike, or nearly so."""
 
 ODD: dict[str, Make] = {
     "odd_big_kv": odd.odd_big_kv,
@@ -94,7 +94,7 @@ _LOADS_OF: dict[str, tuple[str, ...]] = {
 
 
 def loads_of(name: str) -> tuple[str, ...]:
-    """The loads at which a scenario is raced."""
+    """Return the loads at which a scenario is raced."""
     return _LOADS_OF.get(name, COMMON_LOADS)
 
 
@@ -102,8 +102,8 @@ LADDERS: dict[str, Make] = {
     "ladder_full_honest": generated.ladder_full_honest,
     "ladder_full_published": generated.ladder_full_published,
 }
-"""All stages of llm-d's ladder one after the other, 17,000 requests: to be set beside what was published. The load's
-name changes nothing."""
+"""All stages of llm-d's ladder one after the other, about 17,000 requests with the warm-up, to compare with published
+figures. The load's name has no effect."""
 
 APART: dict[str, Make] = {
     **LADDERS,
@@ -112,7 +112,7 @@ APART: dict[str, Make] = {
     "tier_churn": tiered.tier_churn,
     "drawn": drawn.drawn,
 }
-"""Scenarios on which no claims are made of all rules."""
+"""Scenarios without claims about all rules."""
 
 GROUPS: dict[str, tuple[str, ...]] = {"named": tuple(NAMED), "odd": tuple(ODD), "drawn": ("drawn",)}
 """Scenarios that are run together, by the name of the group."""

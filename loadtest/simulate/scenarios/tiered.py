@@ -1,6 +1,6 @@
-"""Workloads on replicas that have CPU memory behind their GPUs, whose events the routers hear.
+"""Workloads on replicas with CPU memory behind their GPUs. The routers receive the events of that memory.
 
-The policies are not raced on them: other rules are told nothing of tiers.
+The policies are not raced on them, because other rules have no information about tiers.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import open_workload
 
 CHURN, TIER = 3, 2
-"""What is asked for again and again, and what a tier holds, in sizes of the GPUs' caches."""
+"""Sizes of all repeated prefixes and of a tier, in the GPUs' caches."""
 PREFIX_PIECES = 30
 WARM_UP, REQUESTS = 900, 1_500
 
 
 def tier_churn(load: str, seed: int) -> Scenario:
-    """Prefixes of 12,000 tokens asked for uniformly, three times as many as the GPUs' caches hold and half as many
-    again as the tiers do, with a question of 400 tokens each. Four replicas, so that each prefix is asked for some
-    eight times."""
+    """Prefixes of 12,000 tokens requested uniformly, with a question of 400 tokens each. They are three times as many
+    as the GPUs' caches hold, and half as many again as the tiers hold. Four replicas, so that each prefix is requested
+    about eight times."""
     setting = Setting(replicas=4, seed=seed, grade="exact")
     tier = TierLimits(TIER * setting.kv_tokens_of(setting.calibration))
     return churn(load, replace(setting, tier=tier), warm_up=WARM_UP, requests=REQUESTS)
 
 
 def churn(load: str, setting: Setting, *, warm_up: int, requests: int) -> Scenario:
-    """Such a workload on any cluster. Loads are shares of what it sustains without tiers."""
+    """Return such a workload on any cluster. Loads are shares of its capacity without tiers."""
     groups = CHURN * fleet_kv_tokens(setting) // (PREFIX_PIECES * PIECE_TOKENS)
     name, count = f"tier_churn:{setting.seed}", warm_up + requests
     rng = random.Random(name)

@@ -1,6 +1,5 @@
-"""Fleets of the engines of the zoo (loadtest/engine/zoo): what differs is what their metrics pages say, and how much of
-what they find they compute again.
-"""
+"""Fleets of the engines of the zoo (loadtest/engine/zoo). They differ in their metrics pages, and in the part of their
+cached tokens that they compute again."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ def alike(
     member: Member, load: str, seed: int, requests: int, *, right_page: bool = False, events: bool = False
 ) -> Scenario:
     """Four replicas of one kind, which hold 100,000 tokens each; 40 groups have prefixes of 4,000 to 20,000 tokens,
-    more than all caches hold together. With `right_page` their metrics are those of the dense engine, with
-    `events` routers follow KV events."""
+    more than all caches hold together. With `right_page` their metrics are those of the dense engine. With `events`
+    routers follow KV events."""
     machine = Machine(member=member, page=DENSE if right_page else None)
     setting = Setting(
         seed=seed,
@@ -37,8 +36,8 @@ def alike(
 
 
 def one_among(member: Member, load: str, seed: int, requests: int) -> Scenario:
-    """One replica of a kind beside three dense ones; no two prompts, of 400 to 2,400 tokens, have anything in common,
-    so that nothing but load decides."""
+    """One replica of a kind beside three dense ones. No two prompts, of 400 to 2,400 tokens, have a common part, so
+    that only load matters."""
 
     def part(rng: random.Random, number: int) -> Pieces:
         return Pieces(number, 0, number, rng.randint(1, 6), rng.randint(50, 350))
