@@ -107,8 +107,8 @@ def scenario(
 
 # llm-d's "73-capacity" ladder (guide_optimized-baseline_1) has 150 groups of 5 prompts, with 6,000 tokens of system
 # prompt, 1,200 of question and 1,000 of answer. It warms up with 15 requests a second for 50 s, and then the stages
-# follow. Each begins 30 s after the end of all requests of the one before, at the latest by the client's timeout of 300
-# s. Back to back they would need 22 answers a second, while the best published rate is 16, and no first token could
+# follow. Each begins 30 s after the end of all requests of the one before, at the latest by the client's timeout of
+# 300 s. Back to back they would need 22 answers a second, while the best published rate is 16, and no first token could
 # have come within 1 s.
 
 GROUPS, PROMPTS_PER_GROUP = 150, 5
@@ -123,10 +123,10 @@ RACED = {"below": (20, 38), "at": (40, 25), "above": (60, 20)}
 """Stages of the race: (requests a second, seconds).
 
 They are bursts: the fleet decodes about 13 such answers a second, and takes the rest within the limit of its KV cache.
-If each request has a fresh question, a replica can hold about 145 requests and its share of the system prompts (145 x
-1,350 + 19 x 6,000, about 307,328 tokens). At 60 requests a second the cache is full after 20 s, and at 40 a second a
-stage of 25 s leaves some space. The published stages are longer (25 s and 38 s), and then the rest waits for answers to
-end under every policy.
+If each request has a fresh question, a replica can hold about 145 requests and its share of the system prompts
+(145 x 1,350 + 19 x 6,000, about 307,328 tokens). At 60 requests a second the cache is full after 20 s, and at 40 a
+second a stage of 25 s leaves some space. The published stages are longer (25 s and 38 s), and then the rest waits for
+answers to end under every policy.
 """
 
 

@@ -126,7 +126,7 @@ def odd_chats_among_agents(load: str, seed: int) -> Scenario:
 
 
 def _chatter(rng: random.Random, name: str) -> Session:
-    """Return the session of a person who begins one chat after another, enough for the whole run."""
+    """Return a session of one chat after another, enough for the whole run."""
     requests = list[Request]()
     for chat in range(USER_CHATS):
         pieces = rng.randint(*CHAT_PIECES)

@@ -1,7 +1,7 @@
-"""A world whose router lets requests wait as the product does: windows, the fair queue, deadlines, the hold.
+"""A world with the product's admission: windows, the fair queue, deadlines, deferral.
 
-Other worlds leave the queue out, since they compare placements; this one asks the product's own `Admitter`, under its
-default settings but for those that a run changes. Deadlines are told by the number of a turn.
+Other worlds leave the queue out, because they compare placements. This one uses the product's own `Admitter`, with its
+default settings except for those that a run changes. Deadlines are given by the number of a turn.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STALE_S = 3.0
 
 
 class AdmittingPlacer(Placer):
-    """A router whose requests wait for their turn. `clock` gives simulated seconds."""
+    """A router that queues requests. `clock` gives simulated seconds."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class AdmittingPlacer(Placer):
         )
 
     def first_token(self, turn: Turn, lease: Lease, now_s: float) -> None:
-        """The first token of an answer, behind which another prompt may begin."""
+        """Record the first token of an answer, after which another prompt may begin."""
         self.admitter.first_token(lease, now_s)
 
     def has_idle(self, waiting_tokens: int, now_s: float) -> bool:
-        """Whether there is a replica with room at which no prefill waits, and the mean backlog is below one unit,
-        prompts that wait here included."""
+        """True if a replica with space in its window has no waiting prefill, and the mean backlog is below one unit.
+        The backlog includes prompts that wait here."""
         window, members = self.admitter.window, self.router.members
         if all(m.pending_ms(now_s) or m.open_leases >= window(m.id) for m in members):
             return False
@@ -62,14 +62,14 @@ class AdmittingPlacer(Placer):
         return units / len(members) < BUSY_UNITS
 
     def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
-        """The end of an attempt, which makes room for another request."""
+        """End an attempt, which frees space for another request."""
         usage = Usage(turn.prompt_tokens, turn.output_tokens, cached_tokens) if ending is Ending.OK else None
         self.admitter.finish(lease, Outcome(ending, usage), now_s)
 
 
 class AdmittedWorld(World):
-    """One router and no faults. `within_s` gives the deadline of a turn by its number, in seconds from its arrival, and
-    `tenants` its tenant, which is "" for all others."""
+    """A world with one router and no faults. `within_s` gives the deadline of a turn by its number, in seconds from its
+    arrival. `tenants` gives its tenant, which is "" for all others."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AdmittedWorld(World):
         self.at(self.now_s + TICK_S, self._tick)
 
     def _look_at_waiting(self, numbers: Iterable[int]) -> None:
-        """Remember who waits while a replica is idle."""
+        """Mark these requests as held, and as held while idle if a replica is idle now."""
         waiting_tokens = sum(self._open[number].turn.prompt_tokens for number in self._tickets)
         idle = self._admitting.has_idle(waiting_tokens, self.now_s)
         for number in numbers:

@@ -1,16 +1,17 @@
-"""How many requests a second a cluster can sustain, whoever routes them: what loads are shares of.
+"""Capacity of a cluster in requests a second, independent of the policy. Loads are shares of it.
 
-A request takes its replica's time twice. Its prefill takes what a step is longer for having it, for those tokens that
-no cache held. Its decodes take their share of a step for every token, in a batch as large as the KV cache has room for.
-The sum over a workload, divided by the replicas that work side by side, is the time in which the fleet can do it.
+A request takes its replica's time twice. Its prefill takes the time by which it makes a step longer, for the tokens
+that no cache held. Its decodes take their share of a step for every token, in a batch as large as the KV cache allows.
+The sum over a workload, divided by the parallel replicas, is the time that the fleet needs.
 
-A replica's KV cache holds those that run and what may be found again: half is counted for each. What is found is what
-one LRU cache finds that is as large as those halves together, asked in the workload's order. No router can quite have
-that, for what is held in one place is worth nothing in another; and some can do a little more, for the room is not
-parted in life. It is a figure that depends on no policy, and at it a good one begins to queue.
+A replica's KV cache serves running requests and reuse, and half of it is counted for each. The reuse is that of one LRU
+cache as large as all those halves together, with the requests in the workload's order. No router can quite reach that,
+because a block that one replica holds is worthless on another. Some routers can exceed it a little, because a real
+cache is not divided. The figure depends on no policy, and at it a good policy begins to queue.
 
-Where replicas differ, each has its own speed, batch and cache; one that caches nothing computes every prompt and has
-all of its room for what runs. Each model of a fleet has a capacity of its own, by the replicas that serve it.
+If replicas differ, each has its own speed, batch and cache. A replica without prefix caching computes every prompt and
+has its whole cache for running requests. Each model of a fleet has a capacity of its own, by the replicas that serve
+it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from loadtest.simulate.world.turns import Turn
 
 CACHE_SHARE = 0.5
 STRIDE_BLOCKS = 8
-"""Keys name whole prefixes, so every eighth says as much as all of them, in an eighth of the time."""
+"""Stride over keys. Keys name whole prefixes, so every eighth gives as much information as all, in an eighth of the
+time."""
 
 
 def capacity_rps(turns: Sequence[Turn], setting: Setting, block_tokens: int, cache_share: float = CACHE_SHARE) -> float:
-    """Requests a second of this kind that the fleet can sustain at best. Of several models, as many as the one that
-    comes to its limit first lets be asked of all, at their shares of the turns."""
+    """Return the requests a second of this kind that the fleet can sustain at best. For several models it is the rate
+    at which the first of them reaches its limit, with all models at their shares of the turns."""
     asked: dict[str, list[Turn]] = {}
     for turn in turns:
         asked.setdefault(turn.model, []).append(turn)
@@ -61,13 +63,16 @@ def _model_rps(
 
 
 def fleet_kv_tokens(setting: Setting) -> int:
-    """What the caches of all replicas hold together."""
+    """Return the capacity of all replicas' caches together."""
     return sum(kv_tokens for _, _, kv_tokens in setting.fleet())
 
 
 def busy_s(turns: Sequence[Turn], found: Sequence[int], calibration: Calibration, kv_tokens: int, room: float) -> float:
-    """What the mean turn takes of a replica's time. `found`: how many tokens of each are cached; `room`: how many such
-    requests run at a time, in a KV cache of `kv_tokens`."""
+    """Return the time that the mean turn takes of a replica.
+
+    - `found`: the cached tokens of each turn
+    - `room`: the number of such requests that run at a time, in a KV cache of `kv_tokens`
+    """
     times, batch = calibration.times, max(1, int(room))
     busy = 0.0
     for turn, cached in zip(turns, found, strict=True):
@@ -80,11 +85,12 @@ def busy_s(turns: Sequence[Turn], found: Sequence[int], calibration: Calibration
 
 
 def pooled_hits(turns: Sequence[Turn], kv_tokens: int, block_tokens: int) -> list[int]:
-    """Tokens of each turn that one LRU cache of that size holds when it is asked. Answers take room as well."""
+    """Return the tokens of each turn that one LRU cache of that size holds when the turn comes. Answers take
+    space too."""
     stride = STRIDE_BLOCKS * block_tokens
     cache: OrderedDict[int, None] = OrderedDict()
     found, room = [], kv_tokens // stride
-    answers = 0  # keys of answers count down: nothing asks for them
+    answers = 0  # keys of answers count down: no prompt uses them
     for turn in turns:
         depth, keys = 0, turn.engine_keys[STRIDE_BLOCKS - 1 :: STRIDE_BLOCKS]
         while depth < len(keys) and keys[depth] in cache:
@@ -93,7 +99,7 @@ def pooled_hits(turns: Sequence[Turn], kv_tokens: int, block_tokens: int) -> lis
         for _ in range(turn.output_tokens // stride):
             answers -= 1
             cache[answers] = None
-        for key in reversed(keys):  # deepest first, as an engine frees them: what many share goes last
+        for key in reversed(keys):  # deepest first, as an engine frees them: shared prefixes go last
             cache[key] = None
             cache.move_to_end(key)
         while len(cache) > room:
@@ -102,7 +108,7 @@ def pooled_hits(turns: Sequence[Turn], kv_tokens: int, block_tokens: int) -> lis
 
 
 def private_tokens(turns: Sequence[Turn], block_tokens: int) -> list[int]:
-    """Tokens of each prompt that no other session asks for; a batch holds once what several share."""
+    """Return the tokens of each prompt that no other session uses. A batch holds shared tokens once."""
     stride = STRIDE_BLOCKS * block_tokens
     users: dict[int, str | None] = {}
     for turn in turns:

@@ -1,7 +1,7 @@
-"""The channel through which simulated routers tell each other what they do: delay, loss, a partition.
+"""Channel for the messages between simulated routers: delay, loss, a partition.
 
-What carries messages between real routers is left to its own tests; here it is a time that each takes, a chance to be
-lost on the way to each router, and a time in which the first router hears nobody and nobody hears it.
+The transport between real routers has its own tests. Here each message takes a fixed time and may be lost on the way to
+each router. During a partition the first router neither sends nor receives messages.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from loadtest.simulate.world.setting import Setting
 from router.core.sharing.limits import SharingLimits
 from router.core.sharing.sharing import Sharing
 
-LOOK_S = 0.25  # between two looks for routers that are silent
+LOOK_S = 0.25  # interval between two checks for silent routers
 
 Schedule = Callable[[float, Callable[[Any], None], Any], None]
-"""(when, what, with what)"""
+"""(time, callback, its argument)"""
 
 
 class Channel:
-    """All messages of all routers. `at` calls in virtual time, and `now` says what it is."""
+    """All messages of all routers. `at` schedules a call in virtual time, and `now` returns that time."""
 
     def __init__(self, setting: Setting, placers: Sequence[Placer], at: Schedule, now: Callable[[], float]) -> None:
         self._setting, self._at, self._now = setting, at, now
@@ -37,14 +37,14 @@ class Channel:
         ]
 
     def begin(self) -> None:
-        """The time is 0."""
+        """Start the schedules at time 0."""
         for n in range(len(self.sharing)):
             # Processes begin at different moments.
             self._at(self._rng.uniform(0, self._limits.every_s), self._regular, n)
         self._at(LOOK_S, self._look, None)
 
     def _urgent(self, n: int) -> None:
-        """Say it as soon as may be: behind what is going on right now."""
+        """Schedule an urgent message for this moment, after the current event."""
         if not self._asked[n]:
             self._asked[n] = True
             self._at(self._now(), self._pressing, n)

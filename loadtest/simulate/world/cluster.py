@@ -1,7 +1,8 @@
-"""The replicas of a run, how routers hear of them, and what happens to them.
+"""Replicas of a run, their discovery by routers, and their faults.
 
-Routers learn of a death by a refused connection or a failed probe, and of a new process at the same address by its
-counters, or its events. What faults do to requests is the world's part: it is told which replica lost all it was asked.
+Routers detect a dead engine by a refused connection or a failed probe. They detect a new process at the same address by
+its counters or its events. The world handles the effect of faults on requests: it is notified of each replica that lost
+its requests.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from loadtest.simulate.world.setting import Fault, Setting, SettingError
 from router.core.facts.legs import Role
 
 Deliver = Callable[[VirtualReplica, Outcome, float], None]
-"""(of which replica, what a step brought, when)"""
+"""(replica, outcome of a step, time)"""
 
 
 class VirtualCluster:
-    """Replicas in virtual time, in front of `placers`. `lost(name)` hears of every process that dies. Raises
+    """Replicas in virtual time, behind `placers`. `lost(name)` is called for every process that dies. Raises
     SettingError."""
 
     def __init__(
@@ -62,7 +63,7 @@ class VirtualCluster:
         self._fleet = [name for name in self.replicas if name not in late]
 
     def begin(self) -> None:
-        """The time is 0: routers know who is there, and are asked nothing yet."""
+        """Start at time 0: routers know the fleet, and no request has come."""
         for fault in self._setting.faults:
             self._clock.at(fault.at_s, self._strike, fault)
         for placer in self._placers:
@@ -84,7 +85,7 @@ class VirtualCluster:
                 placer.follow(self._publishers[name])
 
     def _prove(self, placer: Placer, names: Iterable[str]) -> None:
-        """Tell a router where these replicas take orders of their peers."""
+        """Report to a router the addresses at which these replicas serve P2P KV transfers."""
         if self.peers is not None and self._setting.pulls_told:
             for name in names:
                 placer.router.prove_peer(name, name)
@@ -96,7 +97,7 @@ class VirtualCluster:
         return {name: replica.machine.model for name, replica in self.replicas.items()}
 
     def _pair(self) -> None:
-        """Tell the routers how replicas shake hands, and that all pairs are warm."""
+        """Report the replicas' KV connector to the routers, and all pairs as warm."""
         setting = self._setting
         if setting.legs is not None and setting.split_told:
             for placer in self._placers:
@@ -137,7 +138,7 @@ class VirtualCluster:
             self._restart(replica, fault.lasts_s)
 
     def _restart(self, replica: VirtualReplica, down_s: float) -> None:
-        """The process dies, and with it all requests that it had; a new one is there after `down_s`."""
+        """Kill the process with all requests that it had; a new one starts after `down_s`."""
         up_s = self._clock.now_s + down_s
         replica.stop()
         replica.down_until_s = max(replica.down_until_s, up_s)

@@ -1,13 +1,13 @@
-"""KV events of simulated replicas on their way to what each router knows, through the router's own stream machinery.
+"""KV events from simulated replicas to each router's cache index, through the router's own stream machinery.
 
-What router/engines/kv_events/follower.py does for sockets: batches are numbered, reach every router after a delay and
-may be lost on the way, each for itself; a gap, a look or a reconnection asks for a replay, which answers from the last
-BUFFER_BATCHES, there and back after a delay each. Continuity, doubt and grades are those of
-router/core/kv_events/stream.py.
+This module does for the simulation the part of router/engines/kv_events/follower.py for sockets. Batches are numbered
+and reach every router after a delay. Each may be lost on its way to each router. A gap, a check or a reconnection
+requests a replay, which returns batches from the last BUFFER_BATCHES with a delay each way. Continuity, doubt and
+grades are those of router/core/kv_events/stream.py.
 
-A batch travels by reference: its payload is a name that tells it apart, as its bytes would, with the engine model's
-own events attached. They become what vLLM says, token ids and all, when a stream reads them: the ledger hashes those
-ids itself and arrives at the keys of the prompt. Ids of answers are made up, since nothing asks for them.
+A batch travels by reference. Its payload is a unique name, as its bytes would be, with the engine model's own events
+attached. They become vLLM's events, token ids included, when a stream reads them: the ledger hashes those ids itself
+and arrives at the keys of the prompt. Ids of answers are made up, because no prompt uses them.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class VirtualClock(Protocol):
 
 
 class Payload(bytes):
-    """What a batch travels as."""
+    """Payload of a batch."""
 
     said: list[KvEvent]
 
 
 class Publisher:
-    """One replica's batches, from process to process."""
+    """One replica's batches, over all its processes."""
 
     def __init__(
         self, name: str, block_tokens: int, clock: VirtualClock, *, delay_s: float, loss: float, rng: random.Random
@@ -59,7 +59,7 @@ class Publisher:
         self._sent: deque[tuple[int, Payload]] = deque(maxlen=BUFFER_BATCHES)
 
     def connect(self, follower: Follower) -> None:
-        """One router more listens, from the next batch on."""
+        """Connect a follower, from the next batch on."""
         self._followers.append(follower)
         self.later(follower.connected)
 
@@ -75,33 +75,33 @@ class Publisher:
                 self.later(follower.hear, arrival)
 
     def stop(self) -> None:
-        """The process dies, and with it the batches kept for replays."""
+        """Stop the process and drop the batches kept for replays."""
         self.up = False
         self._sent.clear()
         for follower in self._followers:
             self.later(follower.disconnected)
 
     def start(self) -> None:
-        """Another process, which numbers from 0."""
+        """Start another process, which numbers from 0."""
         self.up, self._seq = True, 0
         self._life += 1
         for follower in self._followers:
             self.later(follower.connected)
 
     def since(self, first: int) -> list[tuple[int, Payload]]:
-        """The batches that a replay from `first` answers."""
+        """Return the batches of a replay from `first`."""
         behind = self._seq - first
         if behind >= len(self._sent):
             return list(self._sent)
         return [self._sent[index] for index in range(-behind, 0)]
 
     def read(self, payload: bytes) -> EventBatch:
-        """The batch of a payload, as kv_events.decode would read it from vLLM."""
+        """Return the batch of a payload, as kv_events.decode would read it from vLLM."""
         said = payload.said if isinstance(payload, Payload) else []
         return EventBatch(None, 0, [_told(event, self._block_tokens) for event in said], 0)
 
     def later(self, act: Callable[[Any], None], argument: object = None) -> None:
-        """What happens here is known over there after the delay."""
+        """Call `act` after the delay, when an event here is known to a router."""
         self.clock.at(self.clock.now_s + self.delay_s, act, argument)
 
 
@@ -115,12 +115,12 @@ class Follower:
         self._due_s = float("inf")
 
     def connected(self, _: None) -> None:
-        """A connection to a process is up."""
+        """Begin with a new connection to a process."""
         self.stream.connected(self._clock.now_s)
         self._perform(None)
 
     def disconnected(self, _: None) -> None:
-        """The connection is gone."""
+        """Record the loss of the connection."""
         self.stream.disconnected("event connection lost", self._clock.now_s)
         self._perform(None)
 
@@ -130,18 +130,18 @@ class Follower:
         self._perform(None)
 
     def suspect(self, why: str) -> None:
-        """Doubt the stream (KvStream.suspect). What follows is done next, since the router is in the middle of
-        something."""
+        """Doubt the stream (KvStream.suspect). Its steps run as the next event, because the router is inside a call
+        now."""
         self.stream.suspect(why, self._clock.now_s)
         self._clock.at(self._clock.now_s, self._perform)
 
     def resync(self, why: str) -> None:
-        """Read the stream anew (KvStream.resync), likewise done next."""
+        """Read the stream anew (KvStream.resync). Its steps run as the next event, as for `suspect`."""
         self.stream.resync(why, self._clock.now_s)
         self._clock.at(self._clock.now_s, self._perform)
 
     def _asked(self, ask: AskReplay) -> None:
-        """The request for a replay is at the replica; a dead one never answers."""
+        """Receive the request for a replay at the replica; a dead one never answers."""
         if self._publisher.up:
             self._publisher.later(self._answered, (ask.token, self._publisher.since(ask.first)))
 
@@ -160,7 +160,7 @@ class Follower:
             self._perform(None)
 
     def _perform(self, _: None) -> None:
-        """All steps that the stream has for us, and the time of the next."""
+        """Perform all due steps of the stream, and schedule the next."""
         stream, now_s = self.stream, self._clock.now_s
         while (step := stream.next(now_s)) is not None or stream.busy:
             if step is not None:
@@ -181,14 +181,14 @@ class Follower:
 
 
 def _packed(event: KvEvent) -> KvEvent:
-    """The event with its keys in arrays: a publisher keeps millions of keys for replays."""
+    """Return the event with its keys in arrays, because a publisher keeps millions of keys for replays."""
     if isinstance(event, BlockStored):
         return BlockStored(event.tag, event.first_block, array("Q", event.keys), event.parent, event.medium)
     return BlocksRemoved(array("Q", event.keys), event.medium) if isinstance(event, BlocksRemoved) else event
 
 
 def _told(event: KvEvent, block_tokens: int) -> Event:
-    """The event as vLLM tells it: one event may name many removed blocks."""
+    """Return the event in vLLM's form, in which one event may name many removed blocks."""
     if isinstance(event, BlocksRemoved):
         return Removed(list(event.keys), event.medium, 0)
     if not isinstance(event, BlockStored):
@@ -203,7 +203,7 @@ def _told(event: KvEvent, block_tokens: int) -> Event:
     return Stored(keys, event.parent, ids, block_tokens, "", b"", None, event.medium, 0, prefix=True)
 
 
-@lru_cache(maxsize=256)  # some 15 MB: a prompt is told in chunks, and to several routers
+@lru_cache(maxsize=256)  # about 15 MB: a prompt is published in chunks, and to several routers
 def _ids(turn: Turn) -> bytes:
-    """Token ids of the prompt: a token is four bytes of its text."""
+    """Return the token ids of the prompt: a token is four bytes of its text."""
     return turn.text().encode()

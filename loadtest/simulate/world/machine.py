@@ -1,4 +1,4 @@
-"""What may be different about one replica of a fleet."""
+"""Properties of one replica that differ from the rest of a fleet."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from loadtest.simulate.world.turns import MODEL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One replica, where it is not as its setting's calibration has it."""
+    """One replica, with its differences from the setting's calibration."""
 
     kv_factor: float = 1.0
-    """KV cache, as a multiple of what the setting gives it."""
+    """KV cache, as a multiple of the setting's value."""
     slowness: float = 1.0
-    """Every step takes so many times as long, for the whole run."""
+    """Factor of the time of every step, for the whole run."""
     sequences_max: int = Limits().sequences_max
     """Sequences in a batch (vLLM's `--max-num-seqs`)."""
     chunked: bool = True
-    """Whether prefill is chunked (`Limits`)."""
+    """True if prefill is chunked (`Limits`)."""
     prefix_caching: bool = True
     far_s: float = 0.0
     """Time of a request from its router to the engine, and of every token back. Probes and cancellations take none."""
     model: str = MODEL
     """The only model that it serves."""
     member: Member = DENSE
-    """The kind of engine, as far as its scheduler and its metrics page differ; its KV events are the dense engine's.
-    With context parallelism, the setting's blocks are those of the scheduler."""
+    """The kind of engine for its scheduler and its metrics page; its KV events are the dense engine's. With context
+    parallelism, the setting's blocks are those of the scheduler."""
     page: Member | None = None
     """The kind of engine of its metrics page, if another one than `member`."""
 
     def limits(self, calibration: Calibration, block_tokens: int) -> Limits:
-        """The limits of its engine's scheduler."""
+        """Return the limits of its engine's scheduler."""
         return Limits(
             block_tokens=block_tokens,
             sequences_max=self.sequences_max,

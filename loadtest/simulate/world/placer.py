@@ -1,9 +1,8 @@
-"""The router in front of the simulated replicas: the real `router.core`, as the proxy would call it.
+"""Router of the simulated replicas: the real `router.core`, called as by the proxy.
 
-Every row is a Router; rows differ in the policy only. A policy of the product chooses from priced candidates and
-nothing else. A *rule*, which is how others' policies are restated, may also look at the turn's text, at the router's
-own books (open leases, probes) and at the clock: it is told of them before each choice, so that its formula can be
-written as published.
+Every row is a Router, and rows differ only in the policy. A policy of the product chooses only from priced candidates.
+A *rule* restates the policy of another router. It may also read the turn's text, the router's own books (open leases,
+probes) and the clock. It receives them before each choice, so that its formula can be written as published.
 """
 
 from __future__ import annotations
@@ -34,16 +33,17 @@ INDEX_BYTES_MAX = 1 << 30
 MEMORY_MAX = 100_000
 BLOCKS_MAX_DEFAULT = 8_192
 STORED_BLOCKS_MAX = 1 << 17
-"""Blocks remembered of one replica by its events: two million tokens. The product's default remembers more names of
-blocks long gone."""
+"""Limit of blocks kept of one replica's events: two million tokens. The product's default also keeps names of blocks
+evicted long ago."""
 SAMPLED = GatewaySettings().sampled_ratio
 SHOWN_MIN = 64
-"""Answers that are seen before only a sample is, as at the picker (`router.gateway.following`)."""
+"""Number of answers that all reach the router; of later ones only a sample does, as at the picker
+(`router.gateway.following`)."""
 
 
 @dataclass(slots=True)
 class Sight:
-    """What a rule may look at besides its candidates."""
+    """Input of a rule besides its candidates."""
 
     router: Router
     turn: Turn
@@ -52,31 +52,31 @@ class Sight:
 
 @runtime_checkable
 class Rule(Protocol):
-    """A Policy that is shown more; `see` comes before each `choose`, `placed` after it, `ended` with the answer."""
+    """A Policy with more input; `see` comes before each `choose`, `placed` after it, `ended` with the answer."""
 
     def see(self, sight: Sight) -> None:
-        """The next `choose` is for this."""
+        """Receive the input of the next `choose`."""
 
     def placed(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The request was sent to this replica."""
+        """Record that the request was sent to this replica."""
 
     def first_token(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The prefill of the request is over."""
+        """Record the end of the request's prefill."""
 
     def ended(self, turn: Turn, replica: str, now_s: float) -> None:
-        """The answer of the request ended, well or not."""
+        """Record the end of the request's answer, after success or failure."""
 
 
 @runtime_checkable
 class Told(Protocol):
-    """A Rule that is told before a run what no router can see: bounds, and what is fitted offline."""
+    """A Rule that receives facts before a run that no router can see: for bounds, and for offline fits."""
 
     def told(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Policy) -> None:
-        """All replicas that there will be, all that will be asked; `first` is the policy of the first router."""
+        """Receive all replicas and all requests of the run; `first` is the policy of the first router."""
 
 
 class Heard:
-    """A policy as the router has it, and how busy the fleet was when it was last asked."""
+    """Policy of the router that records the fleet's backlog at the last choice."""
 
     def __init__(self, policy: Policy) -> None:
         self.name, self.cache_aware = policy.name, policy.cache_aware
@@ -90,16 +90,20 @@ class Heard:
             self.split, self.may_split = policy.split, policy.may_split
 
     def choose(self, market: Market, candidates: Sequence[Candidate]) -> Choice:
-        """Let the rule choose."""
+        """Choose by the wrapped policy."""
         self.backlog = market.backlog
         return self._policy.choose(market, candidates)
 
 
 class Placer:
-    """One router with one policy. `make` is called once: a policy has state. Who is not `knowing` believes of every
-    replica that it caches nothing; who `follow`s events believes those. Of `unseen` answers only a sample comes by, and
-    of the others no more than that they ended. Without `tiers` only what GPUs hold counts. `limit_of` gives the
-    `max_tokens` that a turn's client sends."""
+    """One router with one policy.
+
+    - `make`: called once, because a policy has state
+    - `knowing`: if False, the router assumes that no replica caches prompts; a router that `follow`s events uses those
+    - `unseen`: if True, only a sample of the answers reaches the router, and of the others only their end
+    - `tiers`: if False, only blocks on GPUs count
+    - `limit_of`: the `max_tokens` that a turn's client sends
+    """
 
     def __init__(
         self,
@@ -115,7 +119,7 @@ class Placer:
         self._knowing, self._unseen, self._limit_of = knowing, unseen, limit_of
         self._chances = random.Random(1)
         self._shown = 0
-        self._past = set[int]()  # leases whose answers go past
+        self._past = set[int]()  # leases of answers that bypass the router
         self.heard = Heard(self.policy)
         self.router = Router(
             self.heard,
@@ -136,15 +140,15 @@ class Placer:
         self._split = False
 
     def tell(self, replicas: Mapping[str, VirtualReplica], workload: Workload, first: Placer) -> None:
-        """Tell the rule about the run before it begins; most rules do not listen."""
+        """Give the rule the facts of the run before it begins; most rules use none."""
         if isinstance(self.policy, Told):
             self.policy.told(replicas, workload, first.policy)
 
     def join(
         self, names: Iterable[str], roles: Mapping[str, Role] | None = None, models: Mapping[str, str] | None = None
     ) -> None:
-        """The whole fleet, as discovery reports it, with its `roles` and the `models` that are not MODEL; newcomers are
-        healthy."""
+        """Set the whole fleet, as discovery reports it, with its `roles` and the `models` that are not MODEL. New
+        replicas are healthy."""
         before, self._replicas = set(self._replicas), list(names)
         roles, self._models = roles or {}, models or {}
         self.router.replace([Replica(name, role=roles.get(name, Role.BOTH)) for name in self._replicas])
@@ -154,7 +158,7 @@ class Placer:
                 self.router.observe_health(name, ok=True)
 
     def pair(self, names: Iterable[str], handshake: Handshake, now_s: float) -> None:
-        """These replicas shake hands, and every pair has been warmed."""
+        """Record the KV connector of these replicas, and every pair as warm."""
         for name in names:
             self.router.prove_handshake(name, handshake, name)
         while pairs := self.router.pairs_to_warm(now_s):
@@ -163,12 +167,12 @@ class Placer:
         self._split = True
 
     def prefilled(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
-        """The end of a prefill leg; `cached_tokens` as its engine counted them."""
+        """Record the end of a prefill stage; `cached_tokens` is the count of its engine."""
         usage = Usage(turn.prompt_tokens, 1, cached_tokens) if ending is Ending.OK else None
         self.router.prefilled(lease, Outcome(ending, usage), now_s)
 
     def follow(self, publisher: Publisher) -> None:
-        """Hear a replica's events from now on; prompts come with their tokens."""
+        """Receive a replica's events from now on; prompts come with their tokens."""
         self.router.models.observe_tokens(self._models.get(publisher.name, MODEL), "")
         follower = self._followers[publisher.name] = Follower(publisher, self.router)
         publisher.connect(follower)
@@ -178,19 +182,19 @@ class Placer:
             self._followers[name].suspect("connection refused")
 
     def refused(self, name: str) -> None:
-        """Nobody listens there: proof that the engine is gone."""
+        """Record a refused connection, which proves that the engine is gone."""
         if self.router.observe_health(name, False, "connection refused", proof=True):
             self.router.forget(name)
 
     def probe(self, name: str, load: Load | None, now_s: float) -> None:
-        """Take the answer of a probe; None: there was none."""
+        """Record the result of a probe; None if it failed."""
         self.router.observe_health(name, load is not None, "" if load else "refused", silent=load is None)
         if load is not None:
             known = load if self._knowing else replace(load, prefix_caching=False)
             self.router.observe_load(name, known, now_s)
 
     def wanted(self, turn: Turn, tokens: TokenPrompt | None) -> Wanted:
-        """The request as the router is asked to place it."""
+        """Return the placement request of a turn."""
         prompt = Prompt(text=b"", first_user_end=turn.first_user_bytes, skipped_bytes=4 * turn.prompt_tokens)
         ask = Ask(turn.model, prompt, stream=True, output_tokens_max=self._limit_of(turn))
         chain = Chain(turn.chain.tolist(), turn.chain_root, turn.end_key, (), turn.first_user_key)
@@ -200,7 +204,7 @@ class Placer:
     def place(
         self, turn: Turn, now_s: float, exclude: frozenset[str], tokens: TokenPrompt | None, *, may_hold_back: bool
     ) -> Lease:
-        """Raises NoReplica, Shed; Held, if it may be held and had better be."""
+        """Place the turn. Raises NoReplica, Shed; also HeldBack if `may_hold_back` and the router defers it."""
         wanted = self.wanted(turn, tokens)
         if self._rule is not None:
             self._rule.see(Sight(self.router, turn, now_s))
@@ -214,14 +218,15 @@ class Placer:
         return lease
 
     def first_token(self, turn: Turn, lease: Lease, now_s: float) -> None:
-        """The first body event of its stream."""
+        """Record the first body event of its stream."""
         if lease.id not in self._past:
             self.router.first_token(lease, now_s)
         if self._rule is not None:
             self._rule.first_token(turn, lease.replica, now_s)
 
     def finish(self, turn: Turn, lease: Lease, ending: Ending, cached_tokens: int | None, now_s: float) -> None:
-        """The end of an attempt; `cached_tokens` as the engine counted them, None where it does not say."""
+        """Record the end of an attempt. `cached_tokens` is the engine's count, or None if the engine does not report
+        it."""
         unseen, usage = lease.id in self._past, None
         if ending is Ending.OK and not unseen:
             usage = Usage(turn.prompt_tokens, turn.output_tokens, cached_tokens)

@@ -1,7 +1,7 @@
 """One simulated replica in virtual time: the engine model of `loadtest engine`, stepped by events instead of a clock.
 
-What replica.py does for HTTP: a step begins where the one before it ended, and an arrival in the middle of a run of
-decodes ends it at the next iteration.
+It corresponds to replica.py for HTTP: a step begins when the one before it ends, and an arrival in the middle of a run
+of decodes ends that run at the next iteration.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from router.core.facts.replicas import Load
 from router.core.fleet.engine_metrics import parse_load
 
 Schedule = Callable[[float, Callable[[int], None], int], None]
-"""(when, what, its argument)"""
+"""(time, callback, its argument)"""
 
 
 @dataclass(slots=True)
 class SlowedTimes:
-    """A calibration's times, so many times as long: what a throttled GPU or a noisy neighbour does."""
+    """A calibration's times, multiplied by a factor, as by a throttled GPU or a noisy neighbour."""
 
     times: StepTimes
     factor: float = 1.0
@@ -38,16 +38,16 @@ class SlowedTimes:
     def mixed_s(
         self, prefill_tokens: int, prefill_pairs: float, decodes: int, context_tokens: int, held_tokens: float = inf
     ) -> float:
-        """Seconds of a step (`StepTimes`), times the current factor."""
+        """Return seconds of a step (`StepTimes`), times the current factor."""
         return self.factor * self.times.mixed_s(prefill_tokens, prefill_pairs, decodes, context_tokens, held_tokens)
 
     def decodes_s(self, decodes: int, context_tokens: int, iterations: int, held_tokens: float = inf) -> float:
-        """Seconds of a step (`StepTimes`), times the current factor."""
+        """Return seconds of a step (`StepTimes`), times the current factor."""
         return self.factor * self.times.decodes_s(decodes, context_tokens, iterations, held_tokens)
 
 
 class VirtualReplica:
-    """Drives one `EngineModel`. `deliver(outcome, now_s)` hears what each step brought."""
+    """Drives one `EngineModel`. `deliver(outcome, now_s)` receives the outcome of each step."""
 
     def __init__(
         self,
@@ -64,8 +64,9 @@ class VirtualReplica:
         legs: PeerLimits | None = None,
         machine: Machine | None = None,
     ) -> None:
-        """`limits` are the machine's. With `legs`, a link, it takes the legs of requests that two replicas share."""
-        self.legs = Legs(legs) if legs is not None else None  # prefill legs that were sent here
+        """Create the replica. `limits` are the machine's. With `legs`, a link, it takes stages of disaggregated
+        requests."""
+        self.legs = Legs(legs) if legs is not None else None  # prefill stages that were sent here
         self.name, self.up, self.kv_tokens = name, True, kv_tokens
         self.down_until_s = self.slow_until_s = 0.0
         self.times = SlowedTimes(calibration.times)
@@ -77,14 +78,14 @@ class VirtualReplica:
         self._step: Step | None = None
         self._began_s = 0.0
         self._version = 0
-        self.computed_before = 0  # prompt tokens computed in earlier lives
+        self.computed_before = 0  # prompt tokens computed by earlier processes
         self._shared: set[int] | None = None
         self.preempted_before = 0
         self._scrapes = 0
         self.model = self._fresh()
 
     def submit(self, request: EngineRequest, now_s: float) -> None:
-        """Start a request; raises what `EngineModel.submit` raises."""
+        """Start a request; raises the errors of `EngineModel.submit`."""
         self.model.submit(request)
         if self._step is None:
             self._began_s = now_s
@@ -93,22 +94,22 @@ class VirtualReplica:
             self._cut(now_s)
 
     def slow(self, factor: float, now_s: float) -> None:
-        """Make every iteration after this one so many times as long as it is by its machine."""
+        """Multiply the machine's own time of every iteration after this one."""
         self._factor = factor * self.machine.slowness
         self._cut(now_s)
 
     def cancel(self, request_id: int) -> None:
-        """Drop a request whose client left."""
+        """Drop a request after its client left."""
         self.model.cancel(request_id)
 
     def computed_elsewhere(self, request_id: int, now_s: float) -> None:
-        """The prefill that a request here waits for is over."""
+        """Record that the prefill which a request here waits for is over."""
         if self.model.arriving is not None:
             self.model.arriving.computed_elsewhere(request_id, now_s)
             self._cut(now_s)
 
     def stop(self) -> None:
-        """The process dies: its requests and its cache are lost."""
+        """Kill the process: its requests and its cache are lost."""
         self.up, self._step = False, None
         self._version += 1
         self.computed_before += self.model.counters.prompt_tokens - self.model.counters.prompt_cached_tokens
@@ -123,7 +124,7 @@ class VirtualReplica:
             self._peers.leave(self.name)
 
     def start(self) -> None:
-        """A new process answers at the same address, with an empty cache."""
+        """Start a new process at the same address, with an empty cache."""
         self.up = True
         if self._peers is not None:
             self.model = self._fresh()
@@ -140,7 +141,7 @@ class VirtualReplica:
         return self.computed_before + counters.prompt_tokens - counters.prompt_cached_tokens
 
     def under_way(self, now_s: float) -> tuple[float, Admitted]:
-        """Seconds until the step under way is over, and the batch as it will be then."""
+        """Return seconds until the step under way is over, and the batch at that time."""
         step = self._step
         left_s = (
             max(0.0, self._began_s + step.duration_s - now_s) if step is not None and step.work is not None else 0.0
@@ -153,7 +154,7 @@ class VirtualReplica:
         return self.preempted_before + self.model.counters.preemptions
 
     def load(self) -> Load:
-        """What its `/metrics` would say."""
+        """Return the load as on its `/metrics` page."""
         model, member = self.model, self.machine.page or self.machine.member
         if member is not DENSE:
             self._scrapes += 1
@@ -173,7 +174,8 @@ class VirtualReplica:
         )
 
     def share(self, shared: set[int]) -> None:
-        """Find what any replica computed, and have room for all that runs, from now on: for bounds, before a run."""
+        """Find all blocks that any replica computed, without a limit of KV space, from now on: for bounds, before a
+        run."""
         self._shared = shared
         self.model = self._fresh()
 
@@ -184,7 +186,7 @@ class VirtualReplica:
             self._limits,
             record_events=self._record,
             record_tokens=False,
-            tier=None if self._shared is not None else self._tier,  # what any replica computed need not be loaded
+            tier=None if self._shared is not None else self._tier,  # blocks computed on any replica need no load
             peers=self._peers,
             name=self.name,
             legs=self.legs is not None,

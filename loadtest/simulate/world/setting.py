@@ -1,4 +1,4 @@
-"""What is asked: a cluster with routers in front of it, and what happens to its replicas."""
+"""Parameters of a run: a cluster with routers in front of it, and faults of its replicas."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ REPLICAS_MAX = 256
 
 
 class SettingError(ValueError):
-    """A cluster that there cannot be; the message is one line."""
+    """An impossible cluster; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to one replica. `kind`: `restart` (down for `lasts_s`, then empty), `slow` (steps take
-    `factor` times as long for `lasts_s`), `join` (it is not there before `at_s`)."""
+    """A fault of one replica. `kind` is one of three:
+
+    - `restart`: down for `lasts_s`, then empty
+    - `slow`: steps take `factor` times as long for `lasts_s`
+    - `join`: the replica is not there before `at_s`
+    """
 
     kind: str
     at_s: float
@@ -40,39 +44,39 @@ class Setting:
     """Names of the replicas, which rings hash; empty: made up."""
     calibration: Calibration = CALIBRATIONS[CALIBRATION]
     others: tuple[Calibration, ...] = ()
-    """Calibrations of the first replicas, where they differ."""
+    """Calibrations of the first replicas, if they differ."""
     machines: tuple[Machine, ...] = ()
-    """What is different about the first replicas; the others are as their calibration has them."""
+    """Differences of the first replicas; the others are as their calibration has them."""
     kv_tokens: int | None = None
     """KV tokens of a replica. None: the calibration's."""
     tier: TierLimits | None = None
-    """CPU memory behind each replica's GPU. None: there is none."""
+    """CPU memory behind each replica's GPU. None: no such memory."""
     tier_told: bool = True
-    """Whether routers take note of what tiers hold (the setting `tiers.enabled`)."""
+    """True if routers use the contents of tiers (the setting `tiers.enabled`)."""
     peers: PeerLimits | None = None
-    """The way between the CPU memories of two replicas. None: they send each other nothing."""
+    """The link between the CPU memories of two replicas. None: no P2P KV transfer."""
     legs: PeerLimits | None = None
-    """The way between the GPUs of two replicas, one of which prefills what the other one decodes. None: none does."""
+    """The link between the GPUs of a prefill replica and a decode replica. None: no disaggregated prefill."""
     handshake: Handshake = Handshake.NIXL
-    """How they shake hands."""
+    """Their KV connector."""
     roles: tuple[Role, ...] = ()
     """Roles of the first replicas; those of the others are `both`."""
     split_told: bool = True
-    """Whether routers may split requests."""
+    """True if routers may split requests."""
     pulls_told: bool = True
-    """Whether routers may order pulls."""
+    """True if routers may order P2P KV transfers."""
     routers: int = 1
     share_delay_s: float | None = None
-    """Delay of what routers tell each other. None: they tell each other nothing."""
+    """Delay of messages between routers. None: routers share no state."""
     share_loss: float = 0.0
     """Chance of each of their messages to miss a router."""
     share_partition: tuple[float, float] | None = None
-    """(from, for how long): a time in which the first router hears no other and no other hears it."""
+    """(begin, duration): a time in which the first router neither sends nor receives messages."""
     probe_interval_s: float = 1.0
     grade: Literal["exact", "estimated", "none"] = "estimated"
-    """What routers know of caches: what KV events say, what they themselves sent there, or nothing at all."""
+    """Source of the routers' cache index: KV events, their own requests, or no source."""
     unseen: bool = False
-    """Whether answers go past the routers, as past the picker of a gateway, but for the sample that it asks for."""
+    """True if answers bypass the routers, as with the picker of a gateway, except for the sample that it requests."""
     event_delay_s: float = 0.005
     """Delay of events from the end of a step to each router, and of a replay each way."""
     event_loss: float = 0.0
@@ -80,14 +84,14 @@ class Setting:
     answer_limits: AnswerLimits = COMMON
     """Values of `max_tokens` that clients send, in equal parts."""
     foreknowledge: bool = False
-    """Whether routers are given each answer's length before it begins, as no client can say: a bound."""
+    """True if routers get each answer's length before it begins, which no client can know: a bound."""
     faults: tuple[Fault, ...] = ()
     timeout_s: float = 300.0
     """Time after which a client gives up a try that has not ended."""
     patience_s: float | None = None
-    """Clients close a try that has brought no token for so long, as a read timeout does. None: they wait."""
+    """Time after which clients close a try without a token, as by a read timeout. None: they wait."""
     retries: int = 0
-    """Tries after the first: a client asks again at once after a try that it gave up without a token."""
+    """Tries after the first: a client retries at once after a try that it gave up without a token."""
     wire_s: float = 0.0
     """Mean time of a request from the router to its engine (wire.py)."""
     wire_seed: int = 1
@@ -105,33 +109,33 @@ class Setting:
 
     @property
     def longest_s(self) -> float:
-        """The most that a request can take, with all its tries."""
+        """The longest time of a request, with all its tries."""
         each_s = self.timeout_s if self.patience_s is None else min(self.patience_s, self.timeout_s)
         return self.retries * each_s + self.timeout_s
 
     def calibrations(self) -> list[Calibration]:
-        """The calibrations of the replicas, in their order."""
+        """Return the calibrations of the replicas, in their order."""
         others = self.others[: self.replicas]
         return [*others, *[self.calibration] * (self.replicas - len(others))]
 
     def kv_tokens_of(self, calibration: Calibration) -> int:
-        """What the KV cache of a replica of that kind holds."""
+        """Return the tokens that the KV cache of a replica of that kind holds."""
         return self.kv_tokens or calibration.kv_tokens
 
     def machine(self, number: int) -> Machine:
-        """What is different about a replica; numbers begin at 0."""
+        """Return the differences of a replica; numbers begin at 0."""
         return self.machines[number] if number < len(self.machines) else Machine()
 
     def fleet(self) -> list[tuple[Machine, Calibration, int]]:
-        """Each replica in order, with its calibration and what its KV cache holds in tokens."""
+        """Return each replica in order, with its calibration and the tokens that its KV cache holds."""
         numbered = enumerate(self.calibrations())
         machines = [(self.machine(number), calibration) for number, calibration in numbered]
         return [(each, kind, int(each.kv_factor * self.kv_tokens_of(kind))) for each, kind in machines]
 
     def role(self, number: int) -> Role:
-        """The role of a replica; numbers begin at 0."""
+        """Return the role of a replica; numbers begin at 0."""
         return self.roles[number] if number < len(self.roles) else Role.BOTH
 
     def name(self, number: int) -> str:
-        """The name of a replica; numbers begin at 0."""
+        """Return the name of a replica; numbers begin at 0."""
         return self.names[number] if self.names else f"http://replica-{number}"

@@ -1,8 +1,9 @@
-"""One cache for all replicas, without a limit and without a way to it: whatever any of them computed, each finds.
+"""One cache for all replicas, without a limit and without transfer time: each replica finds every computed block.
 
-No such thing exists; it bounds what placement and caches together can save. A prefix that is found costs no compute,
-no time to fetch and no room, and what runs takes no room either: with room, a replica would have to hold every prefix
-that is live anywhere, and rows that keep each prefix in one place would pass the bound. So only compute is left.
+No such cache exists. It bounds the savings of placement and caches together. A prefix that is found costs no compute,
+no time to fetch and no space, and running requests take no space either. With limited space, a replica would have to
+hold every prefix that is live on any replica, and rows that keep each prefix on one replica would pass the bound. So
+only compute is left.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from loadtest.engine.kv_pool import KvPool
 
 
 def known_depth(keys: Sequence[int], known: Container[int]) -> int:
-    """Leading blocks of `keys` that are known; by bisection, as nothing is known without all that is before it."""
+    """Return the number of leading blocks of `keys` that are known, by bisection: a block is known only with all before
+    it."""
     low, high = 0, len(keys)
     while low < high:
         middle = (low + high) // 2
@@ -25,8 +27,8 @@ def known_depth(keys: Sequence[int], known: Container[int]) -> int:
 
 
 class SharedPool(KvPool):
-    """The KV cache of one replica, as large as it has to be: `shared` are the keys of all blocks that were ever
-    computed. Blocks have no numbers, since none is ever taken from another, and there are no events of them."""
+    """The KV cache of one replica, without a limit. `shared` are the keys of all blocks that were ever computed. Blocks
+    have no numbers, because none is ever taken from another request, and they have no events."""
 
     def __init__(self, blocks_n: int, shared: set[int]) -> None:
         super().__init__(blocks_n)
@@ -39,21 +41,22 @@ class SharedPool(KvPool):
 
     @property
     def held_n(self) -> int:
-        """A whole cache: what requests share is not known here, and they read no more from memory than one holds."""
+        """A whole cache: the blocks that requests share are unknown here, and requests read at most a whole cache from
+        memory."""
         return self.blocks_n
 
     def match(self, keys: Sequence[int], blocks_max: int) -> list[int]:
-        """No blocks: what is cached is reached (`reach`), not held."""
+        """Return no blocks: cached blocks are reached (`reach`), not held."""
         return []
 
     def reach(self, keys: Sequence[int], blocks_max: int, matched: int) -> int:
-        """The number of leading blocks that any replica has; from now on the rest counts as there too."""
+        """Return the number of leading blocks that any replica has; from now on the rest counts as there too."""
         depth = known_depth(keys[:blocks_max], self._all)
         self._all.update(keys[depth:blocks_max])
         return depth
 
     def fits(self, matched: Sequence[int], blocks_n: int) -> bool:
-        """Every request fits."""
+        """True: every request fits."""
         return True
 
     def take(self, blocks_n: int) -> list[int]:
@@ -61,7 +64,7 @@ class SharedPool(KvPool):
         return [0] * blocks_n
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Nothing: no request waits for blocks."""
+        """Do nothing: no request waits for blocks."""
 
     def store(self, tag: object, keys: Sequence[int], blocks: Sequence[int], start: int, end: int) -> None:
         """Store blocks, which all replicas find."""

@@ -1,9 +1,9 @@
-"""A world in which one replica may prefill what another one decodes, as the router's receipt says.
+"""A world with disaggregated prefill: one replica may prefill and another one decode, by the router's receipt.
 
-The prefill leg is a request of its own, of one token. With NIXL the decode leg is sent when that has ended; with other
-handshakes both are sent at once, and the decoding engine waits. The blocks are fetched by the rules of
-`loadtest.engine.legs`, over a link of each prefilling engine. A decoding engine to which nothing comes computes.
-What a request found cached is the prefill leg's word.
+The prefill stage is a separate request, of one token. With NIXL the decode stage is sent when that has ended. With
+other KV connectors both are sent at once, and the decode engine waits. The blocks are fetched by the rules of
+`loadtest.engine.legs`, over a link of each prefill engine. A decode engine that receives no blocks computes the prompt.
+The prefill stage reports the cached tokens of a request.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from router.core.facts.legs import Handshake
 from router.core.facts.placements import Ending
 
 PREFILL = 1 << 40
-"""Requests of prefill legs are numbered from here, by the numbers of their requests."""
+"""First number of prefill requests, which are numbered by their requests from here."""
 
 
 class SplitWorld(World):
-    """Replicas have `Setting.legs`. Without a leg in a receipt everything is as ever."""
+    """A world of replicas with `Setting.legs`. Requests without a leg in their receipt run as in `World`."""
 
-    splits = 0  # requests that were placed in two legs at first
+    splits = 0  # requests that were first placed as two stages
 
     @property
     def sent_tokens(self) -> int:
-        """Tokens that prefill legs sent to decode legs."""
+        """Tokens that prefill stages sent to decode stages."""
         return sum(each.legs.fetched_tokens for each in self.replicas.values() if each.legs is not None)
 
     @property
     def lacked(self) -> int:
-        """Decode legs to which nothing came."""
+        """Decode stages that received no blocks."""
         models = (each.model.arriving for each in self.replicas.values())
         return sum(arriving.lacked for arriving in models if arriving is not None)
 
@@ -92,7 +92,7 @@ class SplitWorld(World):
         super()._deliver(Outcome([], first, finished, []), now_s)
 
     def _found(self, number: int, cached_tokens: int) -> int:
-        """What was found of a prompt in a cache, by whoever computed it."""
+        """Return the prompt tokens that were found cached, from the engine that computed the prompt."""
         sent = self._open[number]
         split = sent.lease is not None and sent.lease.receipt.leg is not None and sent.prefill_cached_tokens >= 0
         return sent.prefill_cached_tokens if split else cached_tokens
@@ -118,7 +118,7 @@ class SplitWorld(World):
             self._end(number, sent, "unreached")
 
     def _fetched(self, number: int) -> None:
-        """The blocks of a prefill leg have come, if there is one: they are free where they were computed."""
+        """Release the blocks of a prefill stage, if there is one, because they have been fetched."""
         lease = self._open[number].lease
         if lease is not None and lease.receipt.leg is not None:
             self.replicas[lease.receipt.leg.replica].model.release(PREFILL + number)
@@ -130,7 +130,7 @@ class SplitWorld(World):
         super()._give_up(what)
 
     def _drop(self, number: int, sent: SimulatedRequest) -> None:
-        """Nobody wants the prefill leg any more."""
+        """Cancel the prefill stage, which is no longer needed."""
         leg = sent.lease.receipt.leg if sent.lease is not None else None
         if leg is not None:
             first = self.replicas[leg.replica]
@@ -140,7 +140,8 @@ class SplitWorld(World):
                 first.legs.drop(self._id(number, sent))
 
     def _leg_failed(self, number: int, sent: SimulatedRequest, name: str) -> None:
-        """The replica of the prefill leg is gone: the fault is its own, and both legs are placed anew."""
+        """Place both stages anew after the replica of the prefill stage is gone; the failure is attributed to that
+        replica."""
         lease, placer = sent.lease, self.placers[sent.router]
         if lease is None:
             return

@@ -1,8 +1,8 @@
-"""A request of a workload, prepared once for all rows that are asked it.
+"""Requests of a workload, prepared once for all rows that run it.
 
-Text is made up from the trace's block ids and hashed exactly as the router (512-byte blocks of canonical bytes) and
-the engine (its own blocks of token ids) would hash it; then it is dropped. One token is four bytes, as in
-`loadtest engine`. Keys are kept in arrays: eight bytes each.
+Text is generated from the trace's block ids. It is hashed exactly as by the router (512-byte blocks of canonical bytes)
+and by the engine (its own blocks of token ids), and then dropped. One token is four bytes, as in `loadtest engine`.
+Keys are kept in arrays, of eight bytes each.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ MODEL = "sim"
 
 @cache
 def _root(model: str) -> int:
-    """The root key of the router's chains; a test holds it, and all that is hashed here, against what the router
-    hashes."""
+    """Return the root key of the router's chains. A test compares it, and all hashes made here, with the router's."""
     return blocks.root_key(model.encode(), b"", b"text")
 
 
@@ -42,7 +41,7 @@ class Turn:
     prompt_tokens: int
     output_tokens: int
     request: Request
-    """What the text is made of, for rules that read it."""
+    """Source of the text, for rules that read it."""
     first_user_bytes: int
     """The offset at which the first message ends."""
     chain: array[int]
@@ -53,18 +52,18 @@ class Turn:
     engine_keys: array[int]
     """Keys of the prompt's full blocks, in the engine's block size."""
     kin: Kin | None = None
-    """The conversation as the agent's client names it; None where the trace has no agents."""
+    """The conversation as the agent's client names it; None if the trace has no agents."""
     model: str = MODEL
 
     def text(self) -> str:
-        """The prompt, four ASCII bytes a token."""
+        """Return the prompt, four ASCII bytes a token."""
         return self.request.text()
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked, and how: `open` sends turns when they are due; else `active` sessions at a time, each waiting
-    for its answers, until `requests_max` were sent."""
+    """The requests and their schedule. If `open`, turns are sent when they are due. Otherwise `active` sessions at a
+    time wait for their answers, until `requests_max` requests were sent."""
 
     name: str
     sessions: tuple[tuple[Turn, ...], ...] = field(repr=False)
@@ -76,9 +75,9 @@ class Workload:
     think_max_s: float = 60.0
     requests_max: int = 1_000_000
     warm_up: int = 0
-    """The first so many requests are sent and not counted."""
+    """Number of first requests that are sent and not counted."""
     answer_tokens_max: int = 0
-    """Length of the longest answer of the trace of which this is a part; 0: this is all of it."""
+    """Length of the longest answer of the whole trace, if this is a part of it; 0: this is all of it."""
 
     @property
     def request_count(self) -> int:
@@ -103,7 +102,7 @@ def prepare(
     output_tokens_max: int,
     model_of: Callable[[Request], str] = lambda _: MODEL,
 ) -> list[Turn]:
-    """Turns of (session, request) pairs, in their order. Requests for two models have no text in common."""
+    """Return the turns of (session, request) pairs, in their order. Requests for two models have no text in common."""
     last: dict[tuple[str, int], Turn] = {}
     turns = []
     for number, (session, request) in enumerate(requests):
@@ -133,7 +132,8 @@ def prepare(
 
 
 def _kin(session: str, agent: str | None) -> Kin | None:
-    """As Claude Code names it: a sub-agent by its session and itself, its session being its parent."""
+    """Return the identity as Claude Code sends it: a sub-agent has its session and itself, and the session is its
+    parent."""
     if agent is None:
         return None
     name = blocks.root_key(session.encode())
@@ -141,7 +141,7 @@ def _kin(session: str, agent: str | None) -> Kin | None:
 
 
 class _Hashed:
-    """A prompt's keys. What it shares with the turn before it (in a conversation nearly all) is not hashed again."""
+    """Keys of a prompt. The common part with the turn before it (in a conversation nearly all) is not hashed again."""
 
     def __init__(self, request: Request, before: Turn | None, block_tokens: int, chain_root: int) -> None:
         size, width = request.input_tokens * BYTES_PER_TOKEN, block_tokens * BYTES_PER_TOKEN
@@ -168,7 +168,7 @@ class _Hashed:
         self.engine_keys.extend(blocks.token_chain(rest, block_tokens, root))
 
     def key_at(self, end: int) -> int:
-        """The router's key of the first `end` bytes of the prompt."""
+        """Return the router's key of the first `end` bytes of the prompt."""
         if end in self._points:
             return self._points[end]
         full = end // blocks.BLOCK_BYTES
@@ -178,5 +178,5 @@ class _Hashed:
 
 
 def open_workload(name: str, turns: Sequence[Turn], block_tokens: int, **more: int) -> Workload:
-    """Turns that come when they are due."""
+    """Return a workload of turns that come when they are due."""
     return Workload(name, tuple((turn,) for turn in turns), True, block_tokens, **more)

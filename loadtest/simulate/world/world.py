@@ -1,12 +1,12 @@
-"""The world of one run: requests, replicas, routers and what happens to them, in the order of a virtual clock.
+"""The world of one run: requests, replicas, routers and their events, in the order of a virtual clock.
 
-Everything is an event: (when, number, what, with what). Between two events nothing changes. Clients send to the
-routers by turns, as a Service in front of several would; each router sees only its own requests, and every replica
+Every change is an event: (time, number, callback, argument). Between two events no state changes. Clients send to the
+routers by turns, as a Service in front of several would. Each router sees only its own requests, and every replica
 through its own probes.
 
-The same for every row: a request whose replica is gone before its first token is tried once more elsewhere; one that
-had its first token fails. A client gives up a try after `timeout_s`, or after `patience_s` without a token; the request
-counts from its first try, and as failed when all have failed.
+The rules for failures are the same for every row. A request with a replica that is gone before its first token is tried
+once more on another one; a request that had its first token fails. A client gives up a try after `timeout_s`, or after
+`patience_s` without a token. The request counts from its first try, and as failed when all have failed.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ from router.settings.schema import AdmissionSettings
 
 HOLD_S = AdmissionSettings().hold_s
 BUSY_UNITS = 1.0
-"""Mean backlog from which on a fleet is busy (Market.backlog): below it nobody is to be held back."""
+"""Mean backlog at which a fleet begins to be busy (Market.backlog); below it no request should be deferred."""
 ANSWER_KEY = 1 << 63
-"""Keys of answers' blocks are from here on: nothing asks for them again."""
+"""First key of answers' blocks, which no prompt uses again."""
 ANSWER_KEYS = 1 << 20
-"""Room for the keys of one answer, which is the same for all: events of one answer tell no other answer's length."""
+"""Size of the range of one answer's keys. It is the same for all, so that events of one answer do not reveal another
+answer's length."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request under way, and later what became of it."""
+    """A request under way, and later its outcome."""
 
     turn: Turn
     due_s: float
     router: int
     user: Iterator[Turn] | None
     replay: bool
-    """Whether the same prompt was sent before in this run."""
+    """True if the same prompt was sent before in this run."""
     lease: Lease | None = None
     ttft_s: float | None = None
     e2e_s: float | None = None
     cached_tokens: int = 0
     prefill_cached_tokens: int = -1
-    """What the prefill leg found cached, where there was one."""
+    """Cached tokens that the prefill stage found; -1 without one."""
     failure: str = ""
     tried: tuple[str, ...] = ()
     tries: int = 1
@@ -69,15 +70,16 @@ class SimulatedRequest:
     asked_s: float = 0.0
     """Time at which the try under way began."""
     waited_s: float = 0.0
-    """Time that earlier tries were held back."""
+    """Time for which earlier tries were deferred."""
     held: bool = False
     held_while_idle: bool = False
-    """Whether it was ever held back, and whether while the fleet's mean backlog was below one unit."""
+    """`held` is True if it was ever deferred, and `held_while_idle` if the fleet's mean backlog was below one unit
+    then."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What a run brought."""
+    """Outcome of a run."""
 
     sent: list[SimulatedRequest]
     duration_s: float
@@ -87,7 +89,7 @@ class Result:
 
 
 def limits_of(workload: Workload, setting: Setting) -> Callable[[Turn], int | None]:
-    """The `max_tokens` of a turn's request; with foreknowledge the length of its answer."""
+    """Return the `max_tokens` of a turn's request; with foreknowledge the length of its answer."""
     if setting.foreknowledge:
         return lambda turn: turn.output_tokens
     limits, longest_tokens = setting.answer_limits, workload.longest_answer_tokens
@@ -128,7 +130,7 @@ class World:
         return self._cluster.peers.sent_tokens if self._cluster.peers is not None else 0
 
     def run(self) -> Result:
-        """Send everything, wait for all answers."""
+        """Send all requests and wait for all answers."""
         for placer in self.placers:
             placer.tell(self.replicas, self.workload, self.placers[0])
         self._cluster.begin()
@@ -186,7 +188,7 @@ class World:
         self._ask(number, sent)
 
     def _ask(self, number: int, sent: SimulatedRequest) -> None:
-        """A try of its client."""
+        """Start a try of its client."""
         setting = self.setting
         self.at(self.now_s + setting.timeout_s, self._give_up, (number, sent.tries))
         if setting.patience_s is not None:
@@ -197,7 +199,7 @@ class World:
         self._place(number, sent, may_hold_back=not placer.holding.full and sent.waited_s < HOLD_S)
 
     def _place(self, number: int, sent: SimulatedRequest, *, may_hold_back: bool = False) -> None:
-        """Place a request, or hold it back if `may_hold_back`."""
+        """Place a request, or defer it if `may_hold_back`."""
         turn, placer = sent.turn, self.placers[sent.router]
         while True:
             tokens = self._tokens(turn) if self.setting.grade == "exact" else None
@@ -226,7 +228,8 @@ class World:
         else:
             self._submit(number, sent, replica)
 
-    # -- held back, as router/hub/admitter.py does --------------------------------------------------------------------
+    # -- deferred requests, as in router/hub/admitter.py
+    # ----------------------------------------------------------------
 
     def _hold(self, number: int, placer: Placer) -> None:
         if number in placer.holding:
@@ -245,7 +248,7 @@ class World:
             self.at(self.now_s + TICK_S, self._try_held, placer)
 
     def _reach(self, what: tuple[int, SimulatedRequest, Lease]) -> None:
-        """The request comes to its replica, unless it was given up or sent elsewhere on the way."""
+        """Submit the request to its replica, unless it was given up or sent to another one on the way."""
         number, sent, lease = what
         if number not in self._open or sent.lease is not lease:
             return
@@ -268,12 +271,12 @@ class World:
             self._end(number, sent, "refused")
 
     def _tokens(self, turn: Turn) -> TokenPrompt:
-        """The token prompt of a turn: keys are given, so only the number of ids matters."""
+        """Return the token prompt of a turn: keys are given, so only the number of ids matters."""
         keys = {self.workload.block_tokens: turn.engine_keys.tolist()}
         return TokenPrompt(bytes(BYTES_PER_TOKEN * turn.prompt_tokens), "", b"", keys)
 
     def _retry(self, sent: SimulatedRequest, ending: Ending) -> bool:
-        """Give the lease back as failed; whether there is another try."""
+        """Give the lease back as failed. True if there is another try."""
         lease = sent.lease
         if lease is None:
             return False
@@ -290,7 +293,7 @@ class World:
         return EngineRequest(number, turn.prompt_tokens, turn.output_tokens, keys, turn, source)
 
     def _stepped(self, replica: VirtualReplica, outcome: Outcome, now_s: float) -> None:
-        """What a step brought comes to the router, at once or from afar."""
+        """Deliver the outcome of a step to the router, at once or after the network delay."""
         if not replica.machine.far_s:
             self._deliver(outcome, now_s)
             return
@@ -299,7 +302,7 @@ class World:
             self.at(now_s + replica.machine.far_s, self._deliver_late, (outcome, leases))
 
     def _deliver_late(self, what: tuple[Outcome, dict[int, Lease | None]]) -> None:
-        """What was on its way, without requests that were given up meanwhile."""
+        """Deliver the outcome after the delay, without requests that were given up in the meantime."""
         outcome, leases = what
         there = {n for n, lease in leases.items() if n in self._open and self._open[n].lease is lease}
         first = [each for each in outcome.first if each[0] in there]
@@ -318,13 +321,13 @@ class World:
             self._end(number, sent, "")
 
     def _lose_patience(self, what: tuple[int, int]) -> None:
-        """A read timeout is over: whoever has had a token hears from the replica at every step."""
+        """Apply a read timeout: a client that has had a token receives data at every step and keeps waiting."""
         sent = self._open.get(what[0])
         if sent is not None and sent.ttft_s is None:
             self._give_up(what)
 
     def _give_up(self, what: tuple[int, int]) -> None:
-        """The client leaves; as a new request it comes again while it has tries left and nothing to show for any."""
+        """End a try of the client. While it has tries left and no token, it returns as a new request."""
         number, tries = what
         sent = self._open.get(number)
         if sent is None or sent.tries != tries:
@@ -351,7 +354,7 @@ class World:
             self._next_turn(sent.user)
 
     def _lost(self, name: str) -> None:
-        """All that a replica was asked, with its process."""
+        """Fail or retry all requests of a replica that died."""
         lost = [(n, s) for n, s in self._open.items() if s.lease is not None and s.lease.replica == name]
         for number, sent in lost:
             if self._retry(sent, Ending.FAILED):
