@@ -21,8 +21,8 @@ def lines(
     entries: Collection[str],
     figures: Figures,
 ) -> list[tuple[str, ...]]:
-    """Return cells under NAMES and `entries`. They are means over the seeds that all entries have, of those with any
-    row."""
+    """Return cells under NAMES and `entries`. They are means over the seeds that all entries with any row have in
+    common."""
     order, made = [list(workloads), list(links), list(LOADS)], list[tuple[str, ...]]()
     of: dict[tuple[int, ...], dict[str, dict[int, Row]]] = {}
     for row in rows:

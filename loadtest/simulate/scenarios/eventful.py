@@ -43,12 +43,12 @@ def cold_join(load: str, seed: int) -> Scenario:
 
 
 def two_routers(load: str, seed: int) -> Scenario:
-    """Two routers without knowledge of each other, with requests by turns."""
+    """Two routers without knowledge of each other. Clients use them by turns."""
     return _sessions("two_routers", load, Setting(seed=seed, routers=2))
 
 
 def four_routers(load: str, seed: int) -> Scenario:
-    """Four routers without knowledge of each other, with requests by turns."""
+    """Four routers without knowledge of each other. Clients use them by turns."""
     return _sessions("four_routers", load, Setting(seed=seed, routers=4))
 
 

@@ -26,10 +26,10 @@ from loadtest.simulate.world.turns import Workload, open_workload, prepare
 
 KV_TOKENS = 153_600
 POOL_SHARE, POOL_PIECES = 0.8, 40
-"""The pool's size in all GPU caches, and the pieces of a prefix, which has 16,000 tokens."""
+"""The pool's size as a multiple of all GPU caches, and the pieces of a prefix, which has 16,000 tokens."""
 SESSION_SHARE, SESSION_TURNS, DOCUMENT_PIECES = 1.8, 8, (30, 90)
-"""The size of all sessions' documents in all GPU caches, the turns of a session, and the pieces of a document, 12,000
-to 36,000 tokens."""
+"""The size of all sessions' documents as a multiple of all GPU caches, the turns of a session, and the pieces of a
+document, 12,000 to 36,000 tokens."""
 GROWN_PIECES = 2
 """Pieces that a turn adds to the context: an answer and the next question."""
 

@@ -16,7 +16,7 @@ from loadtest.simulate.world.setting import Setting
 from loadtest.simulate.world.turns import open_workload
 
 CHURN, TIER = 3, 2
-"""Sizes of all repeated prefixes and of a tier, in the GPUs' caches."""
+"""Sizes of all prefixes together and of a tier, as multiples of the GPUs' caches."""
 PREFIX_PIECES = 30
 WARM_UP, REQUESTS = 900, 1_500
 

@@ -5,9 +5,9 @@ and reach every router after a delay. Each may be lost on its way to each router
 requests a replay, which returns batches from the last BUFFER_BATCHES with a delay each way. Continuity, doubt and
 grades are those of router/core/kv_events/stream.py.
 
-A batch travels by reference. Its payload is a unique name, as its bytes would be, with the engine model's own events
-attached. They become vLLM's events, token ids included, when a stream reads them: the ledger hashes those ids itself
-and arrives at the keys of the prompt. Ids of answers are made up, because no prompt uses them.
+A batch travels by reference. Its payload is a name as unique as its bytes would be, with the engine model's own events
+attached. They become vLLM's events, token ids included, when a stream reads them. The ledger then hashes those ids
+itself and arrives at the keys of the prompt. Ids of answers are made up, because no prompt uses them.
 """
 
 from __future__ import annotations

@@ -132,8 +132,8 @@ def prepare(
 
 
 def _kin(session: str, agent: str | None) -> Kin | None:
-    """Return the identity as Claude Code sends it: a sub-agent has its session and itself, and the session is its
-    parent."""
+    """Return the identity as Claude Code sends it. A sub-agent is named by its session and itself, and the session is
+    its parent."""
     if agent is None:
         return None
     name = blocks.root_key(session.encode())

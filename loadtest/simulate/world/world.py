@@ -73,8 +73,8 @@ class SimulatedRequest:
     """Time for which earlier tries were deferred."""
     held: bool = False
     held_while_idle: bool = False
-    """`held` is True if it was ever deferred, and `held_while_idle` if the fleet's mean backlog was below one unit
-    then."""
+    """`held`: it was deferred at least once. `held_while_idle`: it was deferred while the fleet's mean backlog was
+    below one unit."""
 
 
 @dataclass(slots=True)

@@ -1,2 +1,2 @@
-"""Rows that no router can reach: `clairvoyant` knows future requests, `one_cache` shares one cache, `truth` has the
-engines' true state."""
+"""Rows that no router can reach. `clairvoyant` knows future requests, and `one_cache` shares one cache. `truth` is the
+engines' true state, for both."""
