@@ -2,10 +2,10 @@
 
     score(r) = w_prefix x prefix(r) + w_kv x (1 - KV usage(r)) + w_queue x (longest - queue(r)) / (longest - shortest)
 
-The sources are llm-d-router's chart (weights 3 : 2 : 2, max-score picker), the scorers' own pages, and "KV-cache wins
-you can see" (2025-09, precise with 3 : 2 : 2, estimated with 1 : 1 : 1). KV usage and queue are the last values from
-the engine's /metrics. The real router reads them every 50 ms. Here the interval is the race's probe interval, the same
-for every row. If all queues are equally long, each scores 1. Prefix is scored in one of three ways:
+The sources are llm-d-router's chart (weights 3 : 2 : 2, max-score picker) and the scorers' own pages. A third one is
+"KV-cache wins you can see" (2025-09, precise with 3 : 2 : 2, estimated with 1 : 1 : 1). KV usage and queue are the last
+values from the engine's /metrics. The real router reads them every 50 ms. Here the interval is the race's probe
+interval, the same for every row. If all queues are equally long, each scores 1. Prefix is scored in one of three ways:
 
 - by share: matched blocks over the prompt's blocks, as in the current scorer that all of llm-d's index producers share;
 - by range: as in the precise scorer at the time of the 2025 figures, from 0 for the replica with the shortest match to

@@ -1,6 +1,7 @@
 """Scenarios by name. Seeds 1-5 and half of the sessions are for tuning, seeds 6-15 and the other half for claims.
 
-To add one: a Make (see scenario.py) in `recorded`, `generated`, `crowded`, `eventful` or `odd`, and a line here.
+To add one, write a Make (see scenario.py) and add a line here. The Make goes into `recorded`, `generated`, `crowded`,
+`eventful` or `odd`.
 """
 
 from __future__ import annotations
