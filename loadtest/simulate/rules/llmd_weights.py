@@ -9,9 +9,9 @@ interval, the same for every row. If all queues are equally long, each scores 1.
 
 - by share: matched blocks over the prompt's blocks, as in the current scorer that all of llm-d's index producers share;
 - by range: as in the precise scorer at the time of the 2025 figures, from 0 for the replica with the shortest match to
-1 for the longest, of those with a match at all; 1 if all of those match alike;
+  1 for the longest, of those with a match at all; 1 if all of those match alike;
 - by a capped share: the estimating producer read only the first 256 blocks of 64 characters, so that a long system
-prompt hides the rest of the prompt.
+  prompt hides the rest of the prompt.
 
 Left out: the estimating producer's own LRU of 31,250 blocks a replica, which forgets later than engines do. All rows
 share one cache estimate.
