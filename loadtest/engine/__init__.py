@@ -1,12 +1,12 @@
-"""A simulated replica: vLLM's HTTP and KV events over a model of its scheduler.
+"""Simulated replica: vLLM's HTTP API and KV events on top of a model of vLLM's scheduler.
 
-model      continuous batching, in simulated seconds    step, request  what goes into the model and comes out
-decoding   the sequences that decode                    kv_pool        KV blocks and their prefix cache
-loading    the sequences that wait for loads            host_tier      CPU memory behind the KV blocks
-peers      what engines send each other from there
-legs       prompts prefilled for other engines to decode: arriving waits for them, pairs has them over HTTP
-calibration  how long steps take                        tokens         text, tokens and block keys
-replica    the model in real time                       http, metrics, kv_publisher  its outside
-shapes     answers of vLLM's APIs                       zoo            other engines to resemble
-command    the command line
+model        continuous batching, in simulated seconds    step, request  inputs and outputs of the model
+decoding     sequences that decode                        kv_pool        KV blocks and their prefix cache
+loading      sequences that wait for tier loads           host_tier      CPU memory tier of the KV blocks
+peers        P2P KV transfers between those tiers
+legs         prompts prefilled for other engines: `arriving` is the waiting side, `pairs` the HTTP protocol
+calibration  step times                                   tokens         text, tokens and block keys
+replica      the model in real time                       http, metrics, kv_publisher  external interfaces
+shapes       response formats of vLLM's APIs              zoo            other kinds of engine to simulate
+command      the command line
 """

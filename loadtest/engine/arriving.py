@@ -1,10 +1,11 @@
-"""Requests whose prompt another engine computes: who waits for which transfer (legs.py).
+"""Requests that wait for the transfer of a prompt that another engine computes (`legs.py`).
 
-As with loads from a tier (loading.py), such a request has its room at once, is put aside, and is not in the batch
-before its blocks are here; whoever comes behind it passes it by, and others find its blocks from then on. The last
-token of its prompt is computed here in any case. Where the other engine has nothing for it, all of it is.
+The rules are those of loads from a tier (`loading.py`). Such a request gets its blocks at once and is put aside. It
+joins the batch only after the KV of its blocks has arrived. Later requests overtake it. Other requests can match its
+blocks as soon as the KV has arrived. The last token of its prompt is always computed here. If the other engine does not
+have the blocks, the whole prompt is computed here.
 
-The engine that computes keeps the blocks of such a prompt until they are fetched, or nobody came for them in time.
+The computing engine keeps the blocks of such a prompt until they are fetched or until the lease expires.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from loadtest.engine.legs import LegError, NotComputed
 
 
 class Arriving:
-    """What model.py asks of Loading, for an engine without a tier."""
+    """Same interface as `Loading` for `model.py`, for an engine without a tier."""
 
     def __init__(self, pool: KvPool, block_tokens: int) -> None:
-        self.ready: deque[Running] = deque()  # here, and not in the batch yet
-        self.lacked = 0  # since the start: requests for which nothing came
+        self.ready: deque[Running] = deque()  # arrived, and not in the batch yet
+        self.lacked = 0  # since the start: requests without a transfer, because their blocks were unavailable
         self.held: dict[int, list[int]] = {}  # request -> blocks of its prompt, for another engine to fetch
         self._pool, self._size = pool, block_tokens
-        self._under_way: list[tuple[float, int, Running]] = []  # (when it is here, number, whose), in that order
-        self._awaited: dict[int, Running] = {}  # request -> who waits for the end of its prefill
+        self._under_way: list[tuple[float, int, Running]] = []  # (arrival time, number, sequence), sorted
+        self._awaited: dict[int, Running] = {}  # request -> sequence that waits for the end of its prefill
         self._begun = 0
 
     def __len__(self) -> int:
         return len(self._under_way) + len(self.ready) + len(self._awaited)
 
     def until_due_s(self, now_s: float, otherwise_s: float = math.inf) -> float:
-        """Seconds until the next transfer is over; `otherwise_s` where none is under way."""
+        """Return the seconds until the next transfer ends, or `otherwise_s` if no transfer is in progress."""
         return max(0.0, self._under_way[0][0] - now_s) if self._under_way else otherwise_s
 
     def due(self, now_s: float) -> list[Running]:
-        """Take note of transfers that are over by now. Returns nobody: no request waits for another one's transfer."""
+        """Process transfers that have ended by now. The result is empty, because no request waits for the transfer of
+        another."""
         while self._under_way and self._under_way[0][0] <= now_s:
             *_, sequence = self._under_way.pop(0)
             end, keys = sequence.stored + sequence.loading, sequence.request.keys
@@ -49,13 +51,16 @@ class Arriving:
         return []
 
     def put_off(self, sequence: Running, matched: int, blocks_max: int) -> bool:
-        """Nobody is."""
+        """Return False: no sequence is put off."""
         return False
 
     def begin(self, sequence: Running, blocks_max: int, now_s: float) -> tuple[int, bool]:
-        """Ask for the blocks of a sequence that was just given its room. Returns how many they are, and whether the
-        sequence is put aside for them."""
-        if sequence.request.handover is None or sequence.cached >= 0:  # admitted before: its blocks came, and are lost
+        """Start the transfer of the blocks of a sequence that was just given its blocks in the pool.
+
+        Returns the number of blocks, and True if the sequence is put aside for them.
+        """
+        # admitted before: its blocks had arrived, and are lost
+        if sequence.request.handover is None or sequence.cached >= 0:
             return 0, False
         prompt_blocks = sequence.request.prompt_tokens // self._size
         sequence.loading = max(0, min(blocks_max, prompt_blocks, len(sequence.request.keys)) - sequence.stored)
@@ -65,7 +70,7 @@ class Arriving:
         return 0, False
 
     def _fetch(self, sequence: Running, now_s: float) -> bool:
-        """Begin the transfer, or wait for it; whether anything comes."""
+        """Start the transfer, or wait for the end of the prefill. Returns False if no blocks will arrive."""
         legs, id_ = sequence.request.handover or (None, "")
         try:
             took_s = legs.fetch(id_, now_s, sequence.loading * self._size) if legs is not None else math.inf
@@ -81,30 +86,30 @@ class Arriving:
         return True
 
     def computed_elsewhere(self, request_id: int, now_s: float) -> None:
-        """The prefill that a request waits for is over, well or not."""
+        """Handle the end of the prefill that a request waits for, successful or not."""
         sequence = self._awaited.pop(request_id, None)
         if sequence is not None and not self._fetch(sequence, now_s):
             sequence.cached = sequence.computed
             self.ready.append(sequence)
 
     def hold(self, sequence: Running) -> None:
-        """A prefill leg is over: its blocks stay."""
+        """Keep the blocks of a finished prefill stage."""
         self.held[sequence.request.request_id] = sequence.blocks
         sequence.blocks = []
 
     def release(self, request_id: int) -> None:
-        """Blocks of a prefill leg were fetched, or nobody comes for them."""
+        """Free the blocks of a prefill stage after their transfer or the end of their lease."""
         if (blocks := self.held.pop(request_id, None)) is not None:
             self._pool.release(blocks)
 
     def computed(self, sequence: Running, end: int) -> None:
-        """Nothing follows from blocks that are full."""
+        """Ignore full blocks: they have no effect here."""
 
     def offload(self) -> None:
-        """Nothing is copied."""
+        """Copy no blocks: this engine has no tier."""
 
     def cancel(self, sequence: Running) -> bool:
-        """The sequence's client left; whether it was here."""
+        """Remove a sequence after its client has disconnected. Returns True if the sequence was here."""
         if self._awaited.pop(sequence.request.request_id, None) is not None:
             return True
         for number, (*_, arriving) in enumerate(self._under_way):

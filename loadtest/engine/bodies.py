@@ -1,4 +1,4 @@
-"""Bodies of requests to a simulated engine, as far as it heeds them, and errors in vLLM's shape."""
+"""Request bodies of a simulated engine, limited to the fields that it uses, and errors in vLLM's format."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ OUTPUT_TOKENS_DEFAULT = 128
 
 
 class StreamOptions(msgspec.Struct):
-    """OpenAI's, as far as implemented."""
+    """OpenAI's `stream_options`, limited to the implemented field."""
 
     include_usage: bool | None = None
 
 
 class Body(Legged):
-    """The fields of a request that matter here; all others are ignored."""
+    """The request fields that the engine uses; all others are ignored."""
 
     model: str | None = None
     messages: list[tokens.Message] | None = None
     prompt: str | list[Any] | None = None
     tools: list[Any] | None = None
     input: str | list[Any] | None = None
-    """Of Responses and speech."""
+    """Only in Responses and speech."""
     system: str | list[dict[str, Any]] | None = None
-    """Of Messages."""
+    """Only in Messages."""
     instructions: str | None = None
-    """Of Responses."""
+    """Only in Responses."""
     stream: bool | None = None
     stream_format: str | None = None
-    """Of speech."""
+    """Only in speech."""
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
-    """Of Responses."""
+    """Only in Responses."""
     min_tokens: int | None = None
     cache_salt: str | None = None
     add_generation_prompt: bool = True
@@ -49,12 +49,15 @@ class Body(Legged):
 
     @property
     def tokens_max(self) -> int | None:
-        """The limit of the answer's length; None: there is none."""
+        """The limit of the answer's length; None: no limit."""
         limits = (self.max_completion_tokens, self.max_output_tokens, self.max_tokens)
         return next((limit for limit in limits if limit is not None), None)
 
     def answer_tokens(self) -> int:
-        """Length of the answer. Its end of sequence is where `min_tokens` allows it. Raises Refused, as vLLM does."""
+        """Return the length of the answer. The end-of-sequence token comes as soon as `min_tokens` allows it.
+
+        Raises `Refused` for the same values as vLLM.
+        """
         most, least = self.tokens_max, self.min_tokens or 0
         if most is not None and most < 1:
             raise Refused(400, f"max_tokens must be at least 1, got {most}.", param="max_tokens")
@@ -69,7 +72,7 @@ BODY = msgspec.json.Decoder(Body)
 
 
 class Refused(Exception):
-    """Answered with an error body of vLLM's shape. `in_stream`: as an event, with status 200."""
+    """A request refused with an error body in vLLM's format. `in_stream`: sent as an event, with status 200."""
 
     def __init__(
         self,
@@ -84,21 +87,21 @@ class Refused(Exception):
         self.status, self.kind, self.param, self.in_stream = status, kind, param, in_stream
 
     def response(self) -> web.Response:
-        """The error as vLLM's response."""
+        """Return the error as vLLM's response."""
         error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}
         return json_response({"error": error}, status=self.status)
 
 
 def source_of(body: Body) -> str:
-    """Where the request's engine is to pull from; "" for nowhere."""
+    """Return the address from which the engine must fetch KV by P2P transfer, or "" if the request names none."""
     params = body.kv_transfer_params
     source = params.remote_kv_source if params is not None else None
     return source.address if source is not None else ""
 
 
 def rendered(body: Body, messages: list[tokens.Message]) -> bytes:
-    """The prompt that a chat becomes. Raises Refused for a last message that is to be continued and closed, as vLLM
-    does."""
+    """Return the prompt of a chat. Raises `Refused`, as vLLM does, for a last message that must be both continued and
+    closed."""
     opened = body.continue_final_message
     if opened and body.add_generation_prompt:
         raise Refused(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
@@ -106,7 +109,7 @@ def rendered(body: Body, messages: list[tokens.Message]) -> bytes:
 
 
 def conversation(body: Body) -> list[tokens.Message]:
-    """The chat of a request to `/v1/messages` or `/v1/responses`."""
+    """Return the chat of a request to `/v1/messages` or `/v1/responses`."""
     system = body.system if body.system is not None else body.instructions
     messages = [tokens.Message("system", system)] if system else []
     if body.messages is not None:
@@ -120,7 +123,7 @@ def conversation(body: Body) -> list[tokens.Message]:
 
 
 def prompts_of(prompt: str | list[Any] | None) -> list[bytes]:
-    """The kinds `/v1/completions` takes: text, token ids, or a list of either."""
+    """Return the prompts in the forms that `/v1/completions` accepts: text, token ids, or a list of either."""
     many = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
     prompts: list[bytes] = []
     for one in many[: PROMPTS_MAX + 1]:
@@ -141,5 +144,5 @@ def prompts_of(prompt: str | list[Any] | None) -> list[bytes]:
 
 
 def json_response(data: Any, *, status: int = 200) -> web.Response:  # noqa: ANN401 - whatever JSON can say
-    """An answer of JSON. Its content type names no charset: engines send none."""
+    """Return a JSON response. Its content type has no charset, because engines send none."""
     return web.Response(body=msgspec.json.encode(data), status=status, content_type="application/json")

@@ -1,8 +1,7 @@
-"""`python -m loadtest engine`: simulated replicas that speak vLLM's HTTP and KV events, N of them in one
-process.
+"""`python -m loadtest engine`: N simulated replicas with vLLM's HTTP and KV events in one process.
 
-Each replica is an engine model (`model.py`) stepped in real time (`replica.py`) behind vLLM's routes
-(`http.py`), all on one event loop and on loopback unless told otherwise.
+Each replica is an engine model (`model.py`) stepped in real time (`replica.py`) behind vLLM's routes (`http.py`). All
+run on one event loop, and listen on loopback by default.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ if TYPE_CHECKING:
     from loadtest.engine.kv_publisher import KvPublisher
 
 REPLICAS_MAX = 256
-COUNT_MAX = 1 << 40  # the most tokens, sequences and blocks
+COUNT_MAX = 1 << 40  # the largest number of tokens, sequences and blocks
 ZMTP_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 TAKEN_OVER = ("replicas", "host", "port", "model", "time_scale", "tell_ttft", "prefills", "bootstrap_port")
 """Options that are settings of the same name."""
 SHUTDOWN_S = 0.01
-"""Nearly at once; aiohttp takes 0 for no limit."""
+"""Nearly at once; aiohttp treats 0 as no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvEventsSettings:
-    """Ports of the first replica; the others' follow. 0: free ones."""
+    """Ports of the first replica; the next ones follow. 0: free ports."""
 
     port: int = 5557
     replay_port: int = 6557
@@ -54,7 +53,7 @@ class KvEventsSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """One process of simulated replicas; `port` 0 takes free ones."""
+    """Settings of one process of simulated replicas; `port` 0 takes free ports."""
 
     replicas: int = 4
     host: str = "127.0.0.1"
@@ -65,41 +64,43 @@ class EngineSettings:
     """KV tokens of a replica. None: the calibration's."""
     limits: Limits = field(default_factory=Limits)
     tier: TierLimits | None = None
-    """CPU memory behind each replica's GPU. None: there is none."""
+    """CPU memory tier of each replica. None: no tier."""
     peers: PeerLimits | None = None
-    """The way between two replicas. None: they bring nothing from each other's memory, and what one prefills for
-    another one takes as long as by default."""
+    """Link between two replicas. None: no P2P KV transfer, and default transfer times for disaggregated prefill."""
     p2p_port: int = 0
-    """Port at which the first replica takes orders of its peers; the others' follow. 0: free ones."""
+    """Port at which the first replica accepts its peers' P2P requests; the next ones follow. 0: free ports."""
     handshake: Handshake | None = None
-    """How one replica hands what it has prefilled to another one. None: they do not."""
+    """KV connector between the prefill and the decode replica. None: no disaggregated prefill."""
     prefills: int = 0
-    """How many of the replicas, the first ones, are prefill servers of SGLang's; the others are decode servers."""
+    """Number of SGLang prefill servers, the first of the replicas; the others are decode servers."""
     bootstrap_port: int = 0
-    """Port at which decoding replicas ask the first one (Mooncake, SGLang); the others' follow. 0: free ones."""
+    """Port at which decode replicas contact the first replica (Mooncake, SGLang); the next ones follow. 0: free
+    ports."""
     time_scale: float = 1.0
     tick_s: float = 0.005
     kv_events: KvEventsSettings | None = None
     member: Member = DENSE
-    """The kind of engine that all replicas are."""
+    """Kind of engine of all replicas."""
     tell_ttft: bool = False
-    """Whether an answer's usage has `ttft_s`, which vLLM's has not: simulated seconds from when the engine had the
-    request to the first token."""
+    """If true, `usage` has `ttft_s`, which vLLM's lacks: simulated seconds from receipt of the request to the first
+    token."""
 
 
 class Engines:
-    """Running replicas; `urls`, `replicas` and `addresses`, at which their peers ask them, are in order.
-    `async with`, or `start` and `stop`, which ends everything that `start` began."""
+    """Running replicas. `urls`, `replicas` and `addresses` (for peers) are in order of the replicas.
+
+    Use `async with`, or `start` and `stop`; `stop` ends everything that `start` began.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self.urls: list[str] = []
         self.replicas: list[SimulatedReplica] = []
         self.addresses: list[str] = []
         self.surfaces: list[Surface] = []
-        self.links: list[Link] = []  # in order; empty without a handshake
+        self.links: list[Link] = []  # in order; empty without a KV connector
         self._directory: dict[str, Link] = {}
         self._crashes: set[asyncio.Task[None]] = set()
-        pulls = settings.handshake in (None, Handshake.OFFLOADING)  # the others have no p2p tier
+        pulls = settings.handshake in (None, Handshake.OFFLOADING)  # the other connectors have no p2p tier
         self.peers = Peers(settings.peers) if settings.peers is not None and pulls else None
         self._listeners: list[asyncio.Server] = []
         self._settings = replace(settings, limits=settings.member.limits(settings.limits))
@@ -115,7 +116,7 @@ class Engines:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen on all ports, or raise OSError (zmq's included) with nothing left open."""
+        """Listen on all ports. Raises `OSError` (including zmq's) and leaves no port open on failure."""
         try:
             for index in range(self._settings.replicas):
                 await self._start_one(index)
@@ -161,7 +162,7 @@ class Engines:
         self.urls.append(f"http://{settings.host}:{port}")
 
     async def _link(self, index: int, replica: SimulatedReplica) -> Link:
-        """The replica as those know it that it is paired with, and where they ask it."""
+        """Return the replica's side of the KV connector, and start the listener at which its peers contact it."""
         settings = self._settings
         handshake = settings.handshake or Handshake.NIXL
         role = Role.BOTH
@@ -190,20 +191,20 @@ class Engines:
         return made
 
     def _crash(self, index: int) -> None:
-        """End a replica as a process ends: its listener and all connections are closed."""
+        """End a replica like a process exit: its listener and all connections are closed."""
         task = asyncio.get_running_loop().create_task(self.kill(index))
         self._crashes.add(task)
         task.add_done_callback(self._crashes.discard)
 
     async def kill(self, index: int) -> None:
-        """Close a replica's listener and all connections: a kill -9 as it looks from outside."""
+        """Close a replica's listener and all connections, which looks like `kill -9` from outside."""
         if self.links:
             self.links[index].gone = True
         self.replicas[index].stop()
         await self._surfaces[index].cleanup()
 
     async def _take_orders(self, index: int) -> str:
-        """Listen for peers, as far as a router looks: who connects is greeted as ZeroMQ does. Returns the address."""
+        """Listen for peers, with only the ZeroMQ greeting that a router checks. Returns the address."""
         settings = self._settings
         port = settings.p2p_port + index if settings.p2p_port else 0
         listener = await asyncio.start_server(_greet, settings.host, port)
@@ -215,7 +216,7 @@ class Engines:
         events = self._settings.kv_events
         if events is None:
             return None
-        from loadtest.engine.kv_publisher import KvPublisher  # pyzmq is needed for events only
+        from loadtest.engine.kv_publisher import KvPublisher  # only events need pyzmq
 
         publisher = KvPublisher(
             self._settings.limits.block_tokens,
@@ -247,7 +248,7 @@ async def _greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; its defaults are those of `EngineSettings`."""
+    """Return the command-line parser; its defaults are those of `EngineSettings`."""
     defaults, limits, events = EngineSettings(), Limits(), KvEventsSettings()
     whole, port = flags.whole(1, COUNT_MAX), flags.whole(0, 65_535)
     command = argparse.ArgumentParser(
@@ -300,7 +301,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def settings(argv: Sequence[str]) -> EngineSettings:
-    """Settings of a command line; exits as argparse does on a wrong one."""
+    """Return the settings of a command line; exits as argparse does on an error."""
     command = parser()
     args = command.parse_args(argv)
     if args.like not in MEMBERS:
@@ -335,7 +336,7 @@ def _tier(args: argparse.Namespace) -> TierLimits | None:
 
 
 async def serve(chosen: EngineSettings) -> int:
-    """Serve until SIGTERM or SIGINT; 1 when a port cannot be had."""
+    """Serve until SIGTERM or SIGINT. Returns 1 if a port is unavailable."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -353,7 +354,7 @@ async def serve(chosen: EngineSettings) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Exit status of `python -m loadtest engine`."""
+    """Return the exit status of `python -m loadtest engine`."""
     chosen = settings(argv)
     try:
         import uvloop

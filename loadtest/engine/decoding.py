@@ -1,9 +1,9 @@
-"""The sequences of an engine that decode, moved on together.
+"""Sequences of an engine that decode, advanced together.
 
-Each iteration gives every one of them a token, and nothing else about them changes until one needs a block, fills one
-or ends. All three are known from when it joins: with a clock that counts iterations, a sequence of `computed` tokens is
-at a block's border whenever `computed - joined + clock` is a multiple of the block's size, and at its end at a fixed
-time. So an iteration looks only at those whose turn it is, a few of some hundred.
+Each iteration gives every sequence one token. Nothing more changes for a sequence until it needs a block, fills a block
+or ends. All three times are known when it joins. On a clock that counts iterations, a sequence of `computed` tokens is
+at a block boundary if `computed - joined + clock` is a multiple of the block size. Its end is at a fixed time. So an
+iteration visits only the sequences that are due, a few of some hundred.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _NUMBER = attrgetter("number")
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Blocks of one sequence on their way from another engine's memory into this one's."""
+    """Blocks of one sequence in transit from another engine's memory to this engine's."""
 
     source: str
     tier: HostTier
-    """The source's memory, as it was when they left."""
+    """The source's memory at the time when the transfer started."""
     begin: int
     end: int
     fresh: tuple[int, ...]
-    """Keys that this engine's memory did not have before."""
+    """Keys that were not in this engine's memory before."""
 
 
 class Running:
@@ -46,12 +46,12 @@ class Running:
         self.number = -1  # number of its admission, which is the order in the batch
         self.blocks: list[int] = []
         self.cached = -1  # prompt tokens found cached at first admission, -1 before
-        # Tokens whose KV exists, and tokens generated; of a sequence that decodes, those when it joined.
+        # Tokens with existing KV, and tokens generated. For a sequence that decodes: the values when it joined.
         self.computed = self.generated = 0
-        self.joined = self.ends = -1  # times on the clock of Decoding; -1 while the sequence does not decode
-        self.stored = 0  # full blocks that are known to the cache
-        self.loading = 0  # blocks behind these that are being loaded from the tier
-        self.pulling: Pulled | None = None  # the last of those, where they come from another engine first
+        self.joined = self.ends = -1  # times on the clock of `Decoding`; -1 if the sequence does not decode
+        self.stored = 0  # full blocks that are in the prefix cache
+        self.loading = 0  # blocks after these that are being loaded from the tier
+        self.pulling: Pulled | None = None  # the last of those, if another engine sends them first
         self.live = True
 
     @property
@@ -61,18 +61,18 @@ class Running:
 
 
 class Decoding:
-    """The sequences that decode. Between two steps each has the blocks of what it has computed, and no more."""
+    """The sequences that decode. Between two steps each has exactly the blocks of its computed tokens."""
 
     def __init__(self, block_tokens: int) -> None:
         self.count = 0
-        self.context_tokens = 0  # tokens of all sequences whose KV exists
+        self.context_tokens = 0  # tokens of all sequences with existing KV
         self._size = block_tokens
         self._clock = 0  # iterations so far
-        self._ends: list[tuple[int, int, Running]] = []  # a heap of (when, number); some have left
+        self._ends: list[tuple[int, int, Running]] = []  # a heap of (end, number); may contain sequences that left
         self._phases: list[dict[Running, None]] = [{} for _ in range(block_tokens)]  # key: (computed - clock) % size
 
     def join(self, sequence: Running) -> None:
-        """Add a sequence: it has its first token, or has computed again what a preemption took."""
+        """Add a sequence that has its first token, or that has recomputed its tokens after a preemption."""
         sequence.joined = self._clock
         sequence.ends = self._clock + sequence.request.output_tokens - sequence.generated
         heappush(self._ends, (sequence.ends, sequence.number, sequence))
@@ -81,7 +81,7 @@ class Decoding:
         self.count += 1
 
     def leave(self, sequence: Running) -> None:
-        """Remove a sequence: it ended, or was preempted."""
+        """Remove a sequence that ended or was preempted."""
         passed = self._clock - sequence.joined
         sequence.computed += passed
         sequence.generated += passed
@@ -91,18 +91,18 @@ class Decoding:
         self.count -= 1
 
     def computed(self, sequence: Running) -> int:
-        """Tokens whose KV exists."""
+        """Return the number of tokens with existing KV."""
         return sequence.computed + self._clock - sequence.joined
 
     def until_end(self) -> int:
-        """Iterations until the first sequence ends; there must be one."""
+        """Return the iterations until the first sequence ends. At least one sequence must be decoding."""
         ends = self._ends
         while ends[0][2].ends != ends[0][0]:
             heappop(ends)
         return ends[0][0] - self._clock
 
     def bordering(self, iterations: int) -> list[Running]:
-        """The sequences that need or fill a block within so many iterations, in order of admission."""
+        """Return the sequences that need or fill a block within `iterations`, in order of admission."""
         size, clock = self._size, self._clock
         first = max(0, size - iterations)  # sequences with this many tokens in their last block will fill it
         in_last = range(first, size) if first == 0 else (0, *range(first, size))
@@ -111,15 +111,17 @@ class Decoding:
         return found
 
     def blocks_for(self, iterations: int) -> int:
-        """The number of blocks that all sequences will take in so many iterations."""
+        """Return the number of blocks that all sequences need for `iterations` more tokens each."""
         size, clock, phases = self._size, self._clock, self._phases
         whole, rest = divmod(iterations, size)
         in_last = (0, *range(size - rest + 1, size)) if rest else ()
         return whole * self.count + sum(len(phases[(tokens - clock) % size]) for tokens in in_last)
 
     def advance(self, iterations: int) -> list[Running]:
-        """A token each, so many times, at most until the first of them ends. Returns those that did, in order; they
-        have left."""
+        """Generate `iterations` tokens for each sequence, at most until the first of them ends.
+
+        Returns the sequences that ended, in order. They have been removed.
+        """
         self._clock += iterations
         self.context_tokens += self.count * iterations
         ended, ends = [], self._ends

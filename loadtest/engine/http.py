@@ -1,13 +1,20 @@
-"""The simulated replica's HTTP surface: vLLM 0.32's paths, bodies and errors, as far as a router meets them, or those
-of a member of the zoo.
+"""HTTP interface of the simulated replica: paths, bodies and errors of vLLM 0.32 that a router uses, or those of a
+member of the zoo.
 
-The shapes were compared with recorded answers of a real vLLM. As there, status and headers leave before the
-prefill starts, the role and the first text come with the first token, unknown fields are ignored, and a
-missing `model` is accepted. `return_token_ids` and prompts of ids are as there, so that a stream can be continued.
-Unlike there, an answer has exactly `min_tokens` tokens, where a request has this field: the end of sequence comes as
-soon as it may. Without it an answer has `max_tokens` tokens (default 128), as with `ignore_eos`. A request is refused
-if its answer is too long for the context, and not if only its limit is. `n`, `stop`, `logprobs` and sampling parameters
-change nothing."""
+The formats were compared with recorded responses of a real vLLM. The following is the same as in vLLM:
+
+- Status and headers are sent before the prefill starts.
+- The role and the first text arrive with the first token.
+- Unknown fields are ignored, and a missing `model` is accepted.
+- `return_token_ids` and prompts of token ids are supported, so that a stream can be continued.
+
+The following is different:
+
+- If a request has `min_tokens`, the answer has exactly that length: the end of sequence comes as early as allowed.
+- Otherwise an answer has `max_tokens` tokens (default 128), as with `ignore_eos`.
+- A request is refused if its answer is too long for the context, not if only its limit is.
+- `n`, `stop`, `logprobs` and sampling parameters have no effect.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +43,7 @@ from router.core.facts.legs import Handshake, Role
 
 BODY_BYTES_MAX = 64 << 20
 TRUE = ("true", "1", "True", "on", "yes")
-"""Values of a form's field that are true."""
+"""Values of a form field that mean true."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,7 +61,7 @@ class Surface:
         link: Link | None = None,
         member: Member = DENSE,
     ) -> None:
-        """`link` None: no request is a leg of one."""
+        """Create the routes. `link` None: no disaggregated prefill."""
         self.face = face_of(member, model_name, replica, event_sources, tell_ttft=tell_ttft)
         self._replica = replica
         self._link = link
@@ -63,7 +70,8 @@ class Surface:
         self._started = int(time.time())
 
     def application(self) -> web.Application:
-        """The application; run it with `handler_cancellation`, so that a client that leaves ends its work."""
+        """Return the application. Run it with `handler_cancellation`, so that a client disconnect cancels its
+        request."""
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._errors])
         app.router.add_post(CHAT, self._chat)
         app.router.add_post(COMPLETIONS, self._completion)
@@ -82,7 +90,7 @@ class Surface:
         app.router.add_routes(self.face.routes())
         return app
 
-    # --- generating
+    # --- generation
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)
@@ -95,7 +103,7 @@ class Surface:
         return await self._generate(http, body, prompts_of(body.prompt), self.face.shapes[COMPLETIONS])
 
     async def _transcription(self, http: web.Request) -> web.StreamResponse:
-        """A form; what is heard depends on the bytes of its file alone."""
+        """Transcribe the file of a form; the text depends only on the file's bytes."""
         form = await http.post()
         file = form.get("file")
         if not isinstance(file, web.FileField):
@@ -136,14 +144,14 @@ class Surface:
                 job.leg.close()
 
     async def _begin(self, job: Job) -> None:
-        """Queue the requests, once the leg that they are may go on. Raises LegRefused."""
+        """Queue the requests after the connector permits it (disaggregated prefill). Raises `LegRefused`."""
         await self.face.awake()
         handover = await job.leg.before() if job.leg is not None else None
         for index, request in enumerate(job.requests):
             self._replica.submit(replace(request, handover=handover), job.answer, index)
 
     def _job(self, http: web.Request, body: Body, prompts: list[bytes], shape: Shape) -> Job:
-        """All or nothing: every prompt is checked before the first is queued."""
+        """Return the job of a request. Every prompt is checked before the first one is queued: all or none."""
         output_n, model = body.answer_tokens(), self._replica.model
         ended = "stop" if body.min_tokens and output_n != body.tokens_max else "length"
         if self._link is not None and (self._link.handshake, self._link.role) == (Handshake.SGLANG, Role.PREFILL):
@@ -222,12 +230,12 @@ class Surface:
     def _event(self, refused: Refused) -> bytes:
         return f"data: {encoded(self.face.error_event(refused))}\n\n{DONE}".encode()
 
-    # --- all the rest
+    # --- other routes
 
     async def _body(self, http: web.Request) -> Body:
         try:
             body = BODY.decode(await http.read())
-        except msgspec.DecodeError as error:  # ValidationError included
+        except msgspec.DecodeError as error:  # includes ValidationError
             raise Refused(400, str(error), "Bad Request") from None
         self._check_model(body.model)
         if body.cache_salt == "":

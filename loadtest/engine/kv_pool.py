@@ -1,13 +1,13 @@
-"""The KV cache of one engine: fixed blocks, shared by content, evicted least recently used.
+"""KV cache of one engine: fixed blocks, shared by content, evicted least recently used first.
 
-As in vLLM V1: a block has a reference count, and a key once it is full. Blocks without references wait in a
-free queue, cached ones too; taking a block from the front of that queue is what evicts its content, and
-finding its key again before that takes it out of the middle. A sequence gives its blocks back last first, so
-a prefix outlives its continuations. Two sequences that compute the same block at the same time hold two
-copies of one key.
+As in vLLM V1, a block has a reference count, and has a key once it is full. Blocks without references wait in a free
+queue, including cached ones. Taking a block from the front of that queue evicts its content. A prefix hit before that
+removes the block from the middle of the queue. A sequence releases its last block first, so a prefix outlives its
+continuations. Two sequences that compute the same block at the same time hold two copies of one key.
 
-Blocks come and go by the thousand, so the free queue is one of batches, each what was given back at one time. A block
-that is found again stays in its batch's list, where it is passed over."""
+Blocks are allocated and released in thousands, so the free queue consists of batches. A batch contains the blocks that
+were released together. A block that is hit again stays in the list of its batch and is skipped there.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from itertools import islice, repeat
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """Consecutive blocks of one sequence that are full now; `first_block` is the index of the first of
-    them."""
+    """Consecutive blocks of one sequence that became full; `first_block` is the index of the first one."""
 
     tag: object
     """The tag of the request that the blocks were computed for."""
@@ -47,17 +46,17 @@ KvEvent = BlockStored | BlocksRemoved | AllBlocksCleared
 
 
 class _Batch:
-    """Blocks given back together; the last of the list is evicted first."""
+    """Blocks released together; the last one of the list is evicted first."""
 
     __slots__ = ("blocks", "free_n")
 
     def __init__(self, blocks: list[int]) -> None:
         self.blocks = blocks
-        self.free_n = len(blocks)  # the others were found again
+        self.free_n = len(blocks)  # the other blocks were hit again
 
 
 class KvPool:
-    """Blocks are numbers below `blocks_n`; keys are any ints that name a whole prefix."""
+    """Pool of blocks. Blocks are numbers below `blocks_n`; a key is any int that identifies a whole prefix."""
 
     def __init__(self, blocks_n: int, *, record_events: bool = False) -> None:
         if blocks_n < 1:
@@ -76,21 +75,21 @@ class KvPool:
 
     @property
     def free_n(self) -> int:
-        """Blocks no live request uses, cached or not."""
+        """Blocks that no live request uses, cached or not."""
         return len(self._free)
 
     @property
     def held_n(self) -> int:
-        """Blocks that live requests use; those that several share count once."""
+        """Blocks that live requests use; a shared block counts once."""
         return self.blocks_n - self.free_n
 
     @property
     def cached(self) -> Container[int]:
-        """Keys that would be found. Not to be changed."""
+        """Keys that a lookup would find. Read-only."""
         return self._cached
 
     def to_evict(self) -> Iterator[int]:
-        """Keys of blocks no live request uses, in the order in which they would be evicted; -1 for an empty one."""
+        """Yield the keys of blocks that no live request uses, in order of eviction; -1 for an empty block."""
         free, keys = self._free, self._keys
         for batch in self._queue:
             for block in reversed(batch.blocks):
@@ -98,24 +97,23 @@ class KvPool:
                     yield keys.get(block, -1)
 
     def match(self, keys: Sequence[int], blocks_max: int) -> list[int]:
-        """Blocks of the longest cached prefix, at most `blocks_max`; they are not taken yet."""
+        """Return the blocks of the longest cached prefix, at most `blocks_max`, without taking them."""
         look_up = map(self._cached.get, islice(keys, blocks_max))
         return list(iter(look_up.__next__, None))  # blocks up to the first that is not cached
 
     def reach(self, keys: Sequence[int], blocks_max: int, matched: int) -> int:
-        """The number of leading blocks that need not be computed; `matched` of them are here."""
+        """Return the number of leading blocks that need no computation; `matched` of them are here."""
         return matched
 
     def fits(self, matched: Sequence[int], blocks_n: int) -> bool:
-        """Whether `blocks_n` can be taken on top of the matched ones (which may be in the free queue
-        themselves)."""
+        """True if `blocks_n` blocks can be taken in addition to the matched ones, which may be in the free queue."""
         free = self._free
         if blocks_n + len(matched) <= len(free):
             return True
         return blocks_n + sum(map(free.__contains__, matched)) <= len(free)
 
     def share(self, matched: Sequence[int]) -> None:
-        """Take one more reference on each."""
+        """Add a reference to each block."""
         batches = list(map(self._free.pop, matched, repeat(None)))
         shared = self._shared
         for batch, count in Counter(batches).items():
@@ -127,8 +125,7 @@ class KvPool:
                     shared[block] = shared.get(block, 0) + 1
 
     def take(self, blocks_n: int) -> list[int]:
-        """The least recently used free blocks, their content evicted; the caller has checked that they
-        exist."""
+        """Take the least recently used free blocks and evict their content. The caller must check that enough exist."""
         queue, free, taken = self._queue, self._free, list[int]()
         while (missing := blocks_n - len(taken)) > 0:
             batch = queue[0]
@@ -147,7 +144,7 @@ class KvPool:
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give up one reference on each, the last block first."""
+        """Remove a reference from each block, the last block first."""
         shared = self._shared
         if shared and (kept := shared.keys() & blocks):
             blocks = [block for block in blocks if block not in kept]
@@ -161,7 +158,7 @@ class KvPool:
             self._queue.append(batch)
 
     def store(self, tag: object, keys: Sequence[int], blocks: Sequence[int], start: int, end: int) -> None:
-        """Blocks `start` to `end` of a sequence are full: from now on others find them by their keys."""
+        """Mark blocks `start` to `end` of a sequence as full; other requests can now match them by their keys."""
         cached, of_block, keys_stored = self._cached, self._keys, keys[start:end]
         known = cached.setdefault
         for key, block in zip(keys_stored, blocks[start:end], strict=True):
@@ -173,7 +170,7 @@ class KvPool:
             self._events.append(BlockStored(tag, start, keys_stored, parent))
 
     def clear(self) -> bool:
-        """Forget every cached block; refused (False) while any is in use, as vLLM does."""
+        """Drop every cached block. Returns False, and drops none, if any is in use, as vLLM does."""
         if len(self._free) < self.blocks_n:
             return False
         self._cached.clear()
@@ -184,18 +181,17 @@ class KvPool:
         return True
 
     def tell(self, event: KvEvent) -> None:
-        """Something happened to blocks behind the GPU."""
+        """Record an event of blocks in a lower tier."""
         if self._record:
             self._events.append(event)
 
     def drain_events(self) -> list[KvEvent]:
-        """What happened since the last call, in order."""
+        """Return the events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def _found_again(self, batch: _Batch, blocks_n: int) -> None:
-        """Note that so many blocks of a batch are no longer free. Its list is never longer than twice its free
-        blocks."""
+        """Subtract `blocks_n` from the free blocks of a batch. Its list is never longer than twice its free blocks."""
         batch.free_n -= blocks_n
         if 2 * batch.free_n < len(batch.blocks):
             self._compact(batch)
@@ -205,7 +201,7 @@ class KvPool:
         batch.blocks = [block for block in batch.blocks if of(block) is batch]
 
     def _evict(self, taken: Sequence[int], keys: list[int | None]) -> None:
-        """What was in these blocks is found no more, unless another copy is."""
+        """Remove the contents of these blocks from the cache, unless another copy exists."""
         cached, copies = self._cached, self._copies
         for block, key in zip(taken, keys, strict=True):
             if key is None:

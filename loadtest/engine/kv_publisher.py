@@ -1,10 +1,17 @@
 """KV events of one simulated replica over ZMQ, in the encoding of vLLM 0.24 and later.
 
-Three frames: topic, sequence number (8 bytes, big-endian, from 0), and a msgpack array `[time, events, rank]`
-whose events are maps that name their type; one event for each removed block, one for each run of stored
-blocks. A ROUTER socket replays the last batches for those who missed some: a request `["", first number]` is
-answered with every batch from that number on, then with number -1 and nothing. (Compared with frames recorded
-from vLLM 0.32.)"""
+A message has three frames:
+
+- The topic.
+- The sequence number: 8 bytes, big-endian, from 0.
+- A msgpack array `[time, events, rank]`.
+
+Events are maps with a type name. Each removed block is one event, and so is each run of stored blocks.
+
+A ROUTER socket replays the last batches for subscribers that missed some. The response to a request `["", first
+number]` is every batch from that number on, then number -1 with an empty payload. (Compared with frames recorded from
+vLLM 0.32.)
+"""
 
 from __future__ import annotations
 
@@ -29,7 +36,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvPublisher:
-    """Binds on loopback unless told otherwise; port 0 takes a free one. Raises `zmq.ZMQError` when a port is taken."""
+    """Publisher on loopback by default; port 0 takes a free one. Raises `zmq.ZMQError` if a port is taken."""
 
     def __init__(
         self,
@@ -65,13 +72,13 @@ class KvPublisher:
         self._replays: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Answer replay requests from now on."""
+        """Start to answer replay requests."""
         self._replays = asyncio.get_running_loop().create_task(self._serve_replays())
         if self._clears_first:
             self.publish([AllBlocksCleared()])
 
     async def stop(self) -> None:
-        """Drop what was not sent yet, close both sockets."""
+        """Drop unsent events and close both sockets."""
         if self._replays is not None:
             self._replays.cancel()
             await asyncio.gather(self._replays, return_exceptions=True)
@@ -84,7 +91,7 @@ class KvPublisher:
             context.term()
 
     def sources(self) -> dict[str, Any]:
-        """What `/kv_event_sources` says."""
+        """Return the content of `/kv_event_sources`."""
         return {
             "0": {
                 "enable_kv_cache_events": True,
@@ -99,8 +106,7 @@ class KvPublisher:
         }
 
     def publish(self, events: Sequence[KvEvent]) -> None:
-        """Send one batch. Never waits: a subscriber that is too slow loses batches and can ask for them
-        again."""
+        """Send one batch without waiting. A subscriber that is too slow loses batches and can request a replay."""
         seq = self._seq.to_bytes(8, "big")
         self._seq += 1
         payload = msgspec.msgpack.encode([self._now(), [told for event in events for told in self._encoded(event)], 0])
@@ -110,7 +116,7 @@ class KvPublisher:
     async def _serve_replays(self) -> None:
         while True:
             request = await self._router.recv_multipart()
-            # Measured on vLLM: a request without the empty delimiter, or with more frames, gets no answer at all.
+            # Measured on vLLM: a request without the empty delimiter, or with extra frames, gets no response.
             if len(request) != 3 or request[1] or len(request[2]) != 8:
                 continue
             client, first = request[0], request[2]

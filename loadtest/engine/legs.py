@@ -1,20 +1,21 @@
-"""Prefill legs of one engine: prompts that it computes for others to decode, and the rules by which these fetch them.
+"""Prefill stages of one engine: prompts that it computes for other engines to decode, and the rules of their transfer.
 
-A handshake is broken as it is broken in life, so that a router which takes liberties with it is found out:
+A violation of a KV connector's protocol has the same consequences as in the real engine, so that tests detect a router
+that violates it:
 
-- NIXL (vLLM 0.32, nixl/pull_scheduler.py and base_worker.py): blocks are kept for 30 s from the end of the prefill, and
-  longer only while the decoding engine has the request: its heartbeats renew the lease. They are fetched once, and are
-  gone then.
-- Mooncake (vLLM 0.32, mooncake/mooncake_connector.py): either leg may come first. The decoding engine waits for the
-  prefill, and blocks that nobody fetches are kept for 480 s. Once it has asked for them they are sent, whether its
-  request was aborted meanwhile or not, and until then, or for 480 s, it keeps room for them: a prefill that is aborted
-  strands that.
+- NIXL (vLLM 0.32, nixl/pull_scheduler.py and base_worker.py): blocks are kept for 30 s from the end of the prefill.
+  They are kept longer only while the decode engine has the request: its heartbeats renew the lease. They can be fetched
+  once.
+- Mooncake (vLLM 0.32, mooncake/mooncake_connector.py): either stage may come first. The decode engine waits for the
+  prefill. Blocks that are not fetched are kept for 480 s. Once the decode engine has requested them they are sent, even
+  if its request was aborted in the meantime. Until then, or for 480 s, it reserves blocks for them. An aborted prefill
+  strands those blocks.
 - Offloading (vLLM 0.32, kv_offload/tiering/p2p/manager.py): the same, with 60 s.
-- SGLang (0.5.23, disaggregation/common/conn.py): nothing is computed before the decoding engine has connected. Either
-  engine waits for 300 s for the other one. A room that comes again while it is in use ends the process.
+- SGLang (0.5.23, disaggregation/common/conn.py): prefill starts only after the decode engine has connected. Each engine
+  waits 300 s for the other. A `bootstrap_room` that is reused while in use ends the process.
 
-Pure: no clock, no I/O. Times are moments in simulated seconds. The engine that computes has one link out, on which
-transfers follow each other, each with a floor and so much a token.
+This module is pure: no clock, no I/O. Times are in simulated seconds. The computing engine has one outgoing link.
+Transfers on it are sequential; each takes a fixed floor plus a time per token.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from loadtest.engine.peers import PeerLimits
 from router.core.facts.legs import Handshake
 
 LEASE_S = {Handshake.NIXL: 30.0, Handshake.MOONCAKE: 480.0, Handshake.OFFLOADING: 60.0, Handshake.SGLANG: 300.0}
-"""Seconds for which computed blocks are kept for whoever is to fetch them, from the end of the prefill on."""
+"""Seconds for which computed blocks are kept for the decode engine, from the end of the prefill on."""
 WAIT_S = {Handshake.NIXL: 0.0, Handshake.MOONCAKE: 540.0, Handshake.OFFLOADING: 60.0, Handshake.SGLANG: 300.0}
-"""Seconds for which a decoding engine waits for a prefill that does not end: of NIXL it is told of no other."""
+"""Seconds for which a decode engine waits for an unfinished prefill. With NIXL it learns only of finished ones."""
 OVER_MAX = 10_000
-"""Ids of legs that are over, by which a second fetch is told from one that never was."""
+"""Number of finished ids that are kept, to distinguish a second fetch from a fetch of an unknown id."""
 
 
 class LegError(Exception):
-    """The decoding engine cannot have these blocks. `kind`: `unknown`, `expired`, `taken` or `failed`."""
+    """The decode engine cannot get these blocks. `kind`: `unknown`, `expired`, `taken` or `failed`."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -41,11 +42,11 @@ class LegError(Exception):
 
 
 class NotComputed(Exception):
-    """The prefill is not over yet: the decoding engine is to wait, and to ask again when it is."""
+    """The prefill is not finished: the decode engine must wait, and try again when it is."""
 
 
 class EngineCrashed(Exception):
-    """The handshake was broken in a way that ends the engine's process."""
+    """A violation of the KV connector's protocol that ends the engine's process."""
 
 
 @dataclass(slots=True)
@@ -53,25 +54,26 @@ class _Leg:
     handshake: Handshake
     tokens: int
     since_s: float
-    """When it began, and from the end of its prefill on when that ended."""
+    """Start of the prefill stage; after the prefill, its end."""
     computed: bool = False
     met: bool = False
-    """Whether the decoding engine has connected."""
+    """True if the decode engine has connected."""
 
 
 class Legs:
-    """The legs of one engine, by id: NIXL's request id, Mooncake's transfer id, the p2p tier's request id, SGLang's
-    room."""
+    """Prefill stages of one engine by id: NIXL's request id, Mooncake's transfer id, the p2p tier's request id,
+    SGLang's `bootstrap_room`."""
 
     def __init__(self, limits: PeerLimits | None = None) -> None:
         self.limits = limits or PeerLimits()
         self.fetched = self.fetched_tokens = self.expired = 0  # since the start
-        self.stranded = 0  # decode legs of Mooncake's, since the start, whose room is kept for blocks that do not come
-        self._orphans: set[str] = set()  # legs of Mooncake's whose decode leg has asked for the blocks, and was aborted
+        self.stranded = 0  # Mooncake decode requests, since the start, that reserve blocks for KV that never arrives.
+        # Mooncake ids: the decode request was aborted after it had requested the blocks
+        self._orphans: set[str] = set()
         self._legs: dict[str, _Leg] = {}
-        self._early: dict[str, tuple[Handshake, float]] = {}  # decoding engines that connected before their prefill
-        self._over: dict[str, str] = {}  # id of a leg that is over -> kind of error of whoever fetches it now
-        self._free_s = 0.0  # when the link has sent all that it was asked
+        self._early: dict[str, tuple[Handshake, float]] = {}  # decode engines that connected before their prefill
+        self._over: dict[str, str] = {}  # finished id -> kind of error of a fetch from now on
+        self._free_s = 0.0  # time at which the link has finished all its transfers
 
     def __len__(self) -> int:
         return len(self._legs)
@@ -80,8 +82,10 @@ class Legs:
         return id_ in self._legs
 
     def begin_prefill(self, handshake: Handshake, id_: str, tokens: int, now_s: float) -> None:
-        """A prefill leg of so many prompt tokens comes in. Raises EngineCrashed where its id is a room in use, and
-        ValueError where it is any other id in use."""
+        """Add a prefill request of `tokens` prompt tokens.
+
+        Raises `EngineCrashed` if its id is a `bootstrap_room` in use, and `ValueError` if it is any other id in use.
+        """
         if id_ in self._legs:
             if handshake is Handshake.SGLANG:
                 raise EngineCrashed(f"room {id_} is in use")
@@ -91,7 +95,7 @@ class Legs:
         self._legs[id_] = _Leg(handshake, tokens, now_s, met=met)
 
     def connect(self, handshake: Handshake, id_: str, now_s: float) -> None:
-        """The decoding engine has the request from now on, before its prefill leg or behind it."""
+        """Record that the decode engine has the request, before or after its prefill request."""
         leg = self._legs.get(id_)
         if leg is not None:
             leg.met = True
@@ -99,7 +103,7 @@ class Legs:
             self._early[id_] = handshake, now_s
 
     def disconnect(self, id_: str, now_s: float) -> None:
-        """The decoding engine has the request no more, and has not fetched its blocks."""
+        """Record that the decode engine no longer has the request and has not fetched its blocks."""
         leg, early = self._legs.get(id_), self._early.get(id_)
         if (leg.handshake if leg else early and early[0]) is Handshake.MOONCAKE:
             if leg is not None and leg.computed:
@@ -111,38 +115,40 @@ class Legs:
         if leg is None:
             return
         if leg.handshake is Handshake.NIXL and leg.computed:
-            self._end(id_, "taken")  # it is told by an empty read, and frees the blocks
+            self._end(id_, "taken")  # an empty read notifies this engine, which then frees the blocks
         else:
             leg.met, leg.since_s = False, now_s
 
     def may_compute(self, id_: str) -> bool:
-        """Whether the prefill may begin."""
+        """True if the prefill may start."""
         leg = self._legs[id_]
         return leg.met or leg.handshake is not Handshake.SGLANG
 
     def computed(self, id_: str, now_s: float) -> None:
-        """The prefill is over: its blocks are kept for whoever is to fetch them."""
+        """Record the end of the prefill: its blocks are kept for the decode engine."""
         leg = self._legs[id_]
         leg.computed, leg.since_s = True, now_s
         if id_ in self._orphans:
             self._end(id_, "taken")
 
     def drop(self, id_: str) -> None:
-        """The prefill leg was aborted or refused: nobody can have its blocks."""
+        """Record that the prefill request was aborted or refused: its blocks are unavailable."""
         if (leg := self._legs.get(id_)) is not None:
             self.stranded += leg.handshake is Handshake.MOONCAKE and leg.met
             self._end(id_, "failed")
 
     def end(self) -> None:
-        """The engine is gone: nobody can have its blocks."""
+        """Record that the engine has ended: all blocks are unavailable."""
         for id_ in list(self._legs):
             self._end(id_, "failed")
         self._early.clear()
         self._orphans.clear()
 
     def fetch(self, id_: str, now_s: float, lacking_tokens: int | None = None) -> float:
-        """The decoding engine takes the blocks, or as many tokens as it lacks: seconds until they are there. They are
-        here no more then. Raises LegError, and NotComputed where it is to wait."""
+        """Transfer all blocks, or `lacking_tokens`, to the decode engine. Returns the seconds until they arrive.
+
+        The blocks are no longer here afterwards. Raises `LegError`, and `NotComputed` if the decode engine must wait.
+        """
         self.expire(now_s)
         leg = self._legs.get(id_)
         if leg is None:
@@ -151,7 +157,7 @@ class Legs:
             raise LegError(self._over.get(id_, "unknown"))
         if not leg.computed:
             if leg.handshake is Handshake.NIXL:
-                raise LegError("unknown")  # nobody is told of blocks before the prefill has ended
+                raise LegError("unknown")  # NIXL's decode engine learns of blocks only after the prefill
             leg.met = True
             raise NotComputed
         tokens = leg.tokens if lacking_tokens is None else min(leg.tokens, lacking_tokens)
@@ -162,7 +168,7 @@ class Legs:
         return self._free_s - now_s
 
     def expire(self, now_s: float) -> list[str]:
-        """Forget legs that nobody came for in time; returns their ids, whose blocks are free now."""
+        """Drop ids after their time limit. Returns the ids of the freed blocks."""
         gone = []
         for id_, leg in self._legs.items():
             if not leg.computed:
@@ -182,7 +188,7 @@ class Legs:
         return gone
 
     def until_s(self) -> float | None:
-        """The earliest moment at which `expire` may find something; None for never."""
+        """Return the earliest time at which `expire` may find an id, or None for never."""
         times = [leg.since_s + LEASE_S[leg.handshake] for leg in self._legs.values()]
         times += [since_s + WAIT_S[handshake] for handshake, since_s in self._early.values()]
         return min(times, default=None)

@@ -1,11 +1,12 @@
-"""Requests whose blocks come from the tier: who waits for which load, and what is copied there when it is computed.
+"""Requests with blocks that are loaded from the tier, and copies of computed blocks to the tier.
 
-vLLM 0.32, v1/core/sched/scheduler.py: a request whose blocks are to be loaded has its room at once, is put aside
-(WAITING_FOR_REMOTE_KVS) and goes before all that wait when its load is over; its blocks are found by others from then
-on. One whose blocks another load brings is put aside too, and looks again when that is over.
+vLLM 0.32, v1/core/sched/scheduler.py: a request with blocks to load gets its GPU blocks at once and is put aside
+(WAITING_FOR_REMOTE_KVS). When its load ends, it goes before all waiting requests. Other requests can match its blocks
+after the load. If another request already loads its blocks, a request is put aside too, and is matched again when that
+load ends.
 
-What a request's source has behind that comes first from there into the tier (peers.py), where it is found by others
-once it has come.
+Blocks that come after these and that the request's source has are first transferred from the source to the tier
+(`peers.py`). After that, other requests can match them there.
 """
 
 from __future__ import annotations
@@ -35,20 +36,21 @@ class Loading:
             peers.join(name, self.tier)
         self.ready: deque[Running] = deque()  # loaded, and not in the batch yet
         self._pool, self._size = pool, block_tokens
-        self._under_way: list[tuple[float, int, Running]] = []  # (when it is done, number, whose), in that order
+        self._under_way: list[tuple[float, int, Running]] = []  # (end, number, sequence), sorted
         self._begun = 0
-        self._put_off: list[Running] = []  # waiting for others' loads
-        self._fresh: list[tuple[Running, int, int]] = []  # (whose, first block, end) computed in the step under way
+        self._put_off: list[Running] = []  # waiting for the loads of other sequences
+        self._fresh: list[tuple[Running, int, int]] = []  # (sequence, first block, end) computed in the current step
 
     def __len__(self) -> int:
         return len(self._under_way) + len(self.ready) + len(self._put_off)
 
     def until_due_s(self, now_s: float, otherwise_s: float = math.inf) -> float:
-        """Seconds until the next load is done; `otherwise_s` where none is under way."""
+        """Return the seconds until the next load ends, or `otherwise_s` if no load is in progress."""
         return max(0.0, self._under_way[0][0] - now_s) if self._under_way else otherwise_s
 
     def due(self, now_s: float) -> list[Running]:
-        """Take note of loads that are done by now. Returns who was put off for their sake, in the order of arrival."""
+        """Process loads that have ended by now. Returns the sequences that were put off for them, in order of
+        arrival."""
         done = False
         while self._under_way and self._under_way[0][0] <= now_s:
             done = True
@@ -68,7 +70,7 @@ class Loading:
         return put_off
 
     def put_off(self, sequence: Running, matched: int, blocks_max: int) -> bool:
-        """Whether the sequence, of which so many blocks are on the GPU, has to wait for another's load."""
+        """True if the sequence, with `matched` blocks on the GPU, must wait for the load of another sequence."""
         keys = sequence.request.keys
         run = self.tier.match(keys, matched, min(blocks_max, len(keys)))
         if not run or not self.tier.busy(keys[matched : matched + run]):
@@ -77,15 +79,17 @@ class Loading:
         return True
 
     def begin(self, sequence: Running, blocks_max: int, now_s: float) -> tuple[int, bool]:
-        """Begin to bring what the tier and the source have of a sequence that was just given its room. Returns how many
-        blocks that is, and whether the sequence is put aside for it."""
+        """Start to load the blocks, from tier and source, of a sequence that was just given its blocks in the pool.
+
+        Returns the number of blocks, and True if the sequence is put aside for them.
+        """
         keys, matched = sequence.request.keys, sequence.stored
         end = min(blocks_max, len(keys))
         run = self.tier.match(keys, matched, end)
         self.tier.touch(keys[: matched + run])
         done_s = self.tier.load(keys[matched : matched + run], now_s) if run else now_s
         sent_s, pulled = self._pull(sequence, matched + run, end, now_s)
-        if pulled:  # from the tier to the GPU they take as long as others, whose link is free meanwhile
+        if pulled:  # the load from tier to GPU takes the usual time, but does not occupy the link
             sent_s += self.tier.limits.load_s(pulled * self._size)
         if not run and sent_s == now_s:
             return 0, False
@@ -95,8 +99,10 @@ class Loading:
         return run + pulled, True
 
     def _pull(self, sequence: Running, at: int, end: int, now_s: float) -> tuple[float, int]:
-        """Order what the sequence's source has of its blocks from `at` on, before `end`. Returns when that will be
-        here, and how many blocks it is."""
+        """Request the sequence's blocks from `at` on, before `end`, that its source has.
+
+        Returns their time of arrival and their number.
+        """
         peers, source, keys = self._peers, sequence.request.source, sequence.request.keys
         if peers is None or not source or source == self._name or at >= end:
             return now_s, 0
@@ -117,7 +123,8 @@ class Loading:
         return peers.send(source, self._name, wanted, run * self._size, now_s), run
 
     def _arrived(self, sequence: Running, pulled: Pulled) -> None:
-        """A sequence's blocks have come from another engine: tell of them. If that is gone, they never will."""
+        """Publish the blocks that have arrived from another engine. If that engine has ended, they will never
+        arrive."""
         keys, sequence.pulling = sequence.request.keys, None
         if self._peers is not None and self._peers.sent(pulled.source, pulled.tier, keys[pulled.begin : pulled.end]):
             self._tell_stored(sequence, pulled.begin, pulled.end, set(pulled.fresh))
@@ -129,11 +136,11 @@ class Loading:
         sequence.cached -= (pulled.end - pulled.begin) * self._size
 
     def computed(self, sequence: Running, end: int) -> None:
-        """The sequence's blocks before `end` are full now, and are copied when the step is over."""
+        """Record that the sequence's blocks before `end` are full; they are copied when the step ends."""
         self._fresh.append((sequence, sequence.stored, end))
 
     def offload(self) -> None:
-        """The step is over: its full blocks are copied to the tier."""
+        """Copy the full blocks of the step that ended to the tier."""
         for sequence, first, end in self._fresh:
             keys = sequence.request.keys
             fresh, gone = self.tier.store(keys[first:end])
@@ -143,7 +150,7 @@ class Loading:
         self._fresh.clear()
 
     def _tell_stored(self, sequence: Running, at: int, end: int, known: set[int]) -> None:
-        """Tell of a sequence's blocks from `at` to `end`, as far as they are `known` to be new in the tier."""
+        """Publish the sequence's blocks from `at` to `end` that are new in the tier (`known`)."""
         keys = sequence.request.keys
         while at < end:
             begin = at
@@ -155,19 +162,19 @@ class Loading:
             at += at == begin
 
     def _give_up(self, sequence: Running) -> None:
-        """Nobody wants what a sequence pulls any more: it is not in the tier."""
+        """Abandon the P2P transfer of a sequence: the blocks are not in the tier."""
         pulled, sequence.pulling = sequence.pulling, None
         if pulled is not None and self._peers is not None:
             self._peers.sent(pulled.source, pulled.tier, sequence.request.keys[pulled.begin : pulled.end])
             self.tier.drop(pulled.fresh)
 
     def stop(self) -> None:
-        """The engine is gone: whoever sends to it has no more need to keep what it sends."""
+        """Abandon all P2P transfers of an engine that has ended, so that the sources need not keep the blocks."""
         for *_, sequence in self._under_way:
             self._give_up(sequence)
 
     def cancel(self, sequence: Running) -> bool:
-        """The sequence's client left; whether it was here."""
+        """Remove a sequence after its client has disconnected. Returns True if the sequence was here."""
         for number, (*_, loaded) in enumerate(self._under_way):
             if loaded is sequence:
                 self.tier.loaded(sequence.request.keys[sequence.stored : sequence.stored + sequence.loading])

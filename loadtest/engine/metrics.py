@@ -1,8 +1,8 @@
-"""The simulated replica's /metrics page: vLLM 0.32's names and labels, for what a router or a load test
-reads.
+"""`/metrics` page of the simulated replica: the names and labels of vLLM 0.32 that a router or a load test reads.
 
-Times are simulated seconds. Token counters are vLLM's: hits and queries are counted when a request is
-admitted, prompt tokens when its first token is there."""
+Times are simulated seconds. Token counters follow vLLM. Hits and queries are counted when a request is admitted, prompt
+tokens when its first token is generated.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Histogram:
         self._sum += value
 
     def lines(self, name: str, labels: str) -> Iterable[str]:
-        """Exposition lines, cumulative."""
+        """Yield the exposition lines, cumulative."""
         total = 0
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -69,7 +69,7 @@ class Moment:
     """State of a replica that the engine model does not have."""
 
     started_s: float
-    """Unix time at which the process that answers began."""
+    """Unix time at which the answering process began."""
     share: float = 1.0
     """Share of all counts that this process has counted."""
     asleep: int | None = None
@@ -79,15 +79,17 @@ class Moment:
 
 
 def moment_of(member: Member, started_s: float, scrape: int, *, asleep: int | None = None, parked_n: int = 0) -> Moment:
-    """The state that a scrape sees: of several API servers one after the other answers, which began a second later and
-    has counted less than the one before it."""
+    """Return the state that a scrape observes. With several API servers, scrapes reach them in rotation.
+
+    Each server started a second later, and has smaller counts, than the one before it.
+    """
     servers = member.api_servers
     number = scrape % servers
     return Moment(started_s + number, 2 * (servers - number) / (servers * (servers + 1)), asleep, parked_n)
 
 
 def values_of(model: EngineModel) -> dict[str, float]:
-    """Gauges and counters by vLLM's names, without prefix and suffix."""
+    """Return gauges and counters by vLLM's names, without prefix and suffix."""
     counters = model.counters
     return {
         "num_requests_running": model.running_n,
@@ -113,7 +115,7 @@ def render(
     moment: Moment,
     member: Member = DENSE,
 ) -> str:
-    """The whole page `/metrics`, as a member of the zoo has it."""
+    """Return the whole `/metrics` page of a member of the zoo."""
     labels = f'engine="0",model_name="{model_name}"'
     counters, started_s = model.counters, moment.started_s
     values = values_of(model)
@@ -135,7 +137,7 @@ def render(
     lines.append(f"vllm:prompt_tokens_created{{{labels}}} {started_s}")
     lines += _head("vllm:request_success_total", "Count of successfully processed requests.", "counter")
     for reason in ("stop", "length", "abort", "error", "repetition"):
-        # A client that leaves does not count as an abort, as measured on vLLM 0.32.
+        # A client disconnect does not count as an abort, as measured on vLLM 0.32.
         value = float(int(counters.finished * moment.share) if reason == "length" else 0)
         lines.append(f'vllm:request_success_total{{finished_reason="{reason}",{labels}}} {value}')
     for name, text, histogram in (
@@ -156,7 +158,8 @@ def _head(name: str, text: str, kind: str) -> tuple[str, str]:
 
 
 def _waiting_by_reason(model: EngineModel, labels: str, member: Member, moment: Moment) -> list[str]:
-    """Of the requests that wait, those that wait for room, and all others."""
+    """Return the waiting requests by reason: `capacity` for those that wait for KV blocks, `deferred` for the
+    others."""
     deferred = member.deferred_n + model.aside_n
     reasons = {"capacity": model.waiting_n - model.aside_n + moment.parked_n, "deferred": deferred}
     name = "vllm:num_requests_waiting_by_reason"
@@ -172,7 +175,7 @@ def _sleep_state(labels: str, asleep: int | None) -> list[str]:
 
 
 def _cache_config(model: EngineModel, member: Member) -> list[str]:
-    """vLLM's configuration of the cache. With one group and no context parallelism, capacity is block size times
+    """Return vLLM's cache configuration. With one group and no context parallelism, capacity is block size times
     blocks."""
     tokens = model.pool.blocks_n * model.limits.block_tokens
     size, blocks_n = model.limits.block_tokens // member.context_parallel, model.pool.blocks_n

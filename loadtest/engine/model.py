@@ -1,22 +1,22 @@
-"""The engine model: continuous batching over a paged KV cache, as vLLM V1 schedules it, in simulated seconds.
+"""Engine model: continuous batching over a paged KV cache, as vLLM V1 schedules it, in simulated seconds.
 
-Pure: no clock, no I/O, no randomness. The caller owns time: `begin` plans a step and says how long it takes,
-`complete` applies it when that time has come, and the next `begin` follows at once. Every step gives one
-token to each decoding sequence and spends what is left of the token budget on prefill chunks, first come
-first served. A waiting request is admitted when its whole prompt fits, less what the cache holds of it; when
-decodes run out of blocks the youngest sequence loses its own and computes them again later (preemption by
-recompute).
+The model is pure: no clock, no I/O, no randomness. The caller controls time. `begin` plans a step and returns its
+duration. `complete` applies the step at its end, and the next `begin` follows at once.
 
-While nobody prefills and nobody can be admitted, nothing but lengths changes, so one planned step may stand
-for many decode iterations: until the next finish, or as far as blocks or the caller's horizon reach. An
-arrival in the middle calls `truncate`, which ends it at the next iteration, where a real engine would notice
-the arrival.
+Every step gives one token to each decoding sequence. The rest of the token budget goes to prefill chunks, first come
+first served. A waiting request is admitted if its whole prompt fits, minus the cached prefix. If decodes run out of
+blocks, the youngest sequence loses its blocks and recomputes them later (preemption by recompute).
 
-With a tier (host_tier.py) blocks that the cache lacks and the tier has are loaded: such a request has its blocks
-from then on, but is not in the batch before the load is over, and whoever comes behind it passes it by. What happens
-to it until then is in loading.py. Requests whose prompt another engine computes wait likewise (arriving.py).
+If no sequence is in prefill and no request can be admitted, only lengths change. Then one planned step covers many
+decode iterations: until the next finish, or to the limit of the blocks or of the caller's horizon. An arrival during
+such a step calls `truncate`. It ends the step at the next iteration, at which a real engine would notice the arrival.
 
-Without chunked prefill (`Limits.chunked`) whole prompts are computed in steps of their own, before anything decodes."""
+With a tier (`host_tier.py`), blocks that are only in the tier are loaded. Such a request gets its blocks at once, but
+joins the batch only after the load. Later requests overtake it. `loading.py` handles the request until then. Requests
+with a prompt that another engine computes wait in the same way (`arriving.py`).
+
+Without chunked prefill (`Limits.chunked`) whole prompts are computed in separate steps, before any decode.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from loadtest.engine.step import Admitted, Counters, Limits, Outcome, Step, iter
 
 
 class EngineModel:
-    """One replica. `step = begin()`, wait `step.duration_s`, `complete(step)`, and so on while there is
+    """One replica. Call `step = begin()`, wait `step.duration_s`, call `complete(step)`, and repeat while there is
     work."""
 
     def __init__(
@@ -51,8 +51,10 @@ class EngineModel:
         name: str = "",
         legs: bool = False,
     ) -> None:
-        """With a tier and `peers` it is the one of this name among them. With `legs` it takes the legs of requests that
-        two engines share; then it has no tier."""
+        """Create an engine. With a tier and `peers`, it has this `name` among the peers.
+
+        With `legs` it takes part in disaggregated prefill, and cannot have a tier.
+        """
         if legs and tier is not None:
             raise ValueError("an engine has a tier, or takes legs")
         if not limits.chunked and (legs or tier is not None):
@@ -63,8 +65,8 @@ class EngineModel:
         self.context_tokens_max = min(limits.context_tokens_max, self.pool.blocks_n * limits.block_tokens)
         self._times = times
         self._waiting: deque[Running] = deque()
-        # In order of admission. Those that decode come first: whoever has not all of its prompt computed had what was
-        # left of a step's budget, and nobody is admitted behind it.
+        # In order of admission. Those that decode come first. A sequence with an incomplete prompt got the rest of a
+        # step's budget, so no sequence is admitted after it.
         self._running: list[Running] = []
         self._decoding = Decoding(limits.block_tokens)
         # vLLM refuses more sequences than a step has tokens for.
@@ -72,7 +74,7 @@ class EngineModel:
         self._record_tokens = record_tokens
         self._by_id: dict[int, Running] = {}
         self._admitted = 0
-        self._blocked = False  # the head of the queue cannot be admitted until something is freed
+        self._blocked = False  # the head of the queue cannot be admitted until blocks are freed
         self.arriving = Arriving(self.pool, limits.block_tokens) if legs else None
         self.loading = None if tier is None else Loading(self.pool, tier, limits.block_tokens, peers, name)
         self._aside: Loading | Arriving | None = self.arriving if legs else self.loading
@@ -84,12 +86,12 @@ class EngineModel:
 
     @property
     def waiting_n(self) -> int:
-        """Requests queued, preempted ones and those that are being loaded too."""
+        """Queued requests, including preempted ones and those that wait for a load."""
         return len(self._waiting) + self.aside_n
 
     @property
     def aside_n(self) -> int:
-        """Of the queued requests, those that wait for blocks from elsewhere (vLLM: deferred)."""
+        """Queued requests that wait for blocks from a tier or another engine (vLLM: deferred)."""
         return len(self._aside) if self._aside is not None else 0
 
     @property
@@ -99,11 +101,11 @@ class EngineModel:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens of the blocks that live requests use; those that several share count once."""
+        """Tokens of the blocks that live requests use; a shared block counts once."""
         return self.pool.held_n * self.limits.block_tokens
 
     def admitted(self, step: Step | None) -> Admitted:
-        """The batch as it will be when `step`, the one under way, is over."""
+        """Return the batch at the end of `step`, the current step."""
         under_way = {id(sequence): count for sequence, count in step.work or ()} if step is not None else {}
         decoding = self._decoding
         batch = Admitted([], decoding.count, decoding.context_tokens, self.held_tokens)
@@ -118,7 +120,7 @@ class EngineModel:
         return batch
 
     def check(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Raise `RequestRefused` if such a request could never finish here."""
+        """Raise `RequestRefused` if such a request could never finish on this engine."""
         if prompt_tokens < 1 or output_tokens < 1:
             raise RequestRefused("a request has at least one prompt token and one output token")
         limit = self.context_tokens_max
@@ -132,7 +134,7 @@ class EngineModel:
             )
 
     def submit(self, request: EngineRequest) -> None:
-        """Queue a request, or raise `RequestRefused`; ids must not repeat while a request lives."""
+        """Queue a request. Raises `RequestRefused`. Ids must not repeat while a request lives."""
         self.check(request.prompt_tokens, request.output_tokens)
         if request.request_id in self._by_id:
             raise ValueError(f"request {request.request_id} is already here")
@@ -140,8 +142,8 @@ class EngineModel:
         self._waiting.append(sequence)
 
     def cancel(self, request_id: int) -> bool:
-        """The client left: free what it held, also in the middle of a step. False if it is not here any
-        more."""
+        """Free the blocks of a request after its client has disconnected, also in the middle of a step. Returns False
+        if the request is no longer here."""
         sequence = self._by_id.pop(request_id, None)
         if sequence is None:
             return False
@@ -155,19 +157,22 @@ class EngineModel:
         return True
 
     def release(self, request_id: int) -> None:
-        """Blocks that were kept for another engine are free: it has them, or does not come."""
+        """Free blocks that were kept for another engine, which has fetched them or let the lease expire."""
         if self.arriving is not None:
             self.arriving.release(request_id)
             self._blocked = False
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks; False (and nothing done) while requests use any. Its event leaves with
+        """Drop all cached blocks. Returns False, and drops none, while requests use any. Its event is published with
         the next step, as measured on vLLM 0.32."""
         return self.pool.clear()
 
     def begin(self, horizon_s: float = math.inf, now_s: float = 0.0) -> Step | None:
-        """Plan the next step, or None when there is nothing to do. Several iterations only within the
-        horizon. `now_s` is the time of a model with a tier."""
+        """Plan the next step, or return None if there is no work. A step has several iterations only within the
+        horizon.
+
+        `now_s`: current time, for a model with a tier.
+        """
         loading = self._aside
         if loading is not None:
             self._waiting.extendleft(reversed(loading.due(now_s)))
@@ -181,7 +186,7 @@ class EngineModel:
         return self._plan_mixed(now_s)
 
     def truncate(self, step: Step, elapsed_s: float) -> None:
-        """Something arrived `elapsed_s` into this step: end it at the next iteration boundary."""
+        """End a step at the next iteration boundary, because of an arrival `elapsed_s` after its start."""
         if step.idle:
             step.duration_s = min(step.duration_s, elapsed_s)
             return
@@ -198,7 +203,7 @@ class EngineModel:
         step.duration_s = self._times.decodes_s(step.decodes, step.context_tokens, low, step.held_tokens)
 
     def complete(self, step: Step) -> Outcome:
-        """Apply a step whose time has passed."""
+        """Apply a step at its end."""
         outcome = Outcome([], [], [], [])
         self.counters.iterations += step.iterations
         if step.work is None:
@@ -221,14 +226,14 @@ class EngineModel:
     # --- planning
 
     def _plan_decode(self, horizon_s: float) -> Step | None:
-        """A step of as many iterations as stay pure decode; None if not even one would."""
+        """Return a step with as many iterations as stay pure decode; None if not even one would."""
         decoding, size = self._decoding, self.limits.block_tokens
         decodes, context = decoding.count, decoding.context_tokens + decoding.count
         if decodes < len(self._running):
-            return None  # a first token has a time of its own
+            return None  # a first token has its own time
         longest, held = min(self.limits.context_tokens_max, decoding.until_end()), self.held_tokens
         iterations = iterations_within(self._times, horizon_s, decodes, context, longest, held)
-        # An iteration takes at most one block a sequence; only near the end of the pool is counting worth it.
+        # An iteration takes at most one block a sequence; exact counting is only needed near the end of the pool.
         while decodes * (iterations // size + 1) > self.pool.free_n:
             if decoding.blocks_for(iterations) <= self.pool.free_n:
                 break
@@ -239,7 +244,7 @@ class EngineModel:
         return Step(duration_s, iterations, decodes, context, held_tokens=held)
 
     def _plan_mixed(self, now_s: float) -> Step:
-        """One iteration: the running first, in order of admission, then whoever can be admitted."""
+        """Plan one iteration: running sequences first, in order of admission, then requests that can be admitted."""
         preemptions = self.counters.preemptions
         work: list[tuple[Running, int]] = []
         chunked = self.limits.chunked
@@ -267,24 +272,24 @@ class EngineModel:
         return Step(mixed_s(self._times, work, decodes, context, held), 1, decodes, context, work, held_tokens=held)
 
     def _grow_decoding(self) -> None:
-        """Room for one more token of each that decodes; a block that it fills is shared from now on."""
+        """Allocate blocks for one more token of each decoding sequence; a block that becomes full is shared."""
         for sequence in self._decoding.bordering(1):
             if sequence.ends < 0:
-                continue  # preempted a moment ago
+                continue  # just preempted
             computed = self._decoding.computed(sequence) + 1
             if not self._grow(sequence, computed):
                 return
             self._store(sequence, computed)
 
     def _admit(self, work: list[tuple[Running, int]], budget: int, now_s: float) -> None:
-        """First come, first served: whoever cannot be admitted holds up all behind."""
+        """Admit requests first come, first served: one that cannot be admitted blocks all later ones."""
         size, loading, chunked = self.limits.block_tokens, self._aside, self.limits.chunked
         while loading is not None and loading.ready and budget and len(self._running) < self._sequences_max:
             budget -= self._join(loading.ready.popleft(), work, budget)
         while self._waiting and budget > 0:
             sequence = self._waiting[0]
             tokens = sequence.request.prompt_tokens + sequence.generated
-            # The last token is computed in any case, its logits are needed (vLLM: num_tokens - 1).
+            # The last token is always computed, because its logits are needed (vLLM: num_tokens - 1).
             keys, blocks_max = sequence.request.keys, (tokens - 1) // size
             matched = self.pool.match(keys, blocks_max)
             if self.limits.drops_last_block and matched:
@@ -297,7 +302,7 @@ class EngineModel:
                 self._blocked = True
                 return
             if not chunked and work and tokens - len(matched) * size > budget:
-                return  # a prompt is not cut; one that is longer than the budget has a step of its own
+                return  # a prompt is not split; one that is longer than the budget has its own step
             self._waiting.popleft()
             self._blocked = False
             sequence.number = self._admitted = self._admitted + 1
@@ -318,7 +323,7 @@ class EngineModel:
                 budget -= self._join(sequence, work, budget)
 
     def _join(self, sequence: Running, work: list[tuple[Running, int]], budget: int) -> int:
-        """Take a sequence that has all its blocks into the batch; returns how much of the budget it takes."""
+        """Add a sequence that has all its blocks to the batch. Returns the used part of the budget."""
         self._running.append(sequence)
         count = min(sequence.behind, budget) if self.limits.chunked else sequence.behind
         self._schedule(work, sequence, count)
@@ -329,8 +334,7 @@ class EngineModel:
         work.append((sequence, count))
 
     def _store(self, sequence: Running, computed: int) -> None:
-        """Full blocks are shared from the moment they are scheduled: later requests of one step may use
-        them."""
+        """Share full blocks when they are scheduled: later requests of the same step may use them."""
         if not self.limits.prefix_caching:
             return
         keys = sequence.request.keys
@@ -342,8 +346,8 @@ class EngineModel:
             sequence.stored = full
 
     def _grow(self, sequence: Running, tokens: int) -> bool:
-        """Blocks for that many tokens, taken from the youngest if need be; False if that is the sequence
-        itself."""
+        """Allocate blocks for `tokens` tokens, if necessary from the youngest sequence. Returns False if that is the
+        sequence itself."""
         missing = -(-tokens // self.limits.block_tokens) - len(sequence.blocks)
         if missing <= 0:
             return True
@@ -363,7 +367,7 @@ class EngineModel:
     # --- applying
 
     def _fill(self, iterations: int) -> None:
-        """Blocks for what was decoded; those that are full are shared."""
+        """Allocate blocks for the decoded tokens; full blocks are shared."""
         size = self.limits.block_tokens
         for sequence in self._decoding.bordering(iterations):
             computed = self._decoding.computed(sequence) + iterations
@@ -381,7 +385,7 @@ class EngineModel:
             self._finish(sequence, outcome)
 
     def _sampled(self, sequence: Running, outcome: Outcome) -> None:
-        """All is computed that its next token needs: from here on it decodes."""
+        """Generate the sequence's next token after its computed ones; from here on it decodes."""
         request = sequence.request
         if not sequence.generated:
             self.counters.prompt_tokens += request.prompt_tokens

@@ -1,10 +1,11 @@
-"""The two legs of a request over HTTP, at the simulated engines of one process: which fields of a body make a leg of
-it, when an engine lets it go on, and what it answers. The rules of the handshakes are `Legs`.
+"""Disaggregated prefill over HTTP, at the simulated engines of one process: prefill requests and decode requests, their
+waiting times and responses. `Legs` has the rules of the KV connectors.
 
-Fields are vLLM 0.32's and SGLang 0.5.23's (router/core/dialects/legs.py names the sources). A decode leg whose blocks
-cannot be had fails as `kv_load_failure_policy: fail` has it, where its engine is told so (NIXL); with the other
-handshakes its engine goes on waiting, as was seen of them, until their own time is over. An engine of SGLang's is a
-prefill or a decode server, and refuses a request without a room.
+The fields are those of vLLM 0.32 and SGLang 0.5.23 (router/core/dialects/legs.py names the sources). If the blocks of a
+decode request are unavailable, the outcome depends on the connector. With NIXL the engine is notified, and the request
+fails according to `kv_load_failure_policy: fail`. With the others, the engine waits until its own time limit, as
+observed on real engines. An SGLang engine is a prefill or a decode server, and refuses a request without
+`bootstrap_room`.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from loadtest.engine.peers import PeerLimits
 from router.core.facts.legs import Handshake, Role
 
 POLL_S = 0.002
-"""Between two looks of an engine that waits for another one."""
+"""Polling interval of an engine that waits for another engine."""
 
 
 class Moment(StrEnum):
-    """Where in a leg something may be made to happen."""
+    """Points of a prefill or decode request at which a fault can be injected."""
 
-    ARRIVED = "arrived"  # its request is here, and nothing was done for it
-    READY = "ready"  # a prefill is computed; a decode leg has its blocks
-    ANSWERED = "answered"  # a decode leg's first event was sent
+    ARRIVED = "arrived"  # the request has arrived, and was not processed yet
+    READY = "ready"  # the prefill is computed, or the decode request has its blocks
+    ANSWERED = "answered"  # the first event of a decode request was sent
 
 
 class KvPlace(msgspec.Struct):
-    """An engine to fetch from: `remote_kv_source` and `remote_prefiller`. Without one of its fields it is passed over,
-    as there."""
+    """An engine to fetch from: `remote_kv_source` and `remote_prefiller`. Ignored, as in vLLM, if a field is
+    missing."""
 
     kv_request_id: str | None = None
     remote_host: str | None = None
@@ -45,13 +46,13 @@ class KvPlace(msgspec.Struct):
 
     @property
     def address(self) -> str:
-        """`host:port` of the engine; "" where the order is not whole."""
+        """`host:port` of the engine; "" if a field is missing."""
         whole = self.kv_request_id and self.remote_host and self.remote_port
         return f"{self.remote_host}:{self.remote_port}" if whole else ""
 
 
 class KvTransferParams(msgspec.Struct):
-    """vLLM's `kv_transfer_params`, as far as implemented; other fields are ignored."""
+    """vLLM's `kv_transfer_params`, limited to the implemented fields; others are ignored."""
 
     remote_kv_source: KvPlace | None = None
     remote_prefiller: KvPlace | None = None
@@ -65,7 +66,7 @@ class KvTransferParams(msgspec.Struct):
 
 
 class Legged(msgspec.Struct):
-    """The fields of a body that make a leg of it."""
+    """The fields of a body that make it a prefill or a decode request."""
 
     kv_transfer_params: KvTransferParams | None = None
     bootstrap_host: str | None = None
@@ -74,7 +75,7 @@ class Legged(msgspec.Struct):
 
 
 class LegRefused(Exception):
-    """A leg is answered with an error."""
+    """A prefill or decode request that is answered with an error."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -83,12 +84,12 @@ class LegRefused(Exception):
 
 @dataclass(slots=True)
 class Link:
-    """One engine as the engines that it is paired with know it."""
+    """One engine as its paired engines see it."""
 
     handshake: Handshake
     role: Role
     directory: dict[str, Link]
-    """All engines of the process, by id and by the address at which they are asked."""
+    """All engines of the process, by id and by the address of their bootstrap server or P2P port."""
     clock: Callable[[], float]
     """Simulated seconds."""
     crash: Callable[[], None]
@@ -98,21 +99,21 @@ class Link:
     address: str = ""
     gone: bool = False
     trip: Callable[[Role, Moment], Awaitable[None]] | None = None
-    """Called at each moment of each leg; what it raises is what happens there."""
+    """Called at each moment of each request; an exception from it is the injected fault."""
     linger: Callable[[], Awaitable[object]] | None = None
-    """Awaited behind each prefill whose blocks were fetched, before it is answered."""
+    """Awaited after each prefill, once its blocks were fetched, before its response."""
     waiting: int = 0
-    """Legs that are open now."""
+    """Requests that are open now."""
     host: str = "127.0.0.1"
-    """Where it says that its blocks are, with NIXL."""
+    """Host of its blocks that it reports, with NIXL."""
 
     async def at(self, role: Role, moment: Moment) -> None:
-        """A leg has come to this moment."""
+        """Run the fault injection of this moment."""
         if self.trip is not None:
             await self.trip(role, moment)
 
     def leg_of(self, body: Legged, prompt_tokens: int, block_tokens: int) -> PrefillSide | DecodeSide | None:
-        """The leg that a request is; None for one that is whole. Raises LegRefused."""
+        """Return the prefill or decode side of a request; None if it is neither. Raises `LegRefused`."""
         if self.handshake is Handshake.SGLANG:
             return self._of_room(body, prompt_tokens)
         params = body.kv_transfer_params or KvTransferParams()
@@ -144,22 +145,22 @@ class Link:
 
 
 class PrefillSide:
-    """A prefill leg at its engine."""
+    """A prefill request at its engine."""
 
     role = Role.PREFILL
     found_tokens: int | None = None
-    """See DecodeSide."""
+    """See `DecodeSide`."""
 
     def __init__(self, link: Link, id_: str, tokens: int, *, full: bool = True) -> None:
         self._link = link
         self._id = id_
         self._tokens = tokens
         self._full = full
-        """Whether the prompt fills a block."""
+        """True if the prompt fills a block."""
         self._begun = self._kept = False
 
     async def before(self) -> None:
-        """Return when the prompt may be computed; None: here. Raises LegRefused."""
+        """Wait until the prompt may be computed. Returns None: it is computed here. Raises `LegRefused`."""
         link, self._begun = self._link, True
         link.waiting += 1
         await link.at(self.role, Moment.ARRIVED)
@@ -168,7 +169,7 @@ class PrefillSide:
         except EngineCrashed:
             self._kept = True
             link.crash()
-            await asyncio.Event().wait()  # until its process is gone, and with it whoever asked
+            await asyncio.Event().wait()  # until the process is gone, which also ends the client's connection
         except ValueError as error:
             self._kept = True
             raise LegRefused(400, str(error)) from None
@@ -176,7 +177,7 @@ class PrefillSide:
             await self._wait()
 
     async def after(self, cached_tokens: int) -> dict[str, Any]:
-        """What the answer has besides."""
+        """Return additional fields of the response."""
         link = self._link
         await link.at(self.role, Moment.READY)
         if link.handshake is Handshake.NIXL and not self._full:
@@ -184,7 +185,7 @@ class PrefillSide:
         link.legs.computed(self._id, link.clock())
         self._kept = True
         if link.handshake is Handshake.SGLANG:
-            while self._id in link.legs:  # its answer comes when the blocks have gone
+            while self._id in link.legs:  # the response is sent after the blocks were fetched
                 await self._wait()
         if link.linger is not None:
             await link.linger()
@@ -210,21 +211,21 @@ class PrefillSide:
             raise LegRefused(500, "the decoding engine did not connect in time")
 
     def close(self) -> None:
-        """The request is over here."""
+        """Record the end of the request at this engine."""
         self._link.waiting -= self._begun
         if not self._kept or (self._link.handshake is Handshake.SGLANG and self._id in self._link.legs):
             self._link.legs.drop(self._id)
 
 
 class DecodeSide:
-    """A decode leg at its engine."""
+    """A decode request at its engine."""
 
     role = Role.DECODE
 
     def __init__(self, link: Link, source: str, id_: str, tokens: int, *, found_tokens: int | None = None) -> None:
         self.found_tokens = found_tokens
-        """Tokens that the prefill leg found cached, where its answer said so: what usage tells instead of all that
-        came (vLLM 0.32, v1/engine/output_processor.py)."""
+        """Tokens that the prefill stage found cached, if its response reported them. `usage` reports this number
+        instead of all received tokens (vLLM 0.32, v1/engine/output_processor.py)."""
         self._link = link
         self._tokens = tokens
         self._source = link.directory.get(source)
@@ -232,7 +233,8 @@ class DecodeSide:
         self._begun = self._fetched = False
 
     async def before(self) -> tuple[Legs, str]:
-        """Return when the blocks are here, from where the engine has them at once. Raises LegRefused."""
+        """Wait until the blocks have arrived. Returns a source from which the engine has them at once. Raises
+        `LegRefused`."""
         link, source, self._begun = self._link, self._source, True
         link.waiting += 1
         await link.at(self.role, Moment.ARRIVED)
@@ -255,8 +257,8 @@ class DecodeSide:
         return here, self._id
 
     def _fetch(self) -> float | None:
-        """Seconds that the blocks take to come, once they are taken; None where they are still waited for. Raises
-        LegRefused."""
+        """Return the transfer time of the blocks in seconds; None if the prefill is not finished. Raises
+        `LegRefused`."""
         source, nixl = self._source, self._link.handshake is Handshake.NIXL
         try:
             if source is not None and not source.gone:
@@ -270,11 +272,11 @@ class DecodeSide:
         return None
 
     async def after(self, _cached_tokens: int) -> dict[str, Any]:
-        """Nothing."""
+        """Return no additional fields."""
         return {}
 
     def close(self) -> None:
-        """The request is over here."""
+        """Record the end of the request at this engine."""
         self._link.waiting -= self._begun
         if self._begun and self._source is not None and not self._fetched:
             self._source.legs.disconnect(self._id, self._link.clock())
@@ -289,14 +291,14 @@ def link(
     crash: Callable[[], None],
     limits: PeerLimits | None = None,
 ) -> Link:
-    """An engine that is paired with those of the directory; it is found there by its id."""
+    """Return an engine that is paired with those of the directory, and add it there by its id."""
     made = Link(handshake, role, directory, clock, crash, Legs(limits), engine_id=uuid.uuid4().hex)
     directory[made.engine_id] = made
     return made
 
 
 def bootstrap(engine: Link) -> web.Application:
-    """The pages of a bootstrap server: SGLang's `/health`, and Mooncake's `/query`, which has a rank's engine id."""
+    """Return a bootstrap server with SGLang's `/health`, and Mooncake's `/query`, which has a rank's engine id."""
 
     async def health(_: web.Request) -> web.Response:
         return web.Response(text="OK")

@@ -1,10 +1,12 @@
-"""One simulated replica in real time: steps the engine model by the clock and hands out tokens.
+"""One simulated replica in real time: steps the engine model by the clock and delivers tokens.
 
-Simulated seconds pass `time_scale`, which may be changed, times faster than wall seconds. A step begins where the one
-before it ended, not when the event loop got round to it, so late wake-ups do not add up; `lag_max_s` says how late the
-worst one was. First and last tokens go out at once. Tokens between are handed out when a tick has passed since the
-last hand-out, or before a step that takes longer than one: at life's own speed that is one event a token, as vLLM sends
-them."""
+Simulated seconds pass `time_scale` times faster than wall seconds; the scale may be changed. A step begins at the end
+of the step before it, not at the wake-up of the event loop, so late wake-ups do not add up. `lag_max_s` is the largest
+such delay.
+
+First and last tokens are delivered at once. Tokens between them are delivered if a tick has passed since the last
+delivery, or before a step that takes longer than a tick. At real speed that is one event a token, as in vLLM.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,20 @@ from loadtest.engine.step import Outcome, Step
 
 @dataclass(slots=True)
 class Choice:
-    """One answer of an HTTP request on its way to the client."""
+    """One answer of an HTTP request that is being sent to the client."""
 
     ready: int = 0
-    """Tokens handed out so far."""
+    """Tokens delivered so far."""
     cached_tokens: int = 0
     ttft_s: float = 0.0
     """Time from submission to the first token, by the model's clock."""
     finished: bool = False
     aborted: bool = False
-    """Whether it ended before its last token, by an operator."""
+    """True if an operator ended it before its last token."""
 
 
 class Choices:
-    """All choices of one HTTP request, and a way to wait for more of any."""
+    """All choices of one HTTP request, with a way to wait for further tokens of any."""
 
     __slots__ = ("_fresh", "_waiter", "choices", "flushed_s")
 
@@ -47,18 +49,18 @@ class Choices:
 
     @property
     def finished(self) -> bool:
-        """Whether every choice has all its tokens."""
+        """True if every choice has all its tokens."""
         return all(choice.finished for choice in self.choices)
 
     async def more(self) -> None:
-        """Return when something was handed out since the last call; one caller at a time."""
+        """Wait until tokens were delivered since the last call; one caller at a time."""
         while not self._fresh:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self._fresh = False
 
     def flush(self, now_s: float) -> None:
-        """Wake whoever waits."""
+        """Wake the waiting caller."""
         self.flushed_s = now_s
         self._fresh = True
         if self._waiter is not None and not self._waiter.done():
@@ -100,7 +102,7 @@ class SimulatedReplica:
         self._timer: asyncio.TimerHandle | None = None
 
     def submit(self, request: EngineRequest, answer: Choices, choice_n: int) -> None:
-        """Start a request; raises what `EngineModel.submit` raises."""
+        """Start a request. Raises the exceptions of `EngineModel.submit`."""
         now_s = self._clock()
         self.model.submit(request)
         self._open[request.request_id] = _Open(answer, answer.choices[choice_n], now_s)
@@ -112,12 +114,12 @@ class SimulatedReplica:
             self._arm(self._step)
 
     def cancel(self, request_id: int) -> None:
-        """The client left; a request that is finished already is left alone."""
+        """Cancel a request after its client has disconnected; a finished request is unaffected."""
         if self._open.pop(request_id, None) is not None:
             self.model.cancel(request_id)
 
     def abort(self) -> None:
-        """End every open request with the tokens that it has (vLLM's sleep mode, `abort`)."""
+        """End every open request with its tokens so far (vLLM's sleep mode, `abort`)."""
         answers = {opened.answer for opened in self._open.values()}
         for request_id, opened in self._open.items():
             self.model.cancel(request_id)
@@ -128,7 +130,7 @@ class SimulatedReplica:
             answer.flush(self._clock())
 
     def stop(self) -> None:
-        """No step follows; what is open stays unanswered."""
+        """Stop stepping; open requests remain unanswered."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -180,7 +182,7 @@ class SimulatedReplica:
     def _flush(self, now_s: float, urgent: set[Choices]) -> None:
         step = self._step
         everything = step is None or step.duration_s / self.time_scale > self._tick_s
-        # Half a tick of grace: a hand-out due in a moment must not wait for the step after it.
+        # Half a tick of tolerance: a delivery that is almost due must not wait for the next step.
         due_s = now_s - self._tick_s / 2
         sent = [a for a in self._held if everything or a.flushed_s <= due_s or a in urgent]
         for answer in sent:
@@ -188,5 +190,5 @@ class SimulatedReplica:
         self._held.difference_update(sent)
 
     def _since(self, wall_s: float) -> float:
-        # Simulated, by the model's clock: how late the event loop wakes up is not the engine's doing.
+        # Simulated, by the model's clock: the engine's times exclude late wake-ups of the event loop.
         return max(0.0, self._began_s - wall_s) * self.time_scale

@@ -1,4 +1,4 @@
-"""What a simulated engine is asked to compute, and why it may refuse."""
+"""Requests to a simulated engine, and the reason of a refusal."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ class RequestRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What the model needs to know of a prompt and its answer."""
+    """A prompt and its answer as the model needs them."""
 
     request_id: int
     prompt_tokens: int
     output_tokens: int
     keys: Sequence[int]
-    """Names of the full blocks of prompt and answer, each naming its whole prefix; blocks past the end are
-    never cached. A caller that knows nothing of the answer gives the prompt's only."""
+    """Keys of the full blocks of prompt and answer; each key identifies its whole prefix. Blocks after the last key are
+    never cached. A caller that does not know the answer passes only the keys of the prompt."""
     tag: object = None
-    """Anything; it is handed back in `BlockStored`."""
+    """Any object; it is returned in `BlockStored`."""
     source: str = ""
-    """Engine from whose CPU memory to bring what this one lacks (peers.py); "": none."""
+    """Engine from whose CPU memory to transfer the blocks that this engine lacks (`peers.py`); "": none."""
     handover: tuple[Legs, str] | None = None
-    """The legs of the engine that computes its prompt, and its id there; None: it is computed here."""
+    """The `Legs` of the engine that computes the prompt, and the request's id there; None: the prompt is computed
+    here."""
     hold: bool = False
-    """Whether it is a prefill leg, whose blocks are kept for another engine (arriving.py)."""
+    """True for a prefill request; its blocks are kept for another engine (`arriving.py`)."""

@@ -1,7 +1,8 @@
-"""Answers of a simulated engine, in the shapes of one API: vLLM 0.32's chat completions and completions.
+"""Responses of a simulated engine, in the formats of one API: vLLM 0.32's chat completions and completions.
 
-A shape turns the tokens of a job into the pieces of a stream, or into a whole answer. Those of other APIs and of SGLang
-are in zoo/."""
+A shape turns the tokens of a job into the pieces of a stream, or into a whole response. The shapes of other APIs and of
+SGLang are in `zoo/`.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ EVENTS = "text/event-stream; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What all answers of one engine have in common."""
+    """Common properties of all responses of one engine."""
 
     model_name: str
     block_tokens: int
     tell_ttft: bool = False
     forces_usage: bool = False
-    """Whether streams report usage without being asked to."""
+    """True if streams report usage even if the request does not ask for it."""
     streams_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One accepted HTTP request: its choices' answers are known in full, only their tokens' times are not."""
+    """One accepted HTTP request: the texts of its choices are known in full, only the times of their tokens are not."""
 
     response_id: str
     shape: Shape
@@ -44,23 +45,23 @@ class Job:
     answer: Choices
     prompt_tokens: list[int]
     created: int
-    prompts: list[bytes] | None  # the prompts of the choices, where their ids are to be told
+    prompts: list[bytes] | None  # the prompts of the choices, if the request asks for their ids
     requests: list[EngineRequest]
-    leg: PrefillSide | DecodeSide | None  # None for a request that is whole
+    leg: PrefillSide | DecodeSide | None  # None unless it is a prefill or a decode request
     finish_reason: str
     numbers: Iterator[int]
     """Numbers of the stream's events, for APIs that number them."""
 
     def reason(self, index: int) -> str:
-        """Why a choice that is finished has ended."""
+        """Return the finish reason of a finished choice."""
         return "abort" if self.answer.choices[index].aborted else self.finish_reason
 
     def text(self, index: int) -> str:
-        """What a choice that is finished has said."""
+        """Return the text of a finished choice."""
         return text_of(self, index, 0, self.answer.choices[index].ready)
 
     def counts(self) -> tuple[int, int, int]:
-        """Tokens so far: of all prompts, of these found cached, of all answers."""
+        """Return the tokens so far: of all prompts, of their cached part, of all answers."""
         cached = sum(choice.cached_tokens for choice in self.answer.choices)
         if self.leg is not None and self.leg.found_tokens is not None:
             cached = self.leg.found_tokens
@@ -68,23 +69,23 @@ class Job:
 
 
 class Shape:
-    """vLLM's answers to `/v1/completions`, and what all shapes share."""
+    """vLLM's responses to `/v1/completions`, and the common parts of all shapes."""
 
     stream_kind = EVENTS
     whole_kind = "application/json"
     head_first = True
-    """Whether status and headers of a stream leave before its prompt is computed."""
+    """True if status and headers of a stream are sent before its prompt is computed."""
     prefix, kind, whole_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, outlook: Outlook) -> None:
         self.outlook = outlook
 
     def opening(self, job: Job) -> str:
-        """Pieces that are sent before the prompt is computed."""
+        """Return the pieces that are sent before the prompt is computed."""
         return ""
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """One choice's tokens from `start` to `end`."""
+        """Return the events of one choice's tokens from `start` to `end`."""
         head, text = f'{self.head(job)},"choices":[{{"index":{index}', text_of(job, index, start, end)
         ids = prompt_ids = "null"
         if job.prompts is not None:
@@ -93,7 +94,7 @@ class Shape:
         return [f'{head},"text":"{text}",{rest},"token_ids":{ids}}}]{self.so_far(job)}}}\n\n']
 
     def closing(self, job: Job) -> str:
-        """Everything behind the last token."""
+        """Return the part of the stream after the last token."""
         usage = (
             f'{self.head(job)},"choices":[],"usage":{encoded(without_nulls(self.usage(job)))}}}\n\n'
             if self.reports(job)
@@ -102,14 +103,14 @@ class Shape:
         return usage + DONE
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
-        """The answer to a request that does not stream; `more` has fields of the whole."""
+        """Return the response to a request that does not stream; `more`: additional top-level fields."""
         choices = [self.choice(job, index, job.text(index)) for index in range(len(job.texts))]
         whole = {"id": job.response_id, "object": self.whole_object, "created": job.created}
         whole["model"] = self.outlook.model_name
         return msgspec.json.encode(whole | more | {"choices": choices, "usage": self.usage(job)})
 
     def choice(self, job: Job, index: int, text: str) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole response."""
         ended = {"logprobs": None, "finish_reason": job.reason(index), "stop_reason": None}
         choice: dict[str, Any] = {"index": index, "text": text, **ended}
         if job.prompts is not None:
@@ -118,11 +119,11 @@ class Shape:
         return choice
 
     def reports(self, job: Job) -> bool:
-        """Whether a stream ends with its usage."""
+        """True if a stream ends with its usage."""
         return job.include_usage or self.outlook.forces_usage
 
     def usage(self, job: Job) -> dict[str, Any]:
-        """The usage of the whole answer."""
+        """Return the usage of the whole response."""
         prompt, cached, output = job.counts()
         own = {"ttft_s": max(choice.ttft_s for choice in job.answer.choices)} if self.outlook.tell_ttft else {}
         details = {"cached_tokens": cached, "created_cache_tokens": self.created(prompt, cached)}
@@ -136,11 +137,11 @@ class Shape:
         }
 
     def created(self, prompt: int, cached: int) -> int | None:
-        """Prompt tokens whose blocks are new in the cache; None where this API does not report it."""
+        """Return the prompt tokens in blocks that are new in the cache; None if this API does not report it."""
         return None
 
     def head(self, job: Job) -> str:
-        """The first fields of an event, without its end."""
+        """Return the first fields of an event, without its end."""
         outlook = self.outlook
         return (
             f'data: {{"id":"{job.response_id}","object":"{self.kind}","created":{job.created},'
@@ -148,7 +149,7 @@ class Shape:
         )
 
     def so_far(self, job: Job) -> str:
-        """The usage that each event has with `--enable-force-include-usage` (vLLM's continuous usage)."""
+        """Return the usage in each event with `--enable-force-include-usage` (vLLM's continuous usage)."""
         if not self.outlook.forces_usage:
             return ""
         prompt, _, output = job.counts()
@@ -156,12 +157,12 @@ class Shape:
 
 
 class Chat(Shape):
-    """vLLM's answers to `/v1/chat/completions`."""
+    """vLLM's responses to `/v1/chat/completions`."""
 
     prefix, kind, whole_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """One choice's tokens; before the first, the role."""
+        """Return the events of one choice's tokens; before the first token, the role."""
         head, so_far = f'{self.head(job)},"choices":[{{"index":{index}', self.so_far(job)
         text = text_of(job, index, start, end)
         ids = listed(text) if job.prompts is not None else "null"
@@ -174,28 +175,28 @@ class Chat(Shape):
         return events
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
-        """With the ids of the prompt, if the request asks for them."""
+        """Return the response, with the ids of the prompt if the request asks for them."""
         ids = {"prompt_token_ids": tokens.ids(job.prompts[0])} if job.prompts is not None else {}
         return super().whole(job, ids | more)
 
     def choice(self, job: Job, index: int, text: str) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole response."""
         choice: dict[str, Any] = {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}}
         choice |= {"logprobs": None, "finish_reason": job.reason(index), "stop_reason": None}
         return choice | ({"token_ids": tokens.ids(text.encode())} if job.prompts is not None else {})
 
     def created(self, prompt: int, cached: int) -> int | None:
-        """Tokens of full blocks that were computed."""
+        """Return the tokens of full blocks that were computed."""
         return max(0, prompt // self.outlook.block_tokens * self.outlook.block_tokens - cached)
 
 
 def text_of(job: Job, index: int, start: int, end: int) -> str:
-    """The text of one choice's tokens."""
+    """Return the text of one choice's tokens."""
     return job.texts[index][start * tokens.BYTES_PER_TOKEN : end * tokens.BYTES_PER_TOKEN]
 
 
 def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that have a value, at each level: vLLM's streams leave the others out of the usage."""
+    """Return the fields that have a value, at each level: vLLM's streams omit the others from the usage."""
     return {
         name: without_nulls(value) if isinstance(value, dict) else value
         for name, value in fields.items()
@@ -204,12 +205,12 @@ def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def encoded(fields: dict[str, Any]) -> str:
-    """JSON without white space."""
+    """Return JSON without white space."""
     return msgspec.json.encode(fields).decode()
 
 
 def listed(text: str | bytes) -> str:
-    """The token ids of a text as JSON."""
+    """Return the token ids of a text as JSON."""
     ids = tokens.ids(text.encode() if isinstance(text, str) else text)
     return f"[{','.join(map(str, ids))}]"
 

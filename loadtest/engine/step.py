@@ -1,4 +1,4 @@
-"""What goes into the engine model and comes out of it: limits, a planned step, its outcome, totals."""
+"""Inputs and outputs of the engine model: limits, a planned step, its outcome, totals."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Limits:
     sequences_max: int = 256
     context_tokens_max: int = 131_072
     chunked: bool = True
-    """Whether a step may decode and compute parts of prompts. False: whole prompts in steps of their own, before
-    anything decodes, as vLLM V0 without chunked prefill and SGLang with `--chunked-prefill-size -1`."""
+    """True if a step may both decode and compute parts of prompts. False: whole prompts in separate steps, before any
+    decode, as in vLLM V0 without chunked prefill and SGLang with `--chunked-prefill-size -1`."""
     prefix_caching: bool = True
-    """False: no block is found again."""
+    """False: no cached block is ever matched."""
     drops_last_block: bool = False
-    """Whether the last block that is found is computed again, as vLLM does for EAGLE and MTP."""
+    """True if the last matched block is recomputed, as vLLM does for EAGLE and MTP."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; tokens where not said otherwise. A request preempted and resumed counts
+    """Totals since the start; in tokens unless stated otherwise. A request that was preempted and resumed counts
     once."""
 
     prompt_tokens: int = 0
@@ -49,20 +49,19 @@ class Counters:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step brought; ids of requests."""
+    """Outcome of a step; numbers are ids of requests."""
 
     tokens: list[tuple[int, int]]
-    """(id, how many), in the engine's order; nothing where the model does not record them."""
+    """(id, number of tokens), in the engine's order; empty if the model does not record them."""
     first: list[tuple[int, int]]
-    """(id, prompt tokens that were found cached): these have their first token, listed in `tokens` as
-    well."""
+    """(id, cached prompt tokens) of requests that have their first token, which is also in `tokens`."""
     finished: list[int]
     events: list[KvEvent]
 
 
 @dataclass(slots=True)
 class Step:
-    """A planned step; only `EngineModel` looks inside."""
+    """A planned step; only `EngineModel` uses its content."""
 
     duration_s: float
     iterations: int
@@ -73,18 +72,20 @@ class Step:
     work: list[tuple[Running, int]] | None = None
     """The other sequences, and the prompt tokens that each computes. None: pure decode."""
     held_tokens: float = inf
-    """Tokens of the KV cache that live requests use when the step begins."""
+    """Tokens of the KV cache that live requests use at the start of the step."""
     idle: bool = False
-    """Nothing is computed: all that there is waits for blocks from the tier. An arrival ends it at once."""
+    """No computation: all sequences wait for blocks from the tier. An arrival ends the step at once."""
     paused: bool = False
-    """Sequences that decode get nothing in it."""
+    """Decoding sequences get no token in this step."""
 
 
 def mixed_s(
     times: StepTimes, work: Iterable[tuple[Running, int]], decodes: int, context_tokens: int, held_tokens: float
 ) -> float:
-    """Seconds of one iteration that computes `work` beside the decodes; a single token of a prompt is read as a decode
-    is. `held_tokens` as in `StepTimes`."""
+    """Return the seconds of one iteration that computes `work` together with the decodes.
+
+    A single prompt token costs the same as a decode. `held_tokens`: see `StepTimes`.
+    """
     prefill, pairs = 0, 0.0
     for sequence, count in work:
         if count == 1:
@@ -99,8 +100,10 @@ def mixed_s(
 def iterations_within(
     times: StepTimes, horizon_s: float, decodes: int, context_tokens: int, longest: int, held_tokens: float
 ) -> int:
-    """The most decode iterations, at least 1 and at most `longest`, that take no longer than the horizon.
-    `held_tokens` as in `StepTimes`."""
+    """Return the largest number of decode iterations, from 1 to `longest`, that fits into the horizon.
+
+    `held_tokens`: see `StepTimes`.
+    """
     if horizon_s == inf or times.decodes_s(decodes, context_tokens, longest, held_tokens) <= horizon_s:
         return longest
     low, high = 1, longest

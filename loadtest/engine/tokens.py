@@ -1,13 +1,14 @@
-"""The simulated tokenizer: one token is four bytes of UTF-8, and its id is those bytes as a little-endian
-number.
+"""Simulated tokenizer: one token is four bytes of UTF-8, and its id is those bytes as a little-endian number.
 
-So counting is a division, a prompt's token ids are its bytes, and a chain of block keys over tokens is a
-chain over bytes. What matters to a cache is kept: a conversation's next turn renders to an extension of this
-one, answer included, because a prompt ends with the very header that the answer's message will get, and text
-continues right there. (When a prompt's length is no multiple of four, its last token is a short one; with the
-answer's first bytes it becomes a whole one, which leaves all counts as they are. The ids that a stream tells are
-those of the prompt and of the answer by themselves: as a prompt they go on with the same answer, and find in a cache
-what they share with the first prompt.)"""
+So counting is a division, a prompt's token ids are its bytes, and a chain of block keys over tokens is a chain over
+bytes. The property that matters to a cache is preserved. The next turn of a conversation renders to an extension of
+this turn, including the answer. That is because a prompt ends with the header of the answer's message, and the text
+continues right after it.
+
+If a prompt's length is no multiple of four, its last token is short. With the first bytes of the answer it becomes a
+full token, which does not change any count. The ids in a stream are those of the prompt and of the answer separately.
+Used as a prompt, they lead to the same continuation, and match the cached part that they share with the first prompt.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ TOKEN_IDS = 1 << 32
 
 
 class Message(msgspec.Struct):
-    """A chat message, as far as a chat template would look at it."""
+    """A chat message, limited to the fields that a chat template uses."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -35,7 +36,7 @@ class Message(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Rendered text of one prompt and its answer: what a `BlockStored` event is made of."""
+    """Rendered text of one prompt and its answer: the source of a `BlockStored` event."""
 
     data: bytes
     salt: str
@@ -44,8 +45,10 @@ class Text:
 def render_chat(
     messages: Iterable[Message], tools: Sequence[Any] | None, *, generate: bool = True, opened: bool = False
 ) -> bytes:
-    """The prompt a chat becomes: tools first, then `<|role|>`, text and a newline for every message; `opened`: the last
-    one has no newline, so that it goes on."""
+    """Return the prompt of a chat: tools first, then `<|role|>`, text and a newline for every message.
+
+    `opened`: the last message has no newline, so that it is continued.
+    """
     parts: list[str] = []
     if tools:
         parts += ["<|tools|>\n", msgspec.json.encode(tools).decode(), "\n"]
@@ -67,17 +70,18 @@ def render_chat(
 
 def _part_text(part: dict[str, Any]) -> str:
     text = part.get("text")
-    # Images and the like cost a few tokens here, but tell two of them apart, as an engine's cache does.
+    # Images and similar parts cost a few tokens here, but two different ones have different tokens, as in an engine's
+    # cache.
     return text if isinstance(text, str) else f"<|{xxh3_64_intdigest(msgspec.json.encode(part)):016x}|>"
 
 
 def count(data: bytes) -> int:
-    """Tokens in rendered text."""
+    """Return the number of tokens in rendered text."""
     return -(-len(data) // BYTES_PER_TOKEN)
 
 
 def ids(data: bytes) -> list[int]:
-    """Token ids of rendered text; a short last token counts as if zeros followed."""
+    """Return the token ids of rendered text; a short last token is padded with zeros."""
     words = array("I", data + bytes(-len(data) % BYTES_PER_TOKEN))
     if sys.byteorder == "big":
         words.byteswap()
@@ -85,7 +89,7 @@ def ids(data: bytes) -> list[int]:
 
 
 def from_ids(token_ids: Sequence[int]) -> bytes:
-    """Rendered text of token ids: the inverse of `ids`. Raises ValueError for an id out of range."""
+    """Return the rendered text of token ids: the inverse of `ids`. Raises ValueError for an id out of range."""
     try:
         words = array("I", token_ids)
     except OverflowError:
@@ -97,8 +101,11 @@ def from_ids(token_ids: Sequence[int]) -> bytes:
 
 
 def chain(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
-    """Keys of the full blocks of rendered text. A key is the xxh3-64 of its block seeded with the key before
-    it, so it names the whole prefix; a cache salt separates everything."""
+    """Return the keys of the full blocks of rendered text.
+
+    A key is the xxh3-64 of its block seeded with the key before it, so it identifies the whole prefix. Keys with
+    different cache salts never match.
+    """
     size = block_tokens * BYTES_PER_TOKEN
     key = xxh3_64_intdigest(salt.encode()) if salt else 0
     keys: list[int] = []
@@ -109,8 +116,10 @@ def chain(data: bytes, block_tokens: int, salt: str = "") -> list[int]:
 
 
 def answer(prompt: bytes, tokens: int) -> str:
-    """What the model says, greedily: each token follows from all text before it, be that prompt or answer. Four
-    printable ASCII bytes a token, none of which JSON escapes. Zeros, which fill short tokens, do not count."""
+    """Return the model's greedy answer: each token depends on all text before it, prompt or answer.
+
+    A token is four printable ASCII bytes, none of which JSON escapes. Zeros, which pad short tokens, do not count.
+    """
     text = xxh3_64(prompt.replace(b"\0", b""))
     said: list[str] = []
     for _ in range(tokens):

@@ -1,8 +1,9 @@
-"""Answers of the APIs beside OpenAI's completions, with the fields that clients and routers read.
+"""Responses of APIs other than OpenAI's completions, with the fields that clients and routers read.
 
 Sources: vLLM 0.32.0, entrypoints/anthropic/serving.py (message_stream_converter), entrypoints/openai/responses
-(streaming_events.py), entrypoints/speech_to_text/base/serving.py; for speech, which is not in vLLM itself, vLLM-Omni's
-docs/serving/speech_api.md and OpenAI's `stream_format`. The samples of a voice are the bytes of the answer's text.
+(streaming_events.py), entrypoints/speech_to_text/base/serving.py. Speech is not in vLLM itself. Its sources are
+vLLM-Omni's docs/serving/speech_api.md and OpenAI's `stream_format`. The audio samples are the bytes of the answer's
+text.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ AUDIO_RATE_HZ = 24_000
 
 
 def named(kind: str, fields: dict[str, Any]) -> str:
-    """A server-sent event with a name, which its data repeats as `type`."""
+    """Return a named server-sent event; its data repeats the name as `type`."""
     return f"event: {kind}\ndata: {encoded({'type': kind} | fields)}\n\n"
 
 
 class Messages(Shape):
-    """`/v1/messages`."""
+    """Responses to `/v1/messages`."""
 
     prefix = "chatcmpl"
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """Text deltas, behind the start of the message and of its one block."""
+        """Return text deltas, after the start of the message and of its single block."""
         delta = {"type": "text_delta", "text": text_of(job, index, start, end)}
         events = [named("content_block_delta", {"delta": delta, "index": 0})]
         if not start:
@@ -40,7 +41,7 @@ class Messages(Shape):
         return events
 
     def closing(self, job: Job) -> str:
-        """The ends of the block and of the message; no `[DONE]`."""
+        """Return the ends of the block and of the message; no `[DONE]`."""
         delta = {"stop_reason": STOP_REASONS[job.reason(0)], "stop_sequence": None}
         return (
             named("content_block_stop", {"index": 0})
@@ -49,7 +50,7 @@ class Messages(Shape):
         )
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
-        """The whole message."""
+        """Return the whole message."""
         message = self._message(job, [{"type": "text", "text": job.text(0)}])
         ended = {"stop_reason": STOP_REASONS[job.reason(0)], "usage": self._usage(job)}
         return msgspec.json.encode(message | ended | more)
@@ -67,18 +68,18 @@ class Messages(Shape):
 
 
 class Responses(Shape):
-    """`/v1/responses`. The first two events are sent before the prompt is computed."""
+    """Responses to `/v1/responses`. The first two events are sent before the prompt is computed."""
 
     prefix = "resp"
 
     def opening(self, job: Job) -> str:
-        """The response as it begins."""
+        """Return the events of the response's start."""
         begun = self._response(job, "in_progress", [])
         kinds = ("response.created", "response.in_progress")
         return "".join(_numbered(job, kind, {"response": begun}) for kind in kinds)
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """Text deltas, behind the start of the item and of its one part."""
+        """Return text deltas, after the start of the item and of its single part."""
         delta = self._where(job) | {"delta": text_of(job, index, start, end), "logprobs": []}
         events = [("response.output_text.delta", delta)]
         if not start:
@@ -88,19 +89,19 @@ class Responses(Shape):
         return [_numbered(job, kind, fields) for kind, fields in events]
 
     def closing(self, job: Job) -> str:
-        """The ends of the part, the item and the response; no `[DONE]`."""
+        """Return the ends of the part, the item and the response; no `[DONE]`."""
         text = job.text(0)
         item = self._item(job, [self._part(text)], "completed")
         done = [
             ("response.output_text.done", self._where(job) | {"text": text, "logprobs": []}),
             ("response.content_part.done", self._where(job) | {"part": self._part(text)}),
             ("response.output_item.done", {"output_index": 0, "item": item}),
-            ("response.completed", {"response": self._ended(job)}),  # also of an answer that is cut by its limit
+            ("response.completed", {"response": self._ended(job)}),  # also for an answer that reached its token limit
         ]
         return "".join(_numbered(job, kind, fields) for kind, fields in done)
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
-        """The whole response."""
+        """Return the whole response."""
         return msgspec.json.encode(self._ended(job) | more)
 
     def _ended(self, job: Job) -> dict[str, Any]:
@@ -131,36 +132,36 @@ class Responses(Shape):
 
 
 class Transcription(Shape):
-    """`/v1/audio/transcriptions`: a form with a file; an event for each piece of the text."""
+    """Responses to `/v1/audio/transcriptions`, a form with a file; an event for each piece of the text."""
 
     prefix, kind = "transcribe", "transcription.chunk"
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """A piece of the text."""
+        """Return an event with a piece of the text."""
         reason = f',"finish_reason":"{job.reason(index)}","stop_reason":null' if finished else ""
         delta = f'"delta":{{"content":"{text_of(job, index, start, end)}"}}{reason}'
         return [f'{self.head(job)},"choices":[{{{delta}}}]}}\n\n']
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
-        """The whole text."""
+        """Return the whole text."""
         return msgspec.json.encode({"text": job.text(0), "usage": {"type": "duration", "seconds": 1}})
 
 
 class Speech(Shape):
-    """`/v1/audio/speech` with `stream`: the bytes of a voice as they are made, without a length."""
+    """Responses to `/v1/audio/speech` with `stream`: audio bytes as they are generated, without a length."""
 
     prefix, stream_kind, whole_kind = "speech", "audio/pcm", "audio/wav"
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """Samples."""
+        """Return samples."""
         return [text_of(job, index, start, end)]
 
     def closing(self, job: Job) -> str:
-        """Nothing: the last sample ends it."""
+        """Return no events: the last sample ends the stream."""
         return ""
 
     def whole(self, job: Job, more: dict[str, Any]) -> bytes:
-        """A WAV file: one channel of 16 bits."""
+        """Return a WAV file: one channel of 16 bits."""
         samples = job.text(0).encode()
         rate, size = AUDIO_RATE_HZ, len(samples)
         head = [b"RIFF", _le(36 + size), b"WAVEfmt ", _le(16), _le(1, 2), _le(1, 2), _le(rate), _le(2 * rate)]
@@ -168,17 +169,17 @@ class Speech(Shape):
 
 
 class SpeechEvents(Speech):
-    """`/v1/audio/speech` with `stream_format: sse`: the samples in server-sent events."""
+    """Responses to `/v1/audio/speech` with `stream_format: sse`: the samples in server-sent events."""
 
     stream_kind = Shape.stream_kind
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """Samples in Base64."""
+        """Return an event with samples in Base64."""
         audio = b64encode(text_of(job, index, start, end).encode()).decode()
         return [f"data: {encoded({'type': 'speech.audio.delta', 'audio': audio})}\n\n"]
 
     def closing(self, job: Job) -> str:
-        """The usage."""
+        """Return the usage event."""
         prompt, _, output = job.counts()
         usage = {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}
         return f"data: {encoded({'type': 'speech.audio.done', 'usage': usage})}\n\n" + DONE

@@ -1,4 +1,4 @@
-"""The outside of a member's family."""
+"""The external interface of a member's family."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ _FACES = {Family.VLLM: Face, Family.SGLANG: SglangFace}
 def face_of(
     member: Member, model_name: str, replica: SimulatedReplica, sources: Mapping[str, Any], *, tell_ttft: bool
 ) -> Face:
-    """`sources` is vLLM's page `/kv_event_sources`."""
+    """Return the external interface of a member; `sources` is the content of vLLM's page `/kv_event_sources`."""
     return _FACES[member.family](member, model_name, replica, sources, tell_ttft=tell_ttft)

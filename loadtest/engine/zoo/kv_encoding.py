@@ -1,9 +1,10 @@
-"""KV events of the pool as an engine encodes them: maps that name their type.
+"""Encoding of the pool's KV events, by engine: maps with a type name.
 
-Sources: frames recorded from vLLM 0.32 and SGLang 0.5.23 (tests/data/kv); for several groups vLLM 0.32.0,
-v1/core/block_pool.py and v1/core/kv_cache_manager.py (take_events), where groups of one block size share a block's
-hash, and a group of smaller blocks has hashes of its own. Unlike there, every group keeps a block for as long as the
-first group does: none evicts what is outside of its window."""
+Sources: frames recorded from vLLM 0.32 and SGLang 0.5.23 (tests/data/kv). For several groups: vLLM 0.32.0,
+v1/core/block_pool.py and v1/core/kv_cache_manager.py (take_events). There, groups with the same block size share a
+block's hash, and a group with smaller blocks has its own hashes. Unlike in vLLM, all groups evict a block together with
+the first group: none evicts blocks outside its window.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SIGN = 1 << 63
 
 
 class VllmEvents:
-    """vLLM's events. Field order is vLLM's, and so is an event for each block removed."""
+    """vLLM's events. The field order is vLLM's; each removed block has its own event, as in vLLM."""
 
     def __init__(self, block_tokens: int, groups: Sequence[Group] = ()) -> None:
         self._block_tokens = block_tokens
@@ -29,7 +30,7 @@ class VllmEvents:
         self._parts: dict[tuple[int, int], list[int]] = {}  # (group, key) -> hashes of its parts, while it is cached
 
     def encoded(self, event: KvEvent) -> list[dict[str, Any]]:
-        """An event of the pool as those of all groups."""
+        """Return the events of all groups for an event of the pool."""
         if isinstance(event, BlocksRemoved):
             return self._removed(event)
         if not isinstance(event, BlockStored):
@@ -41,7 +42,7 @@ class VllmEvents:
 
     def _removed(self, event: BlocksRemoved) -> list[dict[str, Any]]:
         common = {"medium": event.medium, "group_idx": 0}
-        if event.medium != GPU:  # the offloading manager's come together
+        if event.medium != GPU:  # events of the offloading manager contain several blocks
             return [{"type": "BlockRemoved", "block_hashes": list(event.keys), **common}]
         removed = []
         for key in event.keys:
@@ -54,8 +55,10 @@ class VllmEvents:
         return removed
 
     def _offloaded(self, event: BlockStored) -> list[dict[str, Any]]:
-        """An event for each block, which is a chunk of the offloading manager; without what sets a block apart
-        (offloading/events.py of vLLM 0.32, `self_describing_kv_events`)."""
+        """Return an event for each block, which is a chunk of the offloading manager.
+
+        The events lack the extra keys of a block (offloading/events.py of vLLM 0.32, `self_describing_kv_events`).
+        """
         told, parent = [], event.parent
         for number, key in enumerate(event.keys):
             one = BlockStored(event.tag, event.first_block + number, [key], parent, event.medium)
@@ -83,7 +86,7 @@ class VllmEvents:
         }
 
     def _of_group(self, event: BlockStored, number: int) -> dict[str, Any]:
-        """The same blocks in another group."""
+        """Return the event of the same blocks in another group."""
         group, stored = self._groups[number], self._stored(event)
         stored |= {"group_idx": number, "kv_cache_spec_kind": group.kind}
         if group.window_tokens is not None:
@@ -108,14 +111,16 @@ class VllmEvents:
 
 
 class SglangEvents:
-    """SGLang's events: signed hashes, no groups, and all blocks that are removed at once in one event. Unlike there,
-    blocks of an answer are reported when they are full, and not when the request ends."""
+    """SGLang's events: signed hashes, no groups, and one event for all blocks that are removed together.
+
+    Unlike in SGLang, blocks of an answer are reported when they are full, not when the request ends.
+    """
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
 
     def encoded(self, event: KvEvent) -> list[dict[str, Any]]:
-        """An event of the pool."""
+        """Return the events for an event of the pool."""
         if isinstance(event, BlocksRemoved):
             return [{"type": "BlockRemoved", "block_hashes": [*map(_signed, event.keys)], "medium": event.medium}]
         if not isinstance(event, BlockStored):
@@ -139,7 +144,7 @@ _REMOVED = ("block_hashes", "medium")
 
 
 def encoding_of(member: Member, block_tokens: int) -> Callable[[KvEvent], Sequence[dict[str, Any] | list[Any]]]:
-    """What makes a member's events of an event of the pool."""
+    """Return the function that encodes an event of the pool for a member."""
     sglang = member.family is Family.SGLANG
     encoded = SglangEvents(block_tokens).encoded if sglang else VllmEvents(block_tokens, member.groups).encoded
     if not member.earlier:
@@ -148,12 +153,12 @@ def encoding_of(member: Member, block_tokens: int) -> Callable[[KvEvent], Sequen
 
 
 def _vllm_arrays(encoded: Encoded, event: KvEvent) -> list[list[Any]]:
-    """As vLLM 0.15.1 has them (distributed/kv_events.py): arrays that begin with their type."""
+    """Return events as in vLLM 0.15.1 (distributed/kv_events.py): arrays that begin with their type."""
     return [_array(told, len(_STORED), len(_REMOVED)) for told in encoded(event)]
 
 
 def _sglang_arrays(encoded: Encoded, event: KvEvent) -> list[list[Any]]:
-    """As SGLang 0.5.8 has them (srt/mem_cache/radix_cache.py): an event for each block, which says no medium."""
+    """Return events as in SGLang 0.5.8 (srt/mem_cache/radix_cache.py): an event for each block, without a medium."""
     return [_array(told, _STORED.index("medium"), 1) for one in _each_block(event) for told in encoded(one)]
 
 

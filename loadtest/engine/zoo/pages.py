@@ -1,7 +1,8 @@
-"""Metrics pages as pure text, for the HTTP surface and for simulated worlds.
+"""Metrics pages as pure text, for the HTTP interface and for simulated worlds.
 
-Source of SGLang's: SGLang 0.5.23, srt/observability/metrics_collector.py (names, labels, QueueCount); SGLang 0.5.8,
-srt/metrics/collector.py."""
+Source for SGLang 0.5.23: srt/observability/metrics_collector.py (names, labels, QueueCount). Source for SGLang 0.5.8:
+srt/metrics/collector.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from loadtest.engine.zoo.member import Family, Member
 
 
 def page_of(model: EngineModel, model_name: str, member: Member, scrape: int) -> str:
-    """The page `/metrics` of a member that has been asked for it so many times before, without its latencies."""
+    """Return the `/metrics` page of a member after `scrape` earlier scrapes, without its latencies."""
     if member.family is Family.SGLANG:
         return sglang_page(model, model_name, member)
     none = Histogram(())
@@ -21,7 +22,7 @@ def page_of(model: EngineModel, model_name: str, member: Member, scrape: int) ->
 
 
 def sglang_page(model: EngineModel, model_name: str, member: Member) -> str:
-    """The page `/metrics`: a scheduler's gauges once for each rank that reports, the tokenizer's counters once."""
+    """Return the `/metrics` page: a scheduler's gauges once for each reporting rank, the tokenizer's counters once."""
     values, tokens = values_of(model), model.pool.blocks_n * model.limits.block_tokens
     gauges = {
         "num_running_reqs": values["num_requests_running"],
@@ -49,7 +50,7 @@ def sglang_page(model: EngineModel, model_name: str, member: Member) -> str:
         'generation_tokens_total{is_streaming="true",': values["generation_tokens"],
         'cached_tokens_total{cache_source="total",': values["prefix_cache_hits"],
     }
-    if member.earlier:  # neither how a request was answered, nor where what it found was cached
+    if member.earlier:  # without labels for streaming and for the source of cached tokens
         counters = {f"{name.partition('{')[0]}{{": value for name, value in counters.items()}
     total = ',priority=""' if member.priorities else ""
     labels = f'engine_type="unified",model_name="{model_name}"{total}'
@@ -66,7 +67,7 @@ def _ranks(model_name: str, member: Member) -> Iterable[str]:
 
 
 def _parts(total: int, priorities: tuple[int, ...]) -> list[tuple[int, int]]:
-    """A total broken down: the first priority has all that does not divide."""
+    """Split a total by priority: the first priority gets the remainder of the division."""
     each = total // len(priorities) if priorities else 0
     rest = total - each * len(priorities)
     return [(priority, each + (rest if not number else 0)) for number, priority in enumerate(priorities)]

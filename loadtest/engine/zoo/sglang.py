@@ -1,8 +1,12 @@
-"""SGLang as seen from outside: its metrics page, /server_info, errors, streams and KV events.
+"""External interface of SGLang: its metrics page, /server_info, errors, streams and KV events.
 
-Source: SGLang 0.5.23, srt/observability/metrics_collector.py (names, labels), srt/entrypoints/openai/serving_base.py,
-serving_chat.py and sse_utils.py (errors, events), srt/managers/scheduler.py (the full queue),
-srt/runtime_context.py (kv_events of /server_info)."""
+Source: SGLang 0.5.23.
+
+- Names and labels: srt/observability/metrics_collector.py.
+- Errors and events: srt/entrypoints/openai/serving_base.py, serving_chat.py and sse_utils.py.
+- The full queue: srt/managers/scheduler.py.
+- `kv_events` of /server_info: srt/runtime_context.py.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ FULL = "The request queue is full."
 
 
 class SglangFace(Face):
-    """The outside of one replica of SGLang's."""
+    """External interface of one SGLang replica."""
 
     owned_by = "sglang"
 
@@ -30,27 +34,27 @@ class SglangFace(Face):
         return super()._shapes(outlook) | {CHAT: SglangChat(outlook), COMPLETIONS: SglangCompletion(outlook)}
 
     def routes(self) -> list[web.RouteDef]:
-        """Pages beside those that every engine has."""
+        """Return the pages that not every engine has."""
         pages = [web.get(path, self._server_info) for path in ("/server_info", "/get_server_info")]
         return [*pages, web.get("/v1/loads", self._loads), web.post("/flush_cache", self._flush_cache)]
 
     def metrics(self) -> str:
-        """The page `/metrics`."""
+        """Return the `/metrics` page."""
         return sglang_page(self._replica.model, self.model_name, self.member)
 
     def full(self, streams: bool) -> Refused | None:
-        """Why no further request is queued now: `--max-queued-requests`."""
+        """Return the refusal of a further request if the queue is full (`--max-queued-requests`), else None."""
         limit = self.member.queued_max
         if limit is None or self._replica.model.waiting_n + 1 <= limit:
             return None
         return Refused(503, FULL, "SERVICE_UNAVAILABLE" if streams else "503", in_stream=streams)
 
     def error(self, path: str, refused: Refused) -> web.Response:
-        """An error as a response; SGLang's are flat."""
+        """Return an error as a response; SGLang's are flat."""
         return json_response(_error(refused), status=refused.status)
 
     def error_event(self, refused: Refused) -> dict[str, Any]:
-        """An error as the data of an event."""
+        """Return an error as the data of an event."""
         return {"error": _error(refused)}
 
     @property
@@ -80,13 +84,14 @@ class SglangFace(Face):
 
 
 class SglangChat(Chat):
-    """Answers to `/v1/chat/completions`. The reason of the end has an event of its own."""
+    """Responses to `/v1/chat/completions`. The finish reason has a separate event."""
 
     prefix = ""
     head_first = False
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """One choice's tokens; before the first, the role. Reasoning that is not streamed comes in one event."""
+        """Return the events of one choice's tokens; before the first, the role. Reasoning that is not streamed is one
+        event."""
         hidden = 0 if self.outlook.streams_reasoning else len(job.texts[index]) // 8  # tokens: half of them
         events = [] if start else [self._event(job, index, {"role": "assistant", "content": ""})]
         if start < hidden and (end >= hidden or finished):
@@ -98,13 +103,13 @@ class SglangChat(Chat):
         return events
 
     def choice(self, job: Job, index: int, text: str) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole response."""
         message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
         ended = {"logprobs": None, "finish_reason": job.reason(index), "matched_stop": None}
         return {"index": index, "message": message, **ended}
 
     def usage(self, job: Job) -> dict[str, Any]:
-        """The usage of the whole answer, with `--enable-cache-report`."""
+        """Return the usage of the whole response, with `--enable-cache-report`."""
         return _usage(job)
 
     def _event(
@@ -115,34 +120,34 @@ class SglangChat(Chat):
         return f'{self.head(job)},"choices":[{encoded(choice)}]}}\n\n'
 
     def so_far(self, job: Job) -> str:
-        """No event but the last has usage."""
+        """Return "": only the last event has usage."""
         return ""
 
 
 class SglangCompletion(Shape):
-    """Answers to `/v1/completions`."""
+    """Responses to `/v1/completions`."""
 
     prefix = ""
     head_first = False
 
     def events(self, job: Job, index: int, start: int, end: int, finished: bool) -> list[str]:
-        """One choice's tokens."""
+        """Return the event of one choice's tokens."""
         choice = {"index": index, "text": text_of(job, index, start, end), "logprobs": None}
         choice |= {"finish_reason": job.reason(index) if finished else None, "matched_stop": None}
         return [f'{self.head(job)},"choices":[{encoded(choice)}],"usage":null}}\n\n']
 
     def choice(self, job: Job, index: int, text: str) -> dict[str, Any]:
-        """One choice of a whole answer."""
+        """Return one choice of a whole response."""
         ended = {"logprobs": None, "finish_reason": job.reason(index), "matched_stop": None}
         return {"index": index, "text": text, **ended}
 
     def usage(self, job: Job) -> dict[str, Any]:
-        """The usage of the whole answer, with `--enable-cache-report`."""
+        """Return the usage of the whole response, with `--enable-cache-report`."""
         return _usage(job)
 
 
 def _kv_events(sources: Mapping[str, Any], block_tokens: int) -> dict[str, Any] | None:
-    """SGLang's description of the publisher that vLLM describes as `sources`."""
+    """Return SGLang's description of the publisher that vLLM describes as `sources`."""
     if "0" not in sources:
         return None
     source = sources["0"]

@@ -1,4 +1,5 @@
-"""vLLM as seen from outside: answers by path, the metrics page, errors, sleep mode, as a member deviates."""
+"""External interface of vLLM: responses by path, the metrics page, errors and sleep mode, with a member's
+deviations."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 
 
 class Face:
-    """The outside of one replica. Pages are read from the replica when they are asked for."""
+    """External interface of one replica. Pages are generated from the replica on request."""
 
     owned_by = "vllm"
 
     def __init__(
         self, member: Member, model_name: str, replica: SimulatedReplica, sources: Mapping[str, Any], *, tell_ttft: bool
     ) -> None:
-        """`sources` is vLLM's page `/kv_event_sources`."""
+        """Create the interface; `sources` is the content of vLLM's page `/kv_event_sources`."""
         self.member = member
         self.model_name = model_name
         self._replica = replica
@@ -65,7 +66,7 @@ class Face:
         }
 
     def routes(self) -> list[web.RouteDef]:
-        """Pages beside those that every engine has."""
+        """Return the pages that not every engine has."""
         pages = [web.get("/version", self._version)]
         if not self.member.earlier:
             pages.append(web.get("/kv_event_sources", self._kv_event_sources))
@@ -75,35 +76,35 @@ class Face:
         return [*pages, sleep, wake, web.get("/is_sleeping", self._is_sleeping)]
 
     def models(self, created: int) -> dict[str, Any]:
-        """The page `/v1/models`."""
+        """Return the `/v1/models` page."""
         longest = self._replica.model.context_tokens_max
         return answers.models(self.model_name, owned_by=self.owned_by, created=created, context_tokens=longest)
 
     def metrics(self) -> str:
-        """The page `/metrics`."""
+        """Return the `/metrics` page."""
         replica, scrape = self._replica, next(self._scrapes)
         moment = moment_of(self.member, replica.started_s, scrape, asleep=self._asleep, parked_n=self._parked_n)
         return render(replica.model, self.model_name, replica.ttft, replica.e2e, replica.lag_max_s, moment, self.member)
 
     def full(self, streams: bool) -> Refused | None:
-        """Why no further request is queued now; None if it is."""
+        """Return the refusal of a further request, or None if it can be queued."""
         if self._replica.model.waiting_n >= WAITING_MAX:
             return Refused(503, "The queue is full (max_num_queued_reqs).", "ServiceUnavailableError")
         return None
 
     def error(self, path: str, refused: Refused) -> web.Response:
-        """An error as a response."""
+        """Return an error as a response."""
         if path == MESSAGES:
             error = {"type": "error", "error": {"type": refused.kind, "message": str(refused)}}
             return json_response(error, status=refused.status)
         return refused.response()
 
     def error_event(self, refused: Refused) -> dict[str, Any]:
-        """An error as the data of an event, in a stream whose status and headers have left."""
+        """Return an error as the data of an event, in a stream whose status and headers were already sent."""
         return {"error": {"message": str(refused), "type": "InternalServerError", "code": refused.status}}
 
     async def awake(self) -> None:
-        """Return when requests are computed: requests that come while the engine sleeps wait."""
+        """Wait until requests are computed: requests that arrive while the engine sleeps wait."""
         self._parked_n += 1
         try:
             await self._awake.wait()
@@ -117,7 +118,7 @@ class Face:
         return json_response(self._sources)
 
     async def _sleep(self, http: web.Request) -> web.Response:
-        """Level 0 only stops; 1 and 2 forget the cache. `mode` is abort."""
+        """Put the engine to sleep. Level 0 only stops it; 1 and 2 also drop the cache. `mode` is abort."""
         level = int(http.query.get("level", "1"))
         self._awake.clear()
         self._asleep = level
