@@ -1,7 +1,7 @@
-"""What a row of `python -m loadtest faults` works with: faulty replicas, a router before them, a client.
+"""Environment of a row of `python -m loadtest faults`: faulty replicas, a router in front of them, and a client.
 
-Every row starts its replicas and its router afresh, so that no row sees what another has done. Every request has a
-number, which its prompt carries to the replica: so attempts are counted where they arrive, whatever the router says.
+Every row starts new replicas and a new router, so rows cannot affect each other. Every request has a number, and its
+prompt carries the number to the replica. So attempts are counted at the replica, independent of the router's report.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _READY = re.compile(r"ready \S+ (\d+) control (\d+)")
 
 
 async def until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
-    """Wait until it is so, looking every 50 ms; whether it was within `timeout_s`."""
+    """Poll the condition every 50 ms until it is true. Returns False if it is not true within `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while not await what():
         if time.monotonic() > deadline_s:
@@ -43,47 +43,47 @@ async def until(what: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
 
 
 class NotForThis(Exception):
-    """A row that cannot be run for this router; the message says why."""
+    """A row that cannot be run for this router; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The size of a run, and by how much times may exceed what is promised."""
+    """Size of a run, and the factor by which times may exceed the promised ones."""
 
     full: bool = False
     slack: float = 1.0
     counts: bool = False
-    """Whether only counts and orders are judged, as where other work takes the machine's time."""
+    """True if only counts and orders are judged, because other work shares the machine."""
 
     def of(self, small: int, full: int) -> int:
-        """A count: the one of section 5 with --full, half of the small one with --counts."""
+        """Return a count: the one of section 5 with --full, half of the small one with --counts."""
         return full if self.full else max(1, small // 2) if self.counts else small
 
     def patience_s(self, seconds_s: float) -> float:
-        """Seconds to wait for what must come: as promised, or ten times as long, a minute at least, where no time is
-        judged."""
+        """Return the seconds to wait for an expected event. If times are not judged: ten times `seconds_s`, at least a
+        minute."""
         return max(60.0, 10 * seconds_s) if self.counts else seconds_s
 
 
 @dataclass(slots=True)
 class FaultAnswer:
-    """What a client got."""
+    """A response as the client received it."""
 
     id: str
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     error: str = ""
-    """What broke it on the way; empty: it ended as HTTP has it."""
+    """Error that interrupted it; empty if it ended as required by HTTP."""
     began_s: float = 0.0
     first_s: float = 0.0
-    """Time at which the first byte of the body came; 0: never."""
+    """Time of the first byte of the body; 0: never."""
     ended_s: float = 0.0
     pieces_s: list[float] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether it is a whole 200."""
+        """True for a complete response with status 200."""
         return self.status == 200 and not self.error
 
     @property
@@ -93,7 +93,7 @@ class FaultAnswer:
 
 
 class Upstream:
-    """One faulty replica: a process, and a line to its control port."""
+    """One faulty replica: a process, and a connection to its control port."""
 
     def __init__(self, name: str, folder: Path, model: str = answers.MODEL) -> None:
         self.name, self._folder, self._model = name, folder, model
@@ -108,7 +108,7 @@ class Upstream:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start it, on the port that it had if it had one. Raises ProcessError."""
+        """Start the process, on its previous port if it had one. Raises ProcessError."""
         self._starts += 1
         words = ["-m", "loadtest.faults.upstream.process", "--name", self.name, "--port", str(self.port)]
         words = [sys.executable, *words, "--model", self._model]
@@ -119,7 +119,7 @@ class Upstream:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", int(said[2]), limit=LINE_BYTES_MAX)
 
     async def kill(self) -> None:
-        """SIGKILL it."""
+        """Send SIGKILL to the process."""
         await self._hang_up()
         await self.process.kill()
 
@@ -136,19 +136,19 @@ class Upstream:
             self._writer = None
 
     async def tell(self, do: str, **fields: Any) -> Any:  # noqa: ANN401 - JSON of any kind
-        """A command to its control port. Raises ConnectionError where it was killed."""
+        """Send a command to the control port. Raises ConnectionError if the process was killed."""
         if self._writer is None:
             raise ConnectionError(f"{self.name} is not there")
         self._writer.write(json.dumps({"do": do, **fields}).encode() + b"\n")
         return json.loads(await self._reader.readline())
 
     async def seen(self) -> list[dict[str, Any]]:
-        """Requests it got, oldest first, each with `at`: this replica."""
+        """Return the received requests, oldest first, each with `at`: this replica."""
         return [{**record, "at": self.name} for record in await self.tell("seen")]
 
 
 class Run:
-    """A router before its replicas."""
+    """A router in front of its replicas."""
 
     def __init__(self, upstreams: Sequence[Upstream], process: Process, port: int, http: aiohttp.ClientSession) -> None:
         self.upstreams, self.process, self.port, self.http = list(upstreams), process, port, http
@@ -157,7 +157,7 @@ class Run:
 
     @property
     def admin_port(self) -> int:
-        """The port of warmroute's admin listener; 0 if it is not known."""
+        """The port of warmroute's admin listener; 0 if it is unknown."""
         said = LISTENING.search(self.process.output.read_text(errors="replace"))
         return (urlsplit(said[2]).port or 0) if said else 0
 
@@ -172,7 +172,7 @@ class Run:
         headers: dict[str, str] | None = None,
         **marks: object,
     ) -> FaultAnswer:
-        """One request; what goes wrong is in the answer. `marks` are for the replica (see
+        """Send one request and return its response, or its error. `marks` are for the replica (see
         faults/upstream/process.py)."""
         found = FaultAnswer(str(next(self._numbers)))
         marker = " ".join(f"{key}={value}" for key, value in {"id": found.id, **marks}.items())
@@ -195,7 +195,7 @@ class Run:
         return found
 
     async def seen(self) -> list[dict[str, Any]]:
-        """Requests that arrived at replicas which can be asked, by time."""
+        """Return the requests that arrived at replicas with a control connection, by time."""
         found = [record for upstream in self.upstreams for record in await upstream.seen()]
         return sorted(found, key=lambda record: record["came_s"])
 
@@ -205,7 +205,7 @@ class Run:
             await upstream.tell(do, **fields)
 
     async def page(self, path: str, *, admin: bool = False, timeout_s: float = 2.0) -> tuple[int, str]:
-        """Status and text of a page; 0 if there was no answer."""
+        """Return status and text of a page; status 0 if there was no response."""
         url = f"http://127.0.0.1:{self.admin_port}" if admin else self.url
         with suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with self.http.get(url + path, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
@@ -223,11 +223,11 @@ class Bench:
 
     @property
     def ours(self) -> bool:
-        """Whether it is warmroute."""
+        """True for warmroute."""
         return self.router.name == rivals.OURS
 
     def only_ours(self, why: str) -> None:
-        """Raises NotForThis for anybody else."""
+        """Raise NotForThis for any other router."""
         if not self.ours:
             raise NotForThis(why)
 
@@ -241,8 +241,12 @@ class Bench:
         key: str = "",
         asked: bool = True,
     ) -> AsyncIterator[Run]:
-        """Replicas and the router, once it answers; `flags` are for warmroute. With `urls` the replicas are somebody
-        else's; `asked`: they take questions as ours do. Raises ProcessError, RivalError."""
+        """Run replicas and the router, and yield once the router answers. Raises ProcessError, RivalError.
+
+        - `flags`: for warmroute.
+        - `urls`: external replicas to use instead.
+        - `asked`: True if they accept the same requests as our faulty replicas.
+        """
         async with AsyncExitStack() as stack:
             upstreams = [Upstream(f"r{i}", self.folder) for i in range(0 if urls else replicas)]
             for upstream in upstreams:
@@ -262,7 +266,7 @@ class Bench:
             yield run
 
     async def _ready(self, run: Run, *, asked: bool) -> None:
-        """Wait until as many answers in a row as there are replicas are fine, then forget them."""
+        """Wait for as many consecutive successful responses as there are replicas, then clear their records."""
 
         async def missing() -> str:
             for _ in range(max(3, len(run.upstreams))):
@@ -281,7 +285,7 @@ class Bench:
 
 
 async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
-    """The answers to so many requests, in order; requests begin at this rate, whatever was answered."""
+    """Return the responses to `requests` requests, in order. Requests start at this rate, independent of responses."""
     began_s = time.monotonic()
     tasks = []
     for i in range(requests):
@@ -291,7 +295,7 @@ async def at_rate(per_s: float, requests: int, ask: Callable[[int], Awaitable[Fa
 
 
 async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitable[FaultAnswer]]) -> list[FaultAnswer]:
-    """The answers to so many requests, in order; at most `concurrency` are in flight at a time."""
+    """Return the responses to `requests` requests, in order; at most `concurrency` are in flight at a time."""
     numbers, found = iter(range(requests)), list[tuple[int, FaultAnswer]]()
 
     async def lane() -> None:
@@ -303,7 +307,7 @@ async def at_most(concurrency: int, requests: int, ask: Callable[[int], Awaitabl
 
 
 def kinds(found: Sequence[FaultAnswer]) -> dict[str, int]:
-    """What was not fine, counted by kind."""
+    """Return the number of failed responses by kind."""
     counted: dict[str, int] = {}
     for answer in found:
         if not answer.ok:
@@ -322,8 +326,10 @@ def row(
     found: Sequence[FaultAnswer] = (),
     note: str = "",
 ) -> Row:
-    """A row that is met when `got` is at most what is expected, unless `ok` says; with a slack it is a time, which
-    may be so many times that."""
+    """Return a row that is met if `got` is at most `expected`, unless `ok` overrides this.
+
+    `slack`: the row is a time, which may exceed `expected` by this factor.
+    """
     if ok is None:
         ok = got is not None and got <= expected * (slack or 1.0)
     errors = kinds(found)
@@ -342,5 +348,5 @@ def row(
 
 
 def failures(goal: int, case: str, found: Sequence[FaultAnswer], *, note: str = "") -> Row:
-    """A row of how many of these answers were not fine, which none may be."""
+    """Return a row with the number of failed responses, which must be 0."""
     return row(goal, case, 0, sum(not answer.ok for answer in found), found=found, note=note)

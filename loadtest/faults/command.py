@@ -1,15 +1,15 @@
-"""`python -m loadtest faults`: what becomes of requests when replicas, clients or the machine go wrong.
+"""`python -m loadtest faults`: outcome of requests under failures of replicas, clients or the machine.
 
-Rows are numbered by the goals of "Nothing lost, nobody in"; each starts its own replicas (faults/upstream/process.py)
-and its own router, does one thing to them, and says what was promised and what was seen. warmroute runs first; then the
-LLM routers that are installed, and any that is given with --rival, as their makers ship them. Only warmroute's rows
-decide the exit status. A row that does not apply to a router says why.
+Rows are numbered by the goals of "Nothing lost, nobody in". Each row starts its own replicas
+(faults/upstream/process.py) and its own router, injects one fault, and reports the promised and the observed values.
+warmroute runs first. Then come the installed LLM routers and those given with --rival, with their makers' defaults.
+Only warmroute's rows decide the exit status. A row that does not apply to a router states the reason.
 
-Counts and orders are exact. Times are of a machine that does other things too: with --slack they may be over what is
-promised by that factor and are taken as the best of three tries; the figure that is printed is the true one. With
---counts no time is judged, only that what is waited for comes at all, and sizes are half: as before a merge, where
-nothing may depend on how busy the machine is. Rows mostly wait for timers, so that with --counts several may run side
-by side (--jobs); where times are judged each has the machine to itself.
+Counts and orders are exact. Times depend on other work of the machine. With --slack they may exceed the promise by that
+factor, and the best of three tries counts. The printed figure is the measured one. With --counts times are not judged,
+only the arrival of each expected event, and sizes are halved. That mode is for checks before a merge, which must not
+depend on the load of the machine. Rows mostly wait for timers, so with --counts several may run in parallel (--jobs).
+If times are judged, each row runs alone.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ TRIES = 3
 ROW_TIMEOUT_S, FULL_TIMEOUT_S = 180.0, 1_800.0
 PAGE_WIDTH, NOTE_CHARACTERS = 140, 300
 SOAK_S, HISTORY_S = 1_800.0, 600.0
-CURVE_MIN = 100  # requests: fewer have no curve
+CURVE_MIN = 100  # requests: a smaller number has no curve
 JOBS_MAX = 8
 
 
 async def measure(
     bench: Bench, goals: Sequence[int], console: Console, matrix: Mapping[int, Sequence[Rows]], jobs: int = 1
 ) -> list[Row]:
-    """All rows of one router, in the order of the goals; `jobs` of the functions that make them run at a time. A rival
-    that does not come up has rows that say so."""
+    """Return all rows of one router, in the order of the goals, running `jobs` row functions at a time.
+
+    A rival that does not start has rows that state this.
+    """
     turns = asyncio.Semaphore(jobs)
 
     async def one(goal: int, rows: Rows) -> list[Row]:
@@ -64,13 +66,13 @@ async def measure(
             console.print(f"{told}, {time.monotonic() - began_s:.0f} s", highlight=False)
             return some
 
-    async with asyncio.TaskGroup() as group:  # what is cancelled or fails stops the processes of every row
+    async with asyncio.TaskGroup() as group:  # cancellation or a failure stops the processes of every row
         tasks = [group.create_task(one(goal, rows)) for goal in goals for rows in matrix[goal]]
     return [row for task in tasks for row in task.result()]
 
 
 def _named(bench: Bench, rows: list[Row]) -> list[Row]:
-    """The rows with the router's name; where times are not judged, a row of a time is neither met nor missed."""
+    """Set the router's name on the rows. If times are not judged, a time row is neither met nor missed."""
     for row in rows:
         row.router = bench.router.name
         if bench.scale.counts and row.timed and row.ok:
@@ -79,7 +81,7 @@ def _named(bench: Bench, rows: list[Row]) -> list[Row]:
 
 
 async def _tries(bench: Bench, goal: int, rows: Rows) -> list[Row]:
-    """The rows of a goal; if only times were missed it is tried again, so that a busy moment is not a finding."""
+    """Return the rows of a goal. If only times were missed, repeat it, so that a short load peak is not a finding."""
     best = await _once(bench, goal, rows)
     for _ in range(TRIES - 1 if bench.ours else 0):
         missed = [row for row in best if row.ok is False]
@@ -106,7 +108,7 @@ async def _once(bench: Bench, goal: int, rows: Rows) -> list[Row]:
 
 
 async def run(options: argparse.Namespace, console: Console) -> list[Row]:
-    """The whole run. Raises RivalError."""
+    """Run all selected rows. Raises RivalError."""
     stop_when_told()
     scale = Scale(options.full, math.inf if options.counts else max(1.0, options.slack), options.counts)
     found: list[Row] = []
@@ -127,7 +129,7 @@ async def run(options: argparse.Namespace, console: Console) -> list[Row]:
 
 
 def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
-    """The routers that are tested, warmroute first; nginx knows nothing of LLMs, and soaks are for warmroute alone."""
+    """Return the routers to test, warmroute first. nginx has no LLM routing, and soaks are for warmroute alone."""
     ours = [] if options.only_rivals else [rivals.ours(flags=options.flag)]
     given = list(map(rivals.custom, options.rival))
     if options.no_rivals or any(each is not None for each in (options.soak, options.histories, options.requests)):
@@ -137,7 +139,7 @@ def _routers(options: argparse.Namespace) -> list[rivals.Rival]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All flags, with their defaults."""
+    """Return the parser with all flags and their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest faults", description="Faults, overload and abuse, by goal.")
     add, goals = made.add_argument, list(map(str, GOALS))
     add("--rows", type=flags.among(goals), default=goals, metavar="N,N", help=f"of {','.join(goals)} (all)")
@@ -180,7 +182,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. 1 when a row of warmroute's was missed, 2 when a command line was wrong."""
+    """Run the command. Returns 1 if a row of warmroute was missed, 2 for an invalid command line."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
     if options.jobs > 1 and not options.counts:

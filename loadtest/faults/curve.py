@@ -1,10 +1,14 @@
-"""Memory over a million requests, `python -m loadtest faults --requests [N]`: no two alike, with default settings.
+"""Memory over a million requests, `python -m loadtest faults --requests [N]`: all different, with default settings.
 
-Every request has words of its own in each place that a cache of the router keeps something by: system prompt, message,
-tool, salt, user, session, conversation, tenant, request id, trace and client. Two in five continue an earlier
-conversation, so that matches, histories and touches are kept too. Caches fill within the first half; growth in the
-second half is a leak, or a bound that does not hold. The replicas are those of `python -m loadtest overhead`, which
-cost next to nothing.
+Every request has a unique value in each field that is a key of a router cache:
+
+- In the prompt: system prompt, message, tool and salt.
+- Identities: user, session, conversation and tenant.
+- Metadata: request id, trace and client.
+
+Two in five requests continue an earlier conversation, so that matches, histories and touches are stored too. Caches
+fill within the first half. Growth in the second half is a leak, or a bound that does not hold. The replicas are those
+of `python -m loadtest overhead`, with negligible cost.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ REPLICAS, CONNECTIONS = 4, 16
 SAMPLES = 100  # of memory, evenly by requests
 GROWTH_MAX = 0.05  # in the second half, as a part of the memory at its beginning
 CONTINUED = 0.4  # share of requests that continue an earlier conversation
-CONVERSATIONS = 1_000  # of which earlier turns are kept here to be continued
+CONVERSATIONS = 1_000  # number of conversations that are kept here to be continued
 TURNS_MAX = 6
 TEXT_BYTES = (100, 400, 1_500, 6_000)  # lengths of texts, equally often
 ERRORS_MAX = 100
@@ -42,7 +46,7 @@ FLAGS = ("--set", "log.requests=false")
 
 
 class Talk:
-    """Requests without an end, no two alike, drawn once and for all by the seed."""
+    """Endless sequence of requests, all different, determined by the seed."""
 
     def __init__(self, seed: int) -> None:
         self._choose = random.Random(seed)
@@ -93,7 +97,7 @@ class Talk:
 
 
 class Curve:
-    """Requests on some connections, and memory every so many of them."""
+    """Sends requests on several connections, and samples memory at equal intervals of requests."""
 
     def __init__(self, requests: int, seed: int, pid: int) -> None:
         self._requests, self._pid = requests, pid
@@ -103,7 +107,7 @@ class Curve:
         self.rss_mb: list[tuple[int, float]] = []
 
     async def go(self, connections: Sequence[Connection]) -> None:
-        """All requests, each connection the next one as soon as it is answered."""
+        """Send all requests; each connection sends the next one as soon as it has its response."""
         await asyncio.gather(*(self._ask(connection) for connection in connections))
 
     async def _ask(self, connection: Connection) -> None:
@@ -124,9 +128,11 @@ def _settle(answered: asyncio.Future[str | None], wrong: str | None) -> None:
 
 
 def growth(samples: Sequence[tuple[int, float]]) -> float | None:
-    """Growth in the second half, as a part of the memory at its beginning; None with too few samples. By the straight
-    line that fits its samples best: caches of two generations drop one of them now and then, so that a single sample
-    says little."""
+    """Return the growth in the second half, as a part of the memory at its beginning; None with too few samples.
+
+    The growth is that of the straight line with the best fit. Caches of two generations drop one of them occasionally,
+    so a single sample means little.
+    """
     half = [sample for sample in samples if sample[0] >= samples[-1][0] / 2] if samples else []
     if len(half) < 3:
         return None
@@ -136,7 +142,7 @@ def growth(samples: Sequence[tuple[int, float]]) -> float | None:
 
 
 async def curve(bench: Bench, requests: int, seed: int) -> list[Row]:
-    """A row for each sample, and those that are judged."""
+    """Return a row for each sample, and the judged rows."""
     bench.only_ours("its memory is looked at")
     words = [sys.executable, "-m", "loadtest.overhead.upstream", "--replicas", str(REPLICAS), "--rate", str(RATE_PER_S)]
     async with started("upstream", words, bench.folder) as upstream:

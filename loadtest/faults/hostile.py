@@ -1,7 +1,7 @@
-"""A tenant that uses up what it can, in one way: `python -m loadtest.faults.hostile WAY PORT KEY SECONDS`.
+"""Tenant that exhausts resources in one way: `python -m loadtest.faults.hostile WAY PORT KEY SECONDS`.
 
-It is a process of its own, so that what it spends is not missing where others' times are measured. At its end it prints
-how many answers it got of each status, as JSON; 0 counts connections that were closed without an answer.
+It is a separate process, so that its CPU time does not distort the times of others. At the end it prints the number of
+responses by status, as JSON. Status 0 counts connections that were closed without a response.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from loadtest.faults.upstream.floods import FLOODS
 PATH, COMPLETIONS = answers.APIS["chat"].path, answers.APIS["completions"].path
 LANES = 4  # bodies that are sent at a time
 BODY_BYTES = 8 << 20
-PARTS_FEW, PARTS_MANY = 20_000, 500_000  # messages in a body that is decoded, and in one that is refused for them
+# messages in a body that is decoded, and in one that is refused because of their number
+PARTS_FEW, PARTS_MANY = 20_000, 500_000
 CONNECTIONS, SLOW_BODIES, SLOW_BYTES = 300, 200, 2_048
-IDS, STRINGS = 1_000_000, 500_000  # token ids, and texts, in one prompt: no more than `limits.json_values_max`
+IDS, STRINGS = 1_000_000, 500_000  # token ids, and texts, in one prompt: at most `limits.json_values_max`
 CANCELS_PER_S, DEADLINES_PER_S, DEADLINE_MS = 100.0, 20.0, "20"
-FLOOD_MODEL = "flood-model"  # served by the hostile replica alone
+FLOOD_MODEL = "flood-model"  # served only by the hostile replica
 FLOOD_BYTES, FLOOD_LANES = 32 << 20, 2
-NEW_PER_S = 50.0  # sessions, and names of models, that are made up in a second
+NEW_PER_S = 50.0  # new sessions, and new model names, per second
 TOOLS, TINY_TOOLS = 1_000, 300_000
 TIMEOUT_S = 30.0
 
 
 class Hostile:
-    """One tenant's connections, and what became of its requests."""
+    """One tenant's connections, and the outcome of its requests."""
 
     def __init__(self, http: aiohttp.ClientSession, port: int, key: str, seconds_s: float) -> None:
         self.http, self.port, self.key = http, port, key
@@ -48,11 +49,11 @@ class Hostile:
 
     @property
     def over(self) -> bool:
-        """Whether its time is over."""
+        """True if its time is over."""
         return time.monotonic() >= self.end_s
 
     async def post(self, body: bytes, path: str = PATH, **headers: str) -> None:
-        """One request, counted."""
+        """Send one request, and count it."""
         try:
             head = {"content-type": "application/json", **headers}
             async with self.http.post(self.url + path, data=BytesIO(body), headers=head) as response:
@@ -63,7 +64,7 @@ class Hostile:
             self.statuses[0] += 1
 
     async def leave(self, body: bytes) -> None:
-        """One request, counted, that is left when its answer begins."""
+        """Send one request, count it, and disconnect at the start of the response."""
         try:
             async with self.http.post(
                 self.url + PATH, data=body, headers={"content-type": "application/json"}
@@ -74,7 +75,7 @@ class Hostile:
             self.statuses[0] += 1
 
     async def lanes(self, *bodies: bytes, lanes: int = LANES, path: str = PATH) -> None:
-        """Send these bodies in turn, so many at a time, to the end and once at least."""
+        """Send these bodies in rotation, `lanes` at a time, until the end and at least once."""
 
         async def lane() -> None:
             while True:
@@ -86,7 +87,7 @@ class Hostile:
         await asyncio.gather(*(lane() for _ in range(lanes)))
 
     async def at_rate(self, per_s: float, make: Callable[[int], Awaitable[None]]) -> None:
-        """Begin so many requests a second, to the end and one at least."""
+        """Start `per_s` requests a second, until the end and at least one."""
         tasks = set[asyncio.Future[None]]()
         for number in count():
             task = asyncio.ensure_future(make(number))
@@ -98,7 +99,7 @@ class Hostile:
         await asyncio.gather(*tasks)
 
     async def hold(self, connections: int, first: bytes, drip: bytes) -> None:
-        """Keep so many connections open that begin with these bytes and go on with the others, one drip a second."""
+        """Keep `connections` connections open. Each sends `first`, and then `drip` once a second."""
 
         async def one() -> None:
             while not self.over:
@@ -118,12 +119,12 @@ class Hostile:
 
 
 def chat(text: str = "x", **more: Any) -> bytes:  # noqa: ANN401 - any JSON
-    """A request of one message."""
+    """Return a request of one message."""
     return json.dumps(answers.APIS["chat"].request(text, stream=False) | more).encode()
 
 
 def repeated(field: str, item: dict[str, Any], number: int) -> bytes:
-    """A request in which one item fills a field so many times; made in a moment, whatever the number."""
+    """Return a request in which one item is repeated `number` times in a field; fast for any number."""
     asked = answers.APIS["chat"].request("x", stream=False)
     asked.pop(field, None)
     items = b",".join([json.dumps(item).encode()] * number)
@@ -131,51 +132,51 @@ def repeated(field: str, item: dict[str, Any], number: int) -> bytes:
 
 
 def tool(properties: int) -> dict[str, Any]:
-    """A tool whose schema has so many properties."""
+    """Return a tool with `properties` properties in its schema."""
     schema = {f"p{i}": {"type": "string", "description": "what it is for"} for i in range(properties)}
     return {"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": schema}}}
 
 
 async def by_bytes(hostile: Hostile) -> None:
-    """Long prompts."""
+    """Send long prompts."""
     await hostile.lanes(chat("words " * (BODY_BYTES // 6)))
 
 
 async def by_parts(hostile: Hostile) -> None:
-    """Bodies of many small messages: as many as are decoded, and more."""
+    """Send bodies of many small messages: one at the decoding limit, and one above it."""
     message = {"role": "user", "content": "x"}
     await hostile.lanes(*(repeated("messages", message, number) for number in (PARTS_FEW, PARTS_MANY)))
 
 
 async def by_connections(hostile: Hostile) -> None:
-    """Connections that ask nothing, beside some that do."""
+    """Open connections without a request, and some with requests."""
     await asyncio.gather(hostile.hold(CONNECTIONS, b"", b""), hostile.lanes(chat()))
 
 
 async def by_sessions(hostile: Hostile) -> None:
-    """A session and a prompt of its own for each request."""
+    """Send each request with a new session and a new prompt."""
     await hostile.at_rate(NEW_PER_S, lambda i: hostile.post(chat(f"{i} " * 500), **{"x-session-id": f"s{i}"}))
 
 
 async def by_slow_bodies(hostile: Hostile) -> None:
-    """Bodies that come just fast enough not to be ended."""
+    """Send bodies just fast enough to avoid a timeout."""
     head = f"POST {PATH} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {hostile.key}\r\n"
     head += "content-type: application/json\r\ncontent-length: 1000000\r\n\r\n"
     await hostile.hold(SLOW_BODIES, head.encode(), b" " * SLOW_BYTES)
 
 
 async def by_models(hostile: Hostile) -> None:
-    """Names of models that are none."""
+    """Send model names that do not exist."""
     await hostile.at_rate(NEW_PER_S, lambda i: hostile.post(chat(model=f"model-{i}")))
 
 
 async def by_tools(hostile: Hostile) -> None:
-    """Many tools with large schemas."""
+    """Send many tools with large schemas."""
     await hostile.lanes(repeated("tools", tool(15), TOOLS))
 
 
 async def by_spent_rate(hostile: Hostile) -> None:
-    """Bodies of tiny tools from a tenant whose rate is used up, which would take a second each to parse."""
+    """Send bodies of tiny tools for a tenant with an exhausted rate; each would take a second to parse."""
     await hostile.lanes(repeated("tools", {"type": "function", "function": {"name": "t"}}, TINY_TOOLS), lanes=2 * LANES)
 
 
@@ -192,28 +193,28 @@ WAYS: Mapping[str, Callable[[Hostile], Awaitable[None]]] = {
 
 
 async def by_ids(hostile: Hostile) -> None:
-    """Prompts of very many token ids."""
+    """Send prompts with a very large number of token ids."""
     await hostile.lanes(prompt_of(b"12345", IDS), path=COMPLETIONS)
 
 
 async def by_strings(hostile: Hostile) -> None:
-    """Prompts of very many short texts."""
+    """Send prompts with a very large number of short texts."""
     await hostile.lanes(prompt_of(b'"ab"', STRINGS), path=COMPLETIONS)
 
 
 async def by_cancels(hostile: Hostile) -> None:
-    """Streams that are left when they begin."""
+    """Start streams, and disconnect at their start."""
     await hostile.at_rate(CANCELS_PER_S, lambda i: hostile.leave(chat(f"{i}", stream=True)))
 
 
 async def by_deadlines(hostile: Hostile) -> None:
-    """Short requests that must begin sooner than any can."""
+    """Send short requests with a TTFT limit that cannot be met."""
     headers = {"x-warmroute-ttft-ms": DEADLINE_MS}
     await hostile.at_rate(DEADLINES_PER_S, lambda i: hostile.post(chat(f"{i}", stream=True), **headers))
 
 
 def flood_of(kind: str) -> Callable[[Hostile], Awaitable[None]]:
-    """Requests whose engine answers with a flood of this kind, of FLOODS."""
+    """Return a way: requests for which the engine returns a flood of this kind (of FLOODS)."""
 
     async def ask(hostile: Hostile) -> None:
         marks = f"[[flood={kind} flood_bytes={FLOOD_BYTES}]]"
@@ -223,7 +224,7 @@ def flood_of(kind: str) -> Callable[[Hostile], Awaitable[None]]:
 
 
 def prompt_of(item: bytes, number: int) -> bytes:
-    """A completion's prompt that has one item so many times."""
+    """Return a completion request with one item repeated `number` times in its prompt."""
     return b'{"model": "%b", "max_tokens": 8, "prompt": [%b]}' % (answers.MODEL.encode(), b",".join([item] * number))
 
 
@@ -236,11 +237,11 @@ BESIDE: Mapping[str, Callable[[Hostile], Awaitable[None]]] = {
     "deadlines": by_deadlines,
     **{f"flood of {kind}": flood_of(kind) for kind in FLOODS},
 }
-"""Ways to be hostile beside which a neighbour is measured (rows/neighbours.py)."""
+"""Hostile ways beside which a neighbour is measured (`rows/neighbours.py`)."""
 
 
 async def run(way: str, port: int, key: str, seconds_s: float) -> dict[int, int]:
-    """What became of its requests."""
+    """Run one way, and return the number of its requests by status."""
     connector = aiohttp.TCPConnector(limit=0)
     limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
     bearer = {"Authorization": f"Bearer {key}"}
@@ -254,7 +255,7 @@ async def run(way: str, port: int, key: str, seconds_s: float) -> dict[int, int]
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     way, port, key, seconds_s = sys.argv[1:]
     print(json.dumps(uvloop.run(run(way, int(port), key, float(seconds_s)))), flush=True)
     return 0

@@ -1,8 +1,7 @@
-"""A store that speaks enough of Redis' protocol for routers to share through it, and turns hostile:
-`python -m loadtest.faults.hostile_store`.
+"""Store for routers that can turn hostile: `python -m loadtest.faults.hostile_store`.
 
-It says its port, passes on what is published, and has nothing else. After SIGUSR1 it sends each subscriber messages
-that no router has said, as fast as they are taken.
+It implements enough of Redis' protocol for routers to share state. It prints its port, forwards published messages, and
+stores no data. After SIGUSR1 it sends forged messages to each subscriber, as fast as they are accepted.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ NOTHING = b"$-1\r\n"
 
 
 def bulk(*words: bytes) -> bytes:
-    """A list of strings, as RESP2 has it."""
+    """Return a list of strings in RESP2."""
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 class HostileStore:
-    """The listener, its subscribers, and whether it is hostile by now."""
+    """The listener, its subscribers, and its hostile state."""
 
     def __init__(self) -> None:
         self.hostile = asyncio.Event()
@@ -40,7 +39,7 @@ class HostileStore:
         self._subscribers: dict[asyncio.StreamWriter, bytes] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         floods: asyncio.Task[None] | None = None
         with suppress(OSError, asyncio.IncompleteReadError, ValueError):
             while line := await reader.readline():
@@ -90,7 +89,7 @@ async def serve() -> None:
 
 
 def main() -> int:
-    """The command line, which takes nothing."""
+    """Run the command line, which has no arguments."""
     return until_stopped(serve())
 
 

@@ -1,4 +1,5 @@
-"""Whether a stream that broke says so: in its family's error event, on an event boundary, with nothing made up."""
+"""Honesty check of a broken stream: an error event of its API family, on an event boundary, without invented
+content."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ ENDINGS = ("response.completed", "response.incomplete")
 
 
 def events(body: bytes) -> tuple[list[tuple[str, Any]], bytes]:
-    """(event, data) of every whole event, and what is behind the last; data that is no JSON stays bytes."""
+    """Return (event, data) of every complete event, and the rest after the last; data that is not JSON stays bytes."""
     *whole, rest = body.replace(b"\r\n", b"\n").split(b"\n\n")
     found = []
     for block in whole:
@@ -29,7 +30,7 @@ def events(body: bytes) -> tuple[list[tuple[str, Any]], bytes]:
 
 
 def is_error(api: str, name: str, data: Any) -> bool:  # noqa: ANN401 - JSON of any kind
-    """Whether an event is one by which official clients of this API raise."""
+    """True if official clients of this API raise an exception for this event."""
     if not isinstance(data, dict):
         return False
     if api == "messages":
@@ -40,7 +41,7 @@ def is_error(api: str, name: str, data: Any) -> bool:  # noqa: ANN401 - JSON of 
 
 
 def finished(data: Any) -> bool:  # noqa: ANN401 - JSON of any kind
-    """Whether an event says that the answer came to its end."""
+    """True if an event states that the answer is complete."""
     if not isinstance(data, dict):
         return False
     choices = data.get("choices")
@@ -51,8 +52,8 @@ def finished(data: Any) -> bool:  # noqa: ANN401 - JSON of any kind
 
 
 def verdict(api: str, body: bytes, error: str) -> str:
-    """How a stream ended that did not finish: `honest`, or what the router did instead. `error`: what broke it at the
-    client."""
+    """Return the end of an unfinished stream: `honest`, or a description of the router's error. `error`: the client's
+    error."""
     whole, rest = events(body)
     if any(finished(data) for _, data in whole):
         return "invented"

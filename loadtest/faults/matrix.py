@@ -1,4 +1,4 @@
-"""Which rows belong to which goal, in the order in which they run."""
+"""Rows of each goal, in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The matrix of faults as a table: a line a row, warmroute's and the rivals' beside each other."""
+"""Table of the fault matrix: a line per row, with warmroute and the rivals next to each other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Cases = dict[tuple[str, str], Row]
 
 
 def verdict(row: Row) -> str:
-    """The verdict on a row in a word or two."""
+    """Return the verdict on a row in one or two words."""
     if row.ok is None and row.timed and row.got is not None:
         return "not judged"
     return "n/a" if row.ok is None else "ok" if row.ok else "MISSED"
 
 
 def number(value: float | None) -> str:
-    """A number as short as it can be written."""
+    """Return a number in its shortest form."""
     return "-" if value is None else f"{value:,.3f}".rstrip("0").rstrip(".") if value % 1 else f"{value:,.0f}"
 
 
 def print_report(console: Console, rows: Sequence[Row]) -> None:
-    """A table a router, and how many rows each has met; then which of ours were missed, a line each."""
+    """Print a table and the number of met rows per router; then warmroute's missed rows, a line each."""
     routers = list(dict.fromkeys(row.router or "" for row in rows))
     for router in sorted(routers, key=lambda name: name != OURS):
         own = sorted((row for row in rows if row.router == router), key=lambda row: int(row.goal or 0))
@@ -48,20 +48,22 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
         own = [row for row in rows if row.router == router]
         console.print(f"{router}: {kept(own)} rows as promised", highlight=False)
     for row in rows:
-        if row.ok is False and row.router == OURS:  # said last, where a log is read first
+        if row.ok is False and row.router == OURS:  # printed last, because logs are read from the end
             said = f"missed: goal {row.goal}: {row.case}: {number(row.got)} for {number(row.expected)}."
             console.print(f"{said} {row.note or ''}".rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
 def kept(rows: Iterable[Row]) -> str:
-    """The number of rows that were kept, of those that apply."""
+    """Return the number of met rows, of those that apply."""
     judged = [row.ok for row in rows if row.ok is not None]
     return f"{sum(judged)} of {len(judged)}"
 
 
 def by_case(rows: Sequence[Row]) -> dict[str, Cases]:
-    """By router, then by goal and case in the order of the run. A case that goes on from one before it (`...`) is
-    found by both."""
+    """Return the rows by router, then by goal and case in the order of the run.
+
+    A case that continues the previous one (`...`) has both texts in its key.
+    """
     found: dict[str, Cases] = {}
     head = ""
     for row in rows:
@@ -72,7 +74,7 @@ def by_case(rows: Sequence[Row]) -> dict[str, Cases]:
 
 
 def beside(by_router: Mapping[str, Cases], routers: Sequence[str]) -> list[tuple[str, ...]]:
-    """A line a case of the first router's: goal, case, what was promised, and what each did."""
+    """Return a line for each case of the first router: goal, case, promised value, and each router's value."""
     return [
         (row.goal or "", row.case or "", number(row.expected), *(_got(by_router[name].get(key)) for name in routers))
         for key, row in by_router[routers[0]].items()

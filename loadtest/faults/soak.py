@@ -1,9 +1,19 @@
-"""Goal 19, `python -m loadtest faults --soak S`: chaos for so long, and afterwards everything is as before.
+"""Goal 19, `python -m loadtest faults --soak S`: chaos for S seconds; afterwards the state is the same as before.
 
-From one seed: replicas that fail in every way the fault upstream knows, die and come back; clients of four APIs, of
-which some leave and some do not read; SIGHUP every few seconds. Every second the router is looked at from outside
-(/proc): file descriptors, threads, memory. Then all is healed and it is given a moment: gauges of what is under way are
-zero, descriptors are as many as at first, memory no longer grows, its log has no bug, and it answers.
+All is drawn from one seed:
+
+- Replicas fail in every way of the fault upstream, die and come back.
+- Clients use four APIs; some disconnect and some do not read.
+- SIGHUP comes every few seconds.
+
+Every second the router is sampled from outside (/proc): file descriptors, threads, memory. Then all faults end, and the
+router gets time to recover. After that:
+
+- Gauges of requests in progress are zero.
+- The number of descriptors is the same as at first.
+- Memory no longer grows.
+- The log has no bug.
+- The router answers.
 """
 
 from __future__ import annotations
@@ -35,7 +45,7 @@ HEAL_S = 6.0
 WARM_PART, FDS_MAX, THREADS_MAX = 0.25, 16, 4
 RSS_SLOPE_MAX_MB, RSS_SLOPE_PER_S = 8.0, 180.0
 BUGS = re.compile(rb"bug:|never retrieved|Task was destroyed|Traceback|never awaited|Unclosed")
-# What may be learned is so little that it is known by the end of the warm-up: all that grows behind it is a leak.
+# Capacity for learned state is so small that it is full by the end of the warm-up: all later growth is a leak.
 LEARNED = {"routing.index_bytes_max": 1 << 20, "routing.memory_max": 1_024, "limits.response_ids_max": 256}
 LEARNED |= {"observatory.memory_bytes_max": 1 << 20, "observatory.blocks_max": 4_096}
 SETTINGS = {"upstream.idle_timeout_s": IDLE_S, "upstream.first_byte_timeout_s": 10, "listen.send_timeout_s": IDLE_S}
@@ -43,7 +53,7 @@ FLAGS = tuple(word for name, value in (SETTINGS | LEARNED).items() for word in (
 
 
 class Soak:
-    """One run of it."""
+    """One soak run."""
 
     def __init__(self, run: Run, seed: int) -> None:
         self._run, self._seed = run, seed
@@ -56,7 +66,7 @@ class Soak:
         self._dead: set[Upstream] = set()
 
     async def go(self, seconds_s: float) -> None:
-        """All of it at once, for so long; then the replicas are well again."""
+        """Run load and chaos together for `seconds_s`; then heal the replicas."""
         end_s = time.monotonic() + seconds_s
         async with asyncio.TaskGroup() as group:
             for part in (self._load, self._chaos, self._look, self._reload):
@@ -91,7 +101,7 @@ class Soak:
         self.ended[answer.kind] += 1
 
     async def _deaf(self, id_: str) -> None:
-        """A client that does not read."""
+        """Run a client that does not read."""
         with suppress(OSError):
             _, writer = await asyncio.open_connection("127.0.0.1", self._run.port, limit=1_024)
             writer.write(request(id_, "flood_bytes=20000000", stream=True))
@@ -144,7 +154,7 @@ class Soak:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _reload(self, end_s: float) -> None:
-        """SIGHUP, if it has been given a meaning: where it has none it would end the process."""
+        """Send SIGHUP if the router handles it; otherwise the signal would end the process."""
         while time.monotonic() < end_s:
             if catches(self._run.process.pid, signal.SIGHUP):
                 os.kill(self._run.process.pid, signal.SIGHUP)
@@ -153,7 +163,7 @@ class Soak:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
+    """True if a process has a handler for a signal (proc(5), SigCgt)."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -162,7 +172,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def slope(samples: list[float], seconds_s: float) -> float | None:
-    """Growth of the last third over the first after the warm-up, scaled to RSS_SLOPE_PER_S of time."""
+    """Return the growth from the first to the last third after the warm-up, scaled to RSS_SLOPE_PER_S of time."""
     steady = samples[int(WARM_PART * len(samples)) :]
     third = len(steady) // 3
     if third < 2:
@@ -172,15 +182,15 @@ def slope(samples: list[float], seconds_s: float) -> float | None:
 
 
 async def _as_before(run: Run, fds: int) -> bool:
-    """Whether descriptors are back to about so many, and whoever asks is answered."""
+    """True if the number of descriptors is about `fds` again, and requests are answered."""
     with suppress(OSError):
         held = len(os.listdir(f"/proc/{run.process.pid}/fd"))  # noqa: PTH208 - a folder of the kernel's
         return held <= fds + FDS_MAX and all([(await run.ask()).ok for _ in range(2 * REPLICAS)])
-    return True  # the end of the process is reported apart
+    return True  # the end of the process is reported separately
 
 
 async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
-    """The rows of a soak of so many seconds."""
+    """Goal 19: the rows of a soak of `seconds_s`."""
     bench.only_ours("its gauges and its log are looked at")
     async with bench.running(REPLICAS, FLAGS) as run:
         pid = run.process.pid
@@ -207,7 +217,7 @@ async def soak(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
         row(19, "... gauges of what is under way, afterwards", 0, left, ok=left == 0),
         row(19, "... file descriptors more than before", FDS_MAX, more, note=held),
         row(19, "... threads, most less fewest", THREADS_MAX, threads),
-        *([] if bench.scale.counts else [memory]),  # a rate, which minutes of the machine alone can tell
+        *([] if bench.scale.counts else [memory]),  # a rate, which needs minutes on an otherwise idle machine
         row(19, "... reloads, at least one", 1, soaked.reloads, ok=soaked.reloads > 0 and alive),
         failures(19, "... requests that fail, once all is well again", asked),
     ]

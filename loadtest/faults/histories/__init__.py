@@ -1,6 +1,10 @@
-"""Histories of four routers that share a real store, and the model that each history is held to.
+"""Histories of four routers that share a real store, and the model for the check of each history.
 
-`python -m loadtest faults --histories SECONDS` draws faults from a seed: routers that are stopped, killed and started
-again, networks that are cut in either direction, a store that is emptied, frozen, full, killed, or fails over to its
-replica, an engine that goes away, wall clocks that differ by 5 s.
+`python -m loadtest faults --histories SECONDS` draws faults from a seed:
+
+- Routers are stopped, killed and restarted.
+- Networks are cut in either direction.
+- The store is emptied, frozen, full or killed, or fails over to its replica.
+- An engine goes away.
+- Wall clocks differ by 5 s.
 """

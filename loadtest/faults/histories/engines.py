@@ -1,4 +1,4 @@
-"""Engines that keep responses: what routers place and pass on, in the process of the instrument."""
+"""Engines that keep responses, for placement and stored responses, in the benchmark's process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StoringEngine:
         return f"http://127.0.0.1:{self.port}"
 
     def keeps(self, id_: str) -> bool:
-        """Whether it keeps the response of this id, and is there to give it."""
+        """True if the engine is open and keeps the response of this id."""
         return self.is_there and id_ in self._kept
 
     async def __aenter__(self) -> Self:
@@ -37,7 +37,7 @@ class StoringEngine:
         await self.close()
 
     async def open(self) -> None:
-        """Listen, on the same port as before, with all that it kept."""
+        """Listen, on the same port as before, with all kept responses."""
         app = web.Application()
         app.router.add_get("/v1/models", _on_models)
         app.router.add_get("/health", _on_health)
@@ -51,7 +51,7 @@ class StoringEngine:
         self.port, self.is_there = self._runner.addresses[0][1], True
 
     async def close(self) -> None:
-        """Go away, with all connections."""
+        """Close the listener and all connections."""
         self.is_there = False
         if self._runner is not None:
             await self._runner.cleanup()

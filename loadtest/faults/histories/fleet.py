@@ -1,4 +1,4 @@
-"""Routers as processes, each with a network to the store and a wall clock of its own, and a store with a replica."""
+"""Routers as processes, each with its own network to the store and its own wall clock, and a store with a replica."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SETTINGS = {
     "upstream.retries_max": 2,
     "log.level": "info",
 }
-FOLLOWS_S = 20.0  # time in which a replica of a store has all of it
-# The wall clock alone is wrong: the other one cannot be set.
+FOLLOWS_S = 20.0  # time limit for a replica of a store to receive all data
+# Only the wall clock is shifted: the monotonic clock cannot be set.
 _SKEWED = (
     "import sys,time; o=float(sys.argv.pop(1)); t=time.time; time.time=lambda: t()+o; "
     "from router.commands.main import main; sys.exit(main())"
@@ -30,7 +30,7 @@ _SKEWED = (
 
 
 class HistoryRouter:
-    """One router: a process that is started again after it was killed, on the same ports."""
+    """One router: a process that is restarted after it was killed, on the same ports."""
 
     def __init__(self, number: int, folder: Path, words: Sequence[str], skew_s: float, network: Network) -> None:
         self.number, self.network, self.port = number, network, free_port()
@@ -44,23 +44,23 @@ class HistoryRouter:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The base URL for clients."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def admin_url(self) -> str:
-        """Where operators reach it."""
+        """The base URL for operators."""
         return f"http://127.0.0.1:{self._admin_port}"
 
     async def start(self) -> None:
-        """Start it, and wait until it listens. Raises ProcessError."""
+        """Start the process, and wait until it listens. Raises ProcessError."""
         self._starts += 1
         name = f"router{self.number}.{self._starts}"
         self._process = await self._stack.enter_async_context(started(name, self._words, self._folder))
         await self._process.said(LISTENING)
 
     async def kill(self) -> None:
-        """End it at once, with all that it knew."""
+        """Kill the process, which loses its state."""
         if self._process is not None:
             await self._process.kill()
 
@@ -70,18 +70,18 @@ class HistoryRouter:
             os.kill(self._process.pid, number)
 
     async def close(self) -> None:
-        """End it for good."""
+        """End the router permanently."""
         self.send(signal.SIGCONT)
         await self._stack.aclose()
 
     def logs(self, pattern: re.Pattern[bytes]) -> list[bytes]:
-        """What all its processes wrote that matches."""
+        """Return all matches in the output of all its processes."""
         files = sorted(self._folder.glob(f"router{self.number}.*"))
         return [found for file in files if file.is_file() for found in pattern.findall(file.read_bytes())]
 
 
 class Stores:
-    """A store and its replica, of which the replica takes over when the other one fails."""
+    """A store and its replica, which takes over if the store fails."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self._stack, self._folder, self._count = stack, folder, 0
@@ -94,7 +94,7 @@ class Stores:
         await self._follow()
 
     async def fail_over(self, networks: Sequence[Network]) -> None:
-        """Kill the store, and have its replica take its place, and a new one that of the replica."""
+        """Kill the store, promote its replica, and start a new replica."""
         await self.leads.kill()
         self.leads = self._follows
         await self.leads.follow(None)
@@ -103,7 +103,7 @@ class Stores:
         await self._follow()
 
     async def refollow(self) -> None:
-        """Have the replica follow a store that was started again with nothing."""
+        """Wait until the replica follows a store that was restarted empty."""
         if not await until(self._follows.follows, FOLLOWS_S):
             raise ProcessError("the replica of the store does not follow it again")
 
@@ -133,7 +133,7 @@ async def _end(store: RunningStore) -> None:
 async def fleet(
     folder: Path, engines: Sequence[str], keys_file: Path, skews_s: Sequence[float]
 ) -> AsyncIterator[tuple[list[HistoryRouter], Stores]]:
-    """A router for each of these differences of its wall clock, and their stores. Raises ProcessError."""
+    """Run a router for each wall clock offset in `skews_s`, and their stores. Raises ProcessError."""
     if not programs():
         raise ProcessError(NO_PROGRAM)
     words = [word for url in engines for word in ("--replica", url)]

@@ -1,4 +1,4 @@
-"""The model of a history: times at which tenants were served, and stored responses with the routers that know them."""
+"""Model of a history: times of served requests by tenant, and stored responses with the routers that know them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 
 MINUTE_S, HOUR_S = 60.0, 3_600.0
 SETTLED_S = 2.0
-"""Time in which routers that hear the store know what another one stored, and after a fault hear it again."""
+"""Time after which routers connected to the store know a response stored by another, and reconnect after a fault."""
 
 
 def excess(times_s: Sequence[float], per_min: float, window_s: float = HOUR_S) -> float:
-    """The most requests in any window of at most `window_s` that were served beyond a full bucket and the rate, in
-    parts of a window's worth: at most 0.05 is within 1.05 of the rate. `times_s` ascend."""
+    """Return the largest excess of served requests in any window of at most `window_s`.
+
+    The excess is the number beyond a full bucket and the rate, in parts of a window's worth. At most 0.05 means at most
+    1.05 of the rate. `times_s` must ascend.
+    """
     per_s, most = per_min / MINUTE_S, 0.0
     lows: deque[tuple[float, float]] = (
         deque()
@@ -38,12 +41,12 @@ class Stored:
     tenant: str
     at_s: float
     known_to: set[tuple[int, int]]
-    """Routers and their lives (processes, counted from a router's first) that know it for certain."""
+    """Routers that certainly know it, each with its life (number of its process, counted from the router's first)."""
 
 
 @dataclass
 class Model:
-    """The expected state, from faults and answers. Routers are numbers."""
+    """The expected state, derived from faults and responses. Routers are numbers."""
 
     routers: int
     lives: list[int] = field(init=False)
@@ -61,34 +64,35 @@ class Model:
     # -- faults --------------------------------------------------------------------------------------------------
 
     def on_deaf(self, router: int, now_s: float) -> None:
-        """A router is cut off from the store, or stopped."""
+        """Record that a router is cut off from the store, or stopped."""
         self.settle(now_s)
         self._hears_since_s[router] = None
 
     def on_hearing(self, router: int, now_s: float) -> None:
-        """It is not any more."""
+        """Record that a router is connected to the store again."""
         self._hears_since_s[router] = now_s
 
     def on_killed(self, router: int, now_s: float) -> None:
-        """Its process ended at once, with all that it had not said."""
+        """Record that a router's process was killed, and lost all it had not published."""
         self.on_deaf(router, now_s)
         self.lives[router] += 1
 
     # -- answers -------------------------------------------------------------------------------------------------
 
     def on_stored(self, id_: str, tenant: str, router: int, life: int, now_s: float) -> None:
-        """A response was stored for a tenant, through this process of a router."""
+        """Record that a response was stored for a tenant, through this process of a router."""
         if id_ in self.stored:
             self._wrong("an id of two responses", f"{id_} at router {router}")
         self.stored[id_] = found = Stored(id_, tenant, now_s, {(router, life)})
         self._open.append(found)
 
     def on_served(self, tenant: str, at_s: float) -> None:
-        """A request of a tenant with a rate was served."""
+        """Record that a request of a tenant with a rate was served."""
         self.served_s.setdefault(tenant, []).append(at_s)
 
     def on_read(self, id_: str, tenant: str, router: int, life: int, status: int, content: str) -> None:
-        """A tenant asked this process of a router for a stored response, and its engine was there."""
+        """Check the result of a tenant's request for a stored response. `life`: process of the router; the engine was
+        available."""
         found = self.stored[id_]
         if status == 200 and tenant != found.tenant:
             self._wrong("a response in another tenant's hands", f"{id_} of {found.tenant} to {tenant} at {router}")
@@ -98,26 +102,28 @@ class Model:
             self._wrong("a response unknown to a router that knew it", f"{id_} at {router}: {status}")
 
     def on_failed(self, what: str, example: str) -> None:
-        """A request failed that nothing excuses."""
+        """Record a failed request without an excuse."""
         self._wrong(f"a request that failed: {what}", example)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def due_everywhere(self) -> list[Stored]:
-        """Responses that each router must know, once all faults are over and time to settle has passed: those that a
-        process knew which still runs."""
+        """Return the responses that each router must know at the end: those that a still running process knew.
+
+        All faults must be over, and the settling time must have passed.
+        """
         there = set(enumerate(self.lives))
         return [each for each in self.stored.values() if each.known_to & there]
 
     def on_read_at_end(self, id_: str, tenant: str, router: int, status: int) -> None:
-        """The same as `on_read`, of a response that is due everywhere."""
+        """Check a read of a response that is due everywhere; otherwise the same as `on_read`."""
         if tenant == self.stored[id_].tenant and status != 200:
             self._wrong("a response that a router does not know in the end", f"{id_} at {router}: {status}")
         elif tenant != self.stored[id_].tenant and status == 200:
             self._wrong("a response in another tenant's hands", f"{id_} to {tenant} at {router}, in the end")
 
     def settle(self, now_s: float) -> None:
-        """Note which routers know the responses that were stored until now. It must be called before each fault."""
+        """Record which routers know the responses stored until now. Must be called before each fault."""
         waiting, self._open = self._open, []
         for each in waiting:
             hearing = [router for router in range(self.routers) if self._hears(router, each.at_s)]
@@ -130,7 +136,7 @@ class Model:
                 each.known_to.update((router, self.lives[router]) for router in hearing)
 
     def _hears(self, router: int, since_s: float) -> bool:
-        """Whether it has heard the store since then without a pause, and had begun to well before."""
+        """True if the router has been connected to the store since then without a pause, and connected well before."""
         began_s = self._hears_since_s[router]
         return began_s is not None and began_s + SETTLED_S <= since_s
 

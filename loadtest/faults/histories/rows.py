@@ -1,4 +1,5 @@
-"""Goal 30, `python -m loadtest faults --histories S`: a history of so long, and the rows of what the model found."""
+"""Goal 30, `python -m loadtest faults --histories S`: a history of S seconds, and the rows with the model's
+findings."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ GOAL = 30
 SKEWS_S = (0.0, 5.0, -5.0, 2.5)
 HOUR_EXCESS_MAX = 0.05
 WHOLE_S, END_S = 30.0, 120.0
-# What a store has lost is written again, and read again, within that.
+# Time limit for rewriting and rereading the data that a store has lost.
 SETTLE_S = REWRITE_S + FILL_S + FILL_TURNS * KEEP_S + READ_EVERY_S + 4.0
 ANOMALIES = (
     "a response in another tenant's hands",
@@ -36,7 +37,7 @@ ANOMALIES = (
 
 
 async def histories(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
-    """The rows of one history."""
+    """Return the rows of one history."""
     bench.only_ours("its routers share a store")
     keys = bench.folder / "keys.yaml"
     rated = [each.entry.replace("}", f", requests_per_min: {PER_MIN}}}") for each in RATED]
@@ -62,13 +63,13 @@ async def histories(bench: Bench, seconds_s: float, seed: int) -> list[Row]:
 
 
 def _blamed(routers: Sequence[HistoryRouter], url: str) -> int:
-    """How often a breaker opened for an engine that was always well."""
+    """Return the number of times that a breaker opened for an engine that was always healthy."""
     pattern = re.compile(rb'"event":"breaker_open"[^\n]*"' + re.escape(url.encode()) + rb'"')
     return sum(len(router.logs(pattern)) for router in routers)
 
 
 async def _together(history: History, routers: Sequence[HistoryRouter]) -> bool:
-    """Whether each router hears all others."""
+    """True if each router is connected to all others."""
     for router in routers:
         sharing: Any = (await history.page(router)).get("sharing") or {}
         if not sharing.get("whole") or len(sharing.get("routers", ())) != len(routers) - 1:
@@ -77,7 +78,7 @@ async def _together(history: History, routers: Sequence[HistoryRouter]) -> bool:
 
 
 async def _closed(history: History, routers: Sequence[HistoryRouter]) -> bool:
-    """Whether every breaker of every router is closed."""
+    """True if every breaker of every router is closed."""
     for router in routers:
         replicas: Any = (await history.page(router)).get("replicas") or [{}]
         if any((each.get("breaker") or {}).get("state") != "closed" for each in replicas):

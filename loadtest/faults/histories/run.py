@@ -1,4 +1,4 @@
-"""One history: load, faults drawn from a seed, and what each answer means by the model."""
+"""One history: load, faults drawn from a seed, and the check of each response by the model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PER_MIN = 120
 CHAOS_EVERY_S, FAULT_S = 0.8, (0.2, 4.0)
 STORE_EVERY_S, READ_EVERY_S, CHAT_EVERY_S, RATED_EVERY_S = 0.1, 0.03, 0.1, 0.06
 TIMEOUT_S, AGAIN_S = 10.0, 1.0
-READ_MAX = 400  # stored responses that every router is asked for in the end
+READ_MAX = 400  # number of stored responses that are read from every router at the end
 ROUTER_FAULTS = ("stop", "kill", "cut there", "cut back", "cut", "lose")
 STORE_FAULTS = ("emptied", "frozen", "full", "killed", "failed over")
 ENGINE_FAULTS = ("engine away",)
 
 
 class History:
-    """A run of `seconds_s`; the first engine is never away."""
+    """A history of `seconds_s`; the first engine is always available."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class History:
         self.model = Model(len(routers))
         self.faults: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
-        self.timeline: list[tuple[float, str]] = []  # times since the beginning, of faults' beginnings and ends
+        self.timeline: list[tuple[float, str]] = []  # (seconds since the start, start or end of a fault)
         self._began_s = time.monotonic()
-        self._at_fault: set[int] = set()  # routers that a fault has now
-        self._changes = [0] * len(routers)  # how often each was stopped, killed, or is there again
+        self._at_fault: set[int] = set()  # routers with a current fault
+        self._changes = [0] * len(routers)  # number of times that each router was stopped, killed or restored
         self._store_at_fault = False
         self._engine_changes = 0
 
     async def go(self, seconds_s: float) -> None:
-        """All of it; when it ends no fault is left."""
+        """Run load and faults; no fault remains at the end."""
         end_s = time.monotonic() + seconds_s
         async with asyncio.TaskGroup() as group:
             group.create_task(self._chaos(end_s))
@@ -79,7 +79,8 @@ class History:
     async def _ask(
         self, router: int, tenant: Tenant, method: str, path: str, body: object = None
     ) -> tuple[int, dict[str, object]] | None:
-        """Status and answer; None where the router was stopped or killed meanwhile, which excuses all."""
+        """Return status and response; None if the router was stopped or killed in the meantime, which excuses any
+        failure."""
         before, url = self._changes[router], self._routers[router].url + path
         found: tuple[int, dict[str, object]] = 0, {}
         try:
@@ -146,7 +147,7 @@ class History:
                 self.model.settle(time.monotonic())
 
     def _fault(self, fault: str, lasts_s: float) -> Coroutine[None, None, None] | None:
-        """What does it, and ends it; None if something else is wrong there now."""
+        """Return the coroutine of a fault and its end; None if its target already has a fault."""
         if fault in ENGINE_FAULTS:
             return self._engine_away(lasts_s) if all(each.is_there for each in self._engines) else None
         if fault in STORE_FAULTS:
@@ -236,7 +237,7 @@ class History:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def page(self, router: HistoryRouter) -> dict[str, object]:
-        """/admin/replicas of a router; empty without an answer."""
+        """Return /admin/replicas of a router; empty without a response."""
         with suppress(aiohttp.ClientError, OSError, TimeoutError, ValueError):
             async with self._http.get(router.admin_url + "/admin/replicas") as response:
                 found: dict[str, object] = await response.json()
@@ -244,8 +245,10 @@ class History:
         return {}
 
     async def judge_stored(self, within_s: float) -> int:
-        """Ask every router for what it must know by now, as both tenants, and again within so long if its own tenant
-        does not get it. Returns how many responses were asked for."""
+        """Read the stored responses that every router must know, as both tenants. Returns the number of responses.
+
+        A read that fails for the owner is repeated within `within_s`.
+        """
         due, end_s = self.model.due_everywhere(), time.monotonic() + within_s
         asked = self._chance.sample(due, min(READ_MAX, len(due)))
         left = [(each.id, router) for each in asked for router in range(len(self._routers))]
@@ -260,7 +263,7 @@ class History:
         return len(asked)
 
     async def _at_end(self, id_: str, router: int) -> tuple[str, int]:
-        """The tenant of a response and the status that it gets; any other tenant has asked before."""
+        """Return the tenant of a response and the status of its read, after a read by any other tenant."""
         found = self.model.stored[id_]
         for tenant in sorted(OWNERS, key=lambda each: each.name == found.tenant):
             answer = await self._ask(router, tenant, "GET", f"/v1/responses/{id_}")

@@ -1,6 +1,6 @@
-"""Rows of the fault matrix: what happens, and what must come of it.
+"""Rows of the fault matrix: a fault and its required outcome.
 
-early, endings  before and within an answer    health, drain, leaving  replicas, the router, clients that go
-overload        more than engines can do       abuse, bodies, memory   what clients must not be able to do
+early, endings  before and within a response     health, drain, leaving  replicas, the router, clients that end
+overload        more load than engine capacity   abuse, bodies, memory   limits that clients must not exceed
 tenants         one of eight is hostile
 """

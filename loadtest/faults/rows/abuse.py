@@ -1,4 +1,4 @@
-"""Goals 20, 21 and 23: who may add replicas, and where; clients that send too slowly, too much, or bombs."""
+"""Goals 20, 21 and 23. Permission and targets for new replicas; clients that send too slowly, too much, or bombs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEVELS = 100_000
 
 
 class Canary:
-    """A listener that nobody may connect to; it sends whoever does to another one."""
+    """A listener that must not receive connections; it redirects each one to another listener."""
 
     def __init__(self) -> None:
         self.connects = 0
@@ -37,7 +37,7 @@ class Canary:
 
     @asynccontextmanager
     async def listening(self, to: Canary | None = None) -> AsyncIterator[Canary]:
-        """While the block runs."""
+        """Listen while the block runs."""
 
         async def came(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.connects += 1
@@ -57,7 +57,7 @@ class Canary:
 
 
 async def admin_closed(bench: Bench) -> list[Row]:
-    """Goals 20 and 21: nobody makes the router connect where its operator did not say."""
+    """Goals 20 and 21: no client can make the router connect to a target that its operator did not allow."""
     second, first = Canary(), Canary()
     async with second.listening(), first.listening(second), bench.running(1) as run:
         taken = []
@@ -79,7 +79,7 @@ async def _came(canary: Canary) -> bool:
 
 
 async def _register(run: Run, port: int, url: str) -> list[str]:
-    """The ways to add a worker that were answered well."""
+    """Return the ways to add a worker that were accepted."""
     base, taken = f"http://127.0.0.1:{port}", []
     for path, body in (("/workers", {"url": url}), (f"/add_worker?url={url}", None), ("/admin/replicas", {"url": url})):
         with suppress(aiohttp.ClientError, TimeoutError):
@@ -121,7 +121,7 @@ async def _ours(bench: Bench) -> list[Row]:
 
 
 def _vectors(canary: int, allowed: int) -> list[str]:
-    """URLs that mean the canary, or might be taken for one that is allowed."""
+    """Return URLs that mean the canary, or that could be mistaken for the allowed one."""
     hosts = ("127.0.0.1", "localhost", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]", "[::1]")
     urls = [f"http://{host}:{canary}" for host in hosts]
     urls += [f"http://{host}:{allowed}" for host in hosts[1:]]
@@ -138,7 +138,7 @@ def _vectors(canary: int, allowed: int) -> list[str]:
 
 
 async def _open_admin(bench: Bench) -> Row:
-    """An admin listener for everybody needs a token."""
+    """Goal 20: an admin listener on all interfaces needs a token."""
     port = free_port()
     words = [*bench.router.words(port, ["http://127.0.0.1:1"], bench.folder), "--set", "listen.admin_host=0.0.0.0"]
     status = None
@@ -152,7 +152,7 @@ async def _open_admin(bench: Bench) -> Row:
 
 
 async def slow_clients(bench: Bench) -> list[Row]:
-    """Goal 23: heads that do not end and bodies that hardly come, while others are served."""
+    """Goal 23: incomplete heads and very slow bodies, while others are served."""
     clients = bench.scale.of(100, 1_000)
     async with bench.running(2) as run:
         beginning = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -176,7 +176,7 @@ def _last(closed_s: list[float | None]) -> float | None:
 
 
 async def _closed_s(run: Run, first: bytes, wait_s: float, drip: bytes = b"") -> float | None:
-    """Seconds until the router closes; None if it does not."""
+    """Return the seconds until the router closes the connection; None if it does not."""
     began_s = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
     try:
@@ -228,7 +228,7 @@ async def bombs(bench: Bench) -> list[Row]:
 async def _sent(
     run: Run, body: Callable[[], bytes | AsyncIterator[bytes]], headers: dict[str, str]
 ) -> tuple[int | None, float]:
-    """Status, and by how much the router grew at most meanwhile, in MB."""
+    """Return the status, and the router's largest growth in the meantime, in MB."""
     before_mb = rss_mb(run.process.pid)
     grown = [0.0]
 

@@ -1,6 +1,6 @@
-"""Goal 23: bodies that nobody may send, and more bodies than there is room for; what they take of the router's memory.
+"""Goal 23: unauthorized bodies, and more bodies than fit the budget; their cost in the router's memory.
 
-Clients are plain sockets, and all send from the same megabyte, so that thousands of them fit beside the router.
+Clients are plain sockets, and all send from the same megabyte, so that thousands of them fit on the router's machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEYLESS, KEYED = 4_096, 64
 BODY_MIB, SENT_MIB = 32, 31
 KEYLESS_MAX_MB = 64.0
 BUDGET_MIB, WAIT_S = 256, 3.0
-# What the budget does not count: connections, and what the loop and the allocator keep.
+# Not in the budget: connections, and memory kept by the event loop and the allocator.
 BESIDE_MB = 64.0
 PIECE = bytes(1 << 20)
 ANSWERED_S = 30.0
@@ -28,14 +28,14 @@ OPEN_AT_ONCE = 256
 
 
 def head(key: str = "") -> bytes:
-    """The head of a request whose body is 32 MiB long."""
+    """Return the head of a request with a body of 32 MiB."""
     shown = f"authorization: Bearer {key}\r\n" if key else ""
     length = f"content-length: {BODY_MIB << 20}\r\n"
     return f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{shown}{length}\r\n".encode()
 
 
 async def bodies(bench: Bench) -> list[Row]:
-    """Goal 23: thousands of clients without a key, each with a body under way; then more bodies with one than fit."""
+    """Goal 23: thousands of clients without a key, each sending a body; then more bodies with a key than fit."""
     bench.only_ours("needs keys")
     key = make_key()
     keys = bench.folder / "keys.yaml"
@@ -69,8 +69,10 @@ def _write(file: Path, text: str) -> None:
 async def _poured(
     bench: Bench, run: Run, count: int, first: bytes, for_s: float
 ) -> tuple[Counter[int], float, list[FaultAnswer]]:
-    """Statuses (0: none), the most that the router grew, in MB, and others' answers; while so many clients send, until
-    each has an answer or `for_s` is over."""
+    """Return statuses (0: none), the router's largest growth in MB, and others' responses while `count` clients send.
+
+    The clients stop when each has a response or after `for_s`.
+    """
     before_mb = rss_mb(run.process.pid)
     grown = [0.0]
 
@@ -94,7 +96,7 @@ async def _poured(
 
 
 async def _pour(port: int, first: bytes, opening: asyncio.Semaphore) -> int:
-    """Send a head and most of its body, as fast as it is taken, until there is an answer. Returns the status."""
+    """Send a head and most of its body, as fast as accepted, until there is a response. Returns the status."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setblocking(False)

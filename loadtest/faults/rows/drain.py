@@ -11,13 +11,13 @@ from loadtest.faults.bench import Bench, Run, failures, row
 
 STREAMS, STREAM_S, TOKEN_S = 8, 6.0, 0.1
 LAME_DUCK_S, FULL_LAME_DUCK_S = 3.0, 20.0
-BEFORE_CLOSING_S = 0.3  # nobody connects any more in this time before the listener closes
+BEFORE_CLOSING_S = 0.3  # no new connects within this time before the listener closes
 READY_MAX_MS, EXIT_MAX_S, EXIT_TIMEOUT_S = 100.0, 1.0, 30.0
 PER_S = 500
 
 
 async def terminated(bench: Bench) -> list[Row]:
-    """Readiness at once, a listener through the lame duck, streams to their end, exit status 0."""
+    """Goal 12: unready at once, a listener through the lame duck, streams until their end, exit status 0."""
     lame_s = FULL_LAME_DUCK_S if bench.scale.full else LAME_DUCK_S
     async with bench.running(2, ("--set", f"listen.lame_duck_s={lame_s:g}")) as run:
         tokens = int(max(STREAM_S, lame_s + 1) / TOKEN_S)
@@ -48,7 +48,7 @@ async def terminated(bench: Bench) -> list[Row]:
 
 
 async def _unready_ms(run: Run, path: str, until_s: float) -> float | None:
-    """Milliseconds until readiness is denied; None if it never was."""
+    """Return the milliseconds until readiness is denied; None if it never was."""
     began_s = time.monotonic()
     while time.monotonic() < until_s:
         status, _ = await run.page(path, timeout_s=1.0)
@@ -59,7 +59,7 @@ async def _unready_ms(run: Run, path: str, until_s: float) -> float | None:
 
 
 async def _connects(run: Run, until_s: float, lame_end_s: float) -> tuple[int, int]:
-    """Connects, and how many of them were refused before the lame duck may have ended."""
+    """Return the number of connects, and of those refused before the end of the lame duck."""
     tries = refused = 0
     due_s = time.monotonic()
     while time.monotonic() < until_s:

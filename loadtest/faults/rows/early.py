@@ -1,4 +1,4 @@
-"""Goals 1, 2 and 3: what fails before the first byte, how often it is tried again, and who asked to be left alone."""
+"""Goals 1, 2 and 3: failures before the first byte, the number of retries, and replicas that send Retry-After."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, fai
 REPLICAS = 4
 BUDGET, FLOOR_PER_S = 1.2, 10.0
 SHED_P99_MAX_MS = 20.0
-RETRY_AFTER_S = (70, 60, 50, 40)  # longer than any row takes: who is asked again was not left alone
+RETRY_AFTER_S = (70, 60, 50, 40)  # longer than any row: a second attempt at a replica violates its Retry-After
 
 
 async def early_deaths(bench: Bench) -> list[Row]:
@@ -47,7 +47,7 @@ async def _deaths(run: Run, fault: str, requests: int) -> list[Row]:
 
 
 async def _refused(run: Run, requests: int) -> Row:
-    """The listener of one replica is closed and opened again all the time."""
+    """Close and reopen the listener of one replica after another, continuously."""
     done = asyncio.Event()
 
     async def flap() -> None:
@@ -74,7 +74,8 @@ async def retry_budget(bench: Bench) -> list[Row]:
             await run.all("behave", fault=fault, retry_after="0")
             asked = await at_rate(rate_per_s, rate_per_s * seconds_s, lambda _: run.ask(stream=False))
             attempts = Counter(record["id"] for record in await run.seen())
-            # The floor is so many retries a second: a machine that takes longer for the same requests allows more.
+            # The floor is a number of retries per second: a machine that takes longer for the same requests allows
+            # more.
             took_s = max(a.ended_s for a in asked) - asked[0].began_s
             limit = BUDGET + FLOOR_PER_S * max(seconds_s, took_s) / len(asked)
             name = f"all replicas {fault} at {rate_per_s} requests/s: attempts per request"
@@ -84,7 +85,7 @@ async def retry_budget(bench: Bench) -> list[Row]:
 
 
 async def retry_after(bench: Bench) -> list[Row]:
-    """Goal 3: replicas that say when to come back, and clients whose requests are wrong."""
+    """Goal 3: replicas that send Retry-After, and clients that send invalid requests."""
     found = []
     for status in ("429", "503"):
         async with bench.running(REPLICAS) as run:
@@ -131,7 +132,7 @@ async def _all_rest(run: Run, status: str, slack: float) -> list[Row]:
 
 
 async def _bad_requests(run: Run, requests: int) -> Row:
-    """Nobody is put out of rotation for a client's mistakes."""
+    """No replica is ejected because of a client's mistakes."""
     wrong = await at_most(16, requests, lambda _: run.ask(stream=False, fault="400"))
     odd = sum(a.status != 400 for a in wrong)
     await run.all("clear")

@@ -1,4 +1,4 @@
-"""Goal 4: streams that do not finish say so, streams that finish stay as they are."""
+"""Goal 4: unfinished streams end with an error event, finished streams are unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LANES = 4
 
 
 async def endings(bench: Bench) -> list[Row]:
-    """Seven ways not to finish, in four APIs; a healthy stream between any two."""
+    """Goal 4: seven kinds of unfinished streams, in four APIs, with a healthy stream between any two."""
     flags = ("--set", f"upstream.idle_timeout_s={IDLE_S:g}")
     kills = bench.scale.of(6, 200)
     found, invented = [], 0
@@ -58,9 +58,12 @@ async def _speaks(run: Run, api: str) -> bool:
 async def _kills(
     run: Run, api: str, fault: str, kills: int, healthy: list[tuple[str, FaultAnswer]]
 ) -> list[tuple[str, str]]:
-    """Verdicts; streams that never began are none. A stall is looked at less often, since whoever is blind to it
-    takes the client's whole patience; and with all others at once and no healthy stream beside, since a silent stream
-    may be at work while its replica is."""
+    """Return verdicts, without streams that never began.
+
+    A stall has fewer tries, because a router that does not detect it costs the client's full timeout. Its tries run at
+    the same time and without healthy streams beside them. A silent stream may be legitimate while its replica is
+    working.
+    """
     stalls = fault == "mid_stall"
     kills = max(2, kills // 3) if stalls else kills
     timeout_s = STALL_TIMEOUT_S if stalls else 10.0

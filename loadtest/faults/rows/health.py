@@ -1,4 +1,4 @@
-"""Goals 8, 9 and 10: replicas that hang, crawl, die and come back, alone or all together."""
+"""Goals 8, 9 and 10. Replicas that hang, crawl, die and come back, alone or all together."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from loadtest.faults.bench import Bench, FaultAnswer, Run, at_most, at_rate, fai
 from loadtest.faults.judge import verdict
 
 TOUCH_MAX = 0.02
-PATIENCE_S = 4.0  # how long clients wait for a hung replica, as in the measurements that we compare with
-LONG_TEXT_BYTES, LONG_PREFILL_S = 800_000, 10.0  # some 200,000 tokens
+PATIENCE_S = 4.0  # timeout of clients for a hung replica, as in the measurements that we compare with
+LONG_TEXT_BYTES, LONG_PREFILL_S = 800_000, 10.0  # about 200,000 tokens
 SHARE_MIN = 0.05
 BACK_MAX_S, RECOVERY_MAX_S = 3.0, 1.0
 
 
 async def gray(bench: Bench) -> list[Row]:
-    """Goal 8: /health says 200 all the time."""
+    """Goal 8: /health returns 200 all the time."""
     found = []
     for fault, replicas, seconds_s in (("hang", 2, 6.0), ("hang_headers", 2, 6.0), ("rst", 4, 3.0), ("slow", 4, 6.0)):
         async with bench.running(replicas) as run:
-            # Which part of the requests is wrong once it could be known is a matter of time: with --counts nobody asks.
+            # The share of failed requests after detection depends on time: with --counts it is not judged.
             found += await _shunned(bench, run, fault, seconds_s / 2 if bench.scale.counts else seconds_s)
     async with bench.running(2) as run:
         found += await _long_prefill(run)
@@ -30,7 +30,7 @@ async def gray(bench: Bench) -> list[Row]:
 
 
 async def _shunned(bench: Bench, run: Run, fault: str, seconds_s: float) -> list[Row]:
-    """One replica turns bad: who touches it once it could be known."""
+    """Return the rows for one replica that turns bad: the requests that reach it after the time for detection."""
     bad = run.upstreams[0]
     normal_s = 0.05
     await run.all("behave", ttft_s=normal_s)
@@ -46,7 +46,7 @@ async def _shunned(bench: Bench, run: Run, fault: str, seconds_s: float) -> list
     failed = sum(not a.ok for a in asked)
     name = {"hang": "accepts and never answers", "hang_headers": "sends headers, then nothing"}
     name |= {"rst": "resets all, /health is green", "slow": "ten times slower"}
-    # How soon it is found out is a matter of time, and so is how often it is tried again.
+    # The time until detection depends on the machine, and so does the number of later tries.
     timed = bench.scale.slack if bench.scale.counts else None
     before = f"of {len(first)} in the {seconds_s:g} s before, {sum(not a.ok for a in first)} failed"
     most, slack = (0, None) if fault in ("rst", "slow") else (TOUCH_MAX, timed)
@@ -58,7 +58,7 @@ async def _shunned(bench: Bench, run: Run, fault: str, seconds_s: float) -> list
 
 
 async def _long_prefill(run: Run) -> list[Row]:
-    """A replica that prefills 200,000 tokens is busy, and not stuck."""
+    """Goal 8: a replica that prefills 200,000 tokens is busy, not stalled."""
     await at_most(4, 40, lambda _: run.ask(ttft_s=0.02))
     await run.all("clear")
     text = "long words " * (LONG_TEXT_BYTES // 11)
@@ -87,7 +87,7 @@ async def killed(bench: Bench) -> list[Row]:
         load = asyncio.create_task(at_rate(rate_per_s, requests, lambda _: run.ask(token_s=0.02)))
         await asyncio.sleep(after_s)
         await victim.kill()
-        killed_s = time.monotonic()  # by then it answers nobody: what was begun before may have been cut
+        killed_s = time.monotonic()  # it no longer responds at this time: earlier requests may have been cut
         await asyncio.sleep(away_s)
         await victim.start()
         back_s = time.monotonic()
@@ -110,7 +110,7 @@ async def killed(bench: Bench) -> list[Row]:
 
 
 async def outage(bench: Bench) -> list[Row]:
-    """Goal 10: half of the fleet fails, all of it fails, nobody is there."""
+    """Goal 10: half of the fleet fails, all of it fails, no replica is available."""
     found = []
     slack = bench.scale.slack
     async with bench.running(4) as run:
@@ -142,7 +142,7 @@ async def outage(bench: Bench) -> list[Row]:
 
 
 async def _first_s(run: Run, since_s: float) -> float | None:
-    """Seconds until a request is answered, one every 50 ms; None if none is within 20 s."""
+    """Return the seconds until a request is answered, one every 50 ms; None if no answer comes within 20 s."""
     answered = asyncio.get_running_loop().create_future()
 
     async def ask() -> FaultAnswer:

@@ -1,4 +1,4 @@
-"""Goals 6 and 7: clients that leave, and clients that do not read."""
+"""Goals 6 and 7: clients that disconnect, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadtest.faults.upstream import answers
 CLOSED_P99_MAX_MS = 50.0
 LANES = 8
 QUEUERS, QUEUED_TIMEOUT_S = 10, 4.0
-GONE_S = 1.0  # after which an upstream that still works for nobody counts as never told
+GONE_S = 1.0  # an upstream that still works for a disconnected client after this time counts as never notified
 FLOOD_BYTES = 150_000_000
 GROWTH_MAX_MIB, MIB = 1.0, 1 << 20
 LATER_MAX_MS = 5.0
@@ -32,13 +32,13 @@ _GAUGES = re.compile(r"^warmroute_(?:in_flight_requests|replica_in_flight|queued
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A moment in the life of a request at which its client leaves."""
+    """A moment in the life of a request at which its client disconnects."""
 
     name: str
     stream: bool
     marks: str
     last_s: float = 0.06
-    """The client leaves at a random moment up to this time."""
+    """The client disconnects at a random moment up to this time."""
 
 
 POINTS = (
@@ -51,7 +51,7 @@ POINTS = (
 
 
 def request(id_: str, marks: str, *, stream: bool) -> bytes:
-    """A chat request as bytes."""
+    """Return a chat request as bytes."""
     shape = answers.APIS["chat"]
     body = json.dumps(shape.request(f"[[id={id_} {marks}]] question {id_}", stream=stream)).encode()
     head = f"POST {shape.path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -59,14 +59,14 @@ def request(id_: str, marks: str, *, stream: bool) -> bytes:
 
 
 async def gauges(run: Run) -> float:
-    """Sum of warmroute's gauges of what is under way."""
+    """Return the sum of warmroute's gauges of requests in progress."""
     _, page = await run.page("/metrics", admin=True)
     found = _GAUGES.findall(page)
     return sum(map(float, found)) if found else -1.0
 
 
 async def at_rest(run: Run, timeout_s: float) -> float:
-    """The gauges once they are zero, or after `timeout_s`."""
+    """Return the gauges once they are zero, or after `timeout_s`."""
 
     async def nothing() -> bool:
         return await gauges(run) == 0
@@ -76,7 +76,7 @@ async def at_rest(run: Run, timeout_s: float) -> float:
 
 
 async def disconnects(bench: Bench) -> list[Row]:
-    """Goal 6: how soon a replica is told that nobody waits for an answer any more."""
+    """Goal 6: time until a replica is notified that the client has disconnected."""
     found, chance = [], random.Random(6)
     async with bench.running(2) as run:
         for point in POINTS:
@@ -128,7 +128,7 @@ async def _leave(run: Run, point: Point, clients: int, chance: random.Random, sc
 
 
 async def _queued(bench: Bench) -> Row:
-    """A client that leaves while its request waits in the router reaches no replica."""
+    """Goal 6: the request of a client that disconnects from the router's queue reaches no replica."""
     flags = ("--set", "admission.in_flight_max=1")
     async with bench.running(1, flags) as run:
         first = asyncio.create_task(run.ask(tokens=500, token_s=0.01))
@@ -148,7 +148,7 @@ async def _queued(bench: Bench) -> Row:
 
 
 async def _at_least(run: Run, gauge: str, requests: int) -> bool:
-    """Whether a gauge of the router's counts so many requests."""
+    """True if a gauge of the router is at least `requests`."""
     _, page = await run.page("/metrics", admin=True)
     counted = re.findall(rf"^warmroute_{gauge}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE)
     return sum(map(float, counted)) >= requests
@@ -158,7 +158,7 @@ async def _at_least(run: Run, gauge: str, requests: int) -> bool:
 
 
 async def slow_readers(bench: Bench) -> list[Row]:
-    """Goal 7: floods that nobody reads; rivals get one, since some keep all of it."""
+    """Goal 7: floods that the client does not read. Rivals get one, because some buffer all of it."""
     clients = bench.scale.of(10, 100) if bench.ours else 1
     flags = ("--set", f"listen.send_timeout_s={SEND_TIMEOUT_S:g}")
     async with bench.running(2, flags) as run:
@@ -201,7 +201,7 @@ async def _flooded(run: Run) -> int:
 
 
 async def _stalled(run: Run, before_mb: float) -> tuple[float, int]:
-    """MB that the router grew at most until no more was taken, and bytes taken."""
+    """Return the router's largest growth in MB until it accepted no further bytes, and the accepted bytes."""
     grew_mb, taken, since_s = 0.0, -1, time.monotonic()
     deadline_s = since_s + STALL_TIMEOUT_S
     while time.monotonic() < deadline_s:
@@ -216,14 +216,14 @@ async def _stalled(run: Run, before_mb: float) -> tuple[float, int]:
 
 
 async def _gap_p99_ms(run: Run) -> float:
-    """The p99 of gaps between events, in ms, of ten streams of twenty tokens a second."""
+    """Return the p99 of gaps between events, in ms, of ten streams of twenty tokens a second."""
     asked: Sequence[FaultAnswer] = await asyncio.gather(*(run.ask(tokens=30, token_s=0.05) for _ in range(10)))
     gaps_ms = [1e3 * (b - a) for answer in asked for a, b in zip(answer.pieces_s, answer.pieces_s[1:], strict=False)]
     return percentile(gaps_ms, 99) or 0.0
 
 
 async def _cut(run: Run, began_s: float) -> float | None:
-    """Seconds until no replica floods any more; None if that does not come."""
+    """Return the seconds until no replica floods; None if that does not happen."""
     with suppress(TimeoutError):
         async with asyncio.timeout(3 * SEND_TIMEOUT_S):
             while True:

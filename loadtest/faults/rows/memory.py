@@ -1,9 +1,9 @@
-"""Goal 16: the prefix index within its budget, however many blocks come by.
+"""Goal 16: the prefix index within its budget, for any number of blocks.
 
-The real `PrefixIndex` in a process of its own, so that its memory is what it took and nothing else: prompts of 64
-blocks that nobody has sent before, by turns to eight replicas, some of them growing by a turn, some asked for again.
-When the time is over, a sample of prompts tells whether what is left is what was used last: a replica that still holds
-one must hold every sampled one that was used on it later.
+The real `PrefixIndex` runs in a separate process, so that the process memory is the index's memory. It receives new
+prompts of 64 blocks, in rotation for eight replicas. Some grow by a turn, and some are repeated. At the end a sample of
+prompts shows if the remaining ones are the most recently used. If a replica still has a sampled prompt, it must have
+every sampled prompt that it used later.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ SECONDS_S, FULL_SECONDS_S = 60, 600
 TURNOVER, TURNOVER_TIMEOUT_S = 2.0, 150
 REPLICAS, PROMPT_KEYS, TURN_KEYS = 8, 64, 16
 LOOK_EVERY = 500
-SAMPLE_EVERY, SAMPLE_MAX = 49, 4_000  # one that the replicas do not divide
+SAMPLE_EVERY, SAMPLE_MAX = 49, 4_000  # every 49th use: not a multiple of the number of replicas
 GROW, AGAIN = 0.2, 0.1
 
 
 @dataclass(slots=True)
 class Churn:
-    """An index that is being filled, and what is remembered of how."""
+    """An index that is being filled, with a record of the uses."""
 
     seconds_s: float
     index: PrefixIndex
     turnover: float = 0.0
-    """The churn ends early once this many times the held blocks have come by; 0: it does not."""
+    """The churn ends early after this many times the held blocks; 0: it does not."""
     sample_every: int = SAMPLE_EVERY
     chance: random.Random = field(default_factory=lambda: random.Random(16))
     distinct: int = 0
@@ -53,7 +53,7 @@ class Churn:
     """First key -> step of its last use, replica, keys; the oldest uses first."""
 
     def run(self, pid: int) -> None:
-        """Churn until the time is over."""
+        """Use the index until the time is over."""
         began_s = now_s = time.monotonic()
         last: dict[str, list[int]] = {}
         while now_s - began_s < self.seconds_s:
@@ -96,7 +96,8 @@ class Churn:
             self.sample[first] = (self.steps, holder, again)
 
     def out_of_order(self) -> int:
-        """Sampled prompts that are gone although one that was used earlier on the same replica is still there."""
+        """Return the number of evicted sampled prompts for which one used earlier on the same replica is still
+        there."""
         wrong, held = 0, set[str]()
         for _, name, keys in self.sample.values():
             depth = self.index.depth(name, keys)
@@ -111,12 +112,12 @@ def _held(index: PrefixIndex) -> int:
 
 
 def churn(seconds_s: float, bytes_max: int, turnover: float = 0.0) -> dict[str, float]:
-    """What came of it; memory in MB is what was added to the empty process."""
+    """Return the results of a churn; memory in MB excludes the empty process."""
     index = PrefixIndex(bytes_max)
     for i in range(REPLICAS):
         index.add(f"r{i}", 1 << 40)
     gc.collect()
-    gc.freeze()  # objects of the start are not scanned again, as in router/loop.py
+    gc.freeze()  # objects from the start are not scanned again, as in router/loop.py
     pid = os.getpid()
     before_mb, began_s = rss_mb(pid), time.monotonic()
     churned = Churn(seconds_s, index, turnover)
@@ -139,7 +140,7 @@ def churn(seconds_s: float, bytes_max: int, turnover: float = 0.0) -> dict[str, 
 
 
 async def index_memory(bench: Bench) -> list[Row]:
-    """The rows; the size is the one of section 5, the time is not."""
+    """Goal 16: the rows; the index size is the one of section 5, the time is not."""
     bench.only_ours("its own index")
     seconds_s = TURNOVER_TIMEOUT_S if bench.scale.counts else bench.scale.of(SECONDS_S // 2, FULL_SECONDS_S)
     words = ["-m", "loadtest.faults.rows.memory", "--seconds", str(seconds_s), "--bytes", str(BUDGET_BYTES)]
@@ -162,7 +163,7 @@ async def index_memory(bench: Bench) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process that holds the index; its last line is what came of it."""
+    """Run the index in this process; the last line of output has the results."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtest.faults.rows.memory", description="Churn the prefix index."
     )

@@ -1,8 +1,8 @@
 """Goal 29: one tenant beside one hostile party at a time: another tenant, an engine of another model, the store.
 
-The tenant's requests are short streams to an engine of its own, alone and then beside the hostile party. Between them
-a server that does nothing is asked: what its answers take longer beside the hostile party is the machine's doing, and
-is taken off. Refusals and lost tokens are counts, and may be none; the ratio of times is judged where times are.
+The tenant's requests are short streams to a dedicated engine, first alone and then beside the hostile party. Requests
+to an idle server alternate with them. The increase of the idle server's times is caused by the machine, and is
+subtracted. Refusals and lost tokens are counts and must be 0. The ratio of times is judged only if times are judged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PARTIES = {
     **{f"flood of {kind}": "engine" for kind in FLOODS},
     STORE: "store",
 }
-"""What is hostile -> by which party."""
+"""Hostile way -> its party."""
 _BEGINS, _PORT = re.compile("begins"), re.compile(r"ready (\d+)")
 _FORGED = re.compile(
     r'^warmroute_sharing_messages_total\{[^}]*kind="(?:bad|unauthenticated)"[^}]*\} (\S+)', re.MULTILINE
@@ -45,25 +45,25 @@ _FORGED = re.compile(
 
 @dataclass(slots=True)
 class Seen:
-    """What one tenant saw in a while: its answers, and what a server that does nothing took, in seconds."""
+    """Observations of one tenant in a period: its responses, and the response times of an idle server, in seconds."""
 
     answers: list[FaultAnswer] = field(default_factory=list)
     idle_s: list[float] = field(default_factory=list)
 
     @property
     def p99_s(self) -> float | None:
-        """The 99th percentile of times to the first byte; None where no answer was whole."""
+        """The 99th percentile of times to the first byte; None if no response was complete."""
         return percentile([answer.first_s - answer.began_s for answer in self.answers if answer.ok], 99)
 
     @property
     def lost(self) -> int:
-        """Tokens that did not come, of answers with status 200."""
+        """Tokens that are missing in responses with status 200."""
         words = [b" w%d" % number for number in range(TOKENS)]
         return sum(word not in answer.body for answer in self.answers if answer.status == 200 for word in words)
 
 
 def beside(way: str) -> Callable[[Bench], Awaitable[list[Row]]]:
-    """The rows of one hostile party, as a function of its own, so that each has its own time and its own tries."""
+    """Return the rows of one hostile party as a separate function, so that each has its own time and its own tries."""
 
     async def rows(bench: Bench) -> list[Row]:
         bench.only_ours("it needs tenants")
@@ -78,7 +78,7 @@ ROWS = tuple(map(beside, PARTIES))
 
 @dataclass(slots=True)
 class Scene:
-    """A router before the engine of one tenant and one that may be hostile, and a server that does nothing."""
+    """A router in front of one tenant's engine and a possibly hostile engine, and an idle server."""
 
     run: Run
     engine: Upstream
@@ -88,8 +88,10 @@ class Scene:
     store: Process | None
 
     async def came(self) -> float:
-        """What came of the hostile party so far: its requests that reached the engine, bytes of its floods, or its
-        messages that the router has refused."""
+        """Return the effect of the hostile party so far.
+
+        Its unit is requests that reached the engine, bytes of its floods, or messages that the router has refused.
+        """
         if self.store is not None:
             _, text = await self.run.page("/metrics", admin=True)
             return sum(float(found[1]) for found in _FORGED.finditer(text))
@@ -137,7 +139,7 @@ async def _scene(bench: Bench, way: str) -> AsyncIterator[Scene]:
 
 @asynccontextmanager
 async def _hostile(bench: Bench, scene: Scene, way: str, seconds_s: float) -> AsyncIterator[None]:
-    """The hostile party, which has begun, and is ended behind the block."""
+    """Start the hostile party, and end it after the block."""
     if scene.store is not None:
         os.kill(scene.store.pid, signal.SIGUSR1)
         yield
@@ -149,7 +151,7 @@ async def _hostile(bench: Bench, scene: Scene, way: str, seconds_s: float) -> As
 
 
 async def _seen(scene: Scene, seconds_s: float) -> Seen:
-    """Ask for so many seconds, and the server that does nothing before each request."""
+    """Send requests for `seconds_s`, with a request to the idle server before each."""
     seen = Seen()
 
     async def ask(_: int) -> FaultAnswer:
@@ -166,7 +168,7 @@ async def _seen(scene: Scene, seconds_s: float) -> Seen:
 
 
 def _judged(bench: Bench, way: str, alone: Seen, after: Seen, *, is_hostile: bool) -> list[Row]:
-    """The rows of one party: the times of others, what they were refused, and what they lost."""
+    """Return the rows of one party: times, refusals and losses of the other tenant."""
     before_s, beside_s = alone.p99_s, after.p99_s
     machine_s = max(0.0, (percentile(after.idle_s, 99) or 0.0) - (percentile(alone.idle_s, 99) or 0.0))
     times = max(0.0, beside_s - machine_s) / before_s if before_s and beside_s else None

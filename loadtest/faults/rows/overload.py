@@ -1,6 +1,6 @@
-"""Goals 18, 19 and 27: more than there is room for, by everybody, by one prompt, by one tenant.
+"""Goals 18, 19 and 27. More load than capacity, by all clients, by one prompt, by one tenant.
 
-The replicas are simulated engines (`loadtest engine`), so that a queue in front of them costs what it costs a GPU.
+The replicas are simulated engines (`loadtest engine`), so that a queue in front of them costs the same as on a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ADMISSION = (
 
 @asynccontextmanager
 async def _engines(bench: Bench) -> AsyncIterator[Sequence[str]]:
-    """Simulated engines that have room for few."""
+    """Run simulated engines with a small batch limit."""
     words = [sys.executable, "-m", "loadtest", "engine", "--port", "0", "--replicas", str(REPLICAS)]
     words += ["--model", answers.MODEL, "--max-num-seqs", str(SEQUENCES)]
     async with started("engines", words, bench.folder) as process:
@@ -43,7 +43,7 @@ async def _engines(bench: Bench) -> AsyncIterator[Sequence[str]]:
 
 
 async def overload(bench: Bench) -> list[Row]:
-    """Goal 18: five times what the engines can do."""
+    """Goal 18: five times the capacity of the engines."""
     slack = bench.scale.slack
     peak_s, over_s = (4.0, 6.0) if not bench.scale.full else (15.0, 30.0)
     async with _engines(bench) as urls, bench.running(0, ADMISSION, urls) as run:
@@ -69,7 +69,7 @@ async def overload(bench: Bench) -> list[Row]:
 
 
 async def _peak_per_s(run: Run, seconds_s: float) -> float:
-    """What the engines can do when nobody waits."""
+    """Return the engines' peak rate without queueing."""
     end_s, done = time.monotonic() + seconds_s, 0
 
     async def lane() -> None:
@@ -114,7 +114,7 @@ class Tenant:
 
     @property
     def key(self) -> str:
-        """A key for the one run that it is made for."""
+        """A key for the single run that it is made for."""
         return f"wr-{hashlib.sha256(self.name.encode()).hexdigest()}"
 
     @property
@@ -130,7 +130,7 @@ class Tenant:
 
 
 async def neighbours(bench: Bench) -> list[Row]:
-    """Goal 27: A asks for twenty times its share, B goes on as before."""
+    """Goal 27: A sends twenty times its share, B is unaffected."""
     bench.only_ours("it needs tenants")
     loud, quiet = Tenant("loud"), Tenant("quiet")
     file = bench.folder / "keys.yaml"

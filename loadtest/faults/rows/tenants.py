@@ -1,6 +1,6 @@
-"""Goal 27: eight tenants, of which one is hostile, in one way after the other; and two attacks on neighbours.
+"""Goal 27: eight tenants, one of them hostile, in one way after the other; and two attacks on neighbours.
 
-The replicas answer at once, so that what others wait for is the router.
+The replicas answer at once, so that the waiting time of others is the router's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORACLE = ("The merger price is ", "73.5 per share")
 
 
 def hostile_by(way: str) -> Callable[[Bench], Awaitable[list[Row]]]:
-    """The rows of one way to be hostile, as a function of its own, so that each has its own time and its own tries."""
+    """Return the rows of one hostile way as a separate function, so that each has its own time and its own tries."""
 
     async def rows(bench: Bench) -> list[Row]:
         bench.only_ours("it needs tenants")
@@ -87,7 +87,8 @@ def _judged(
     log: str,
     became: dict[int, int],
 ) -> list[Row]:
-    """The rows of one way: what others saw, and what it cost. With `--counts` neither times nor memory are judged."""
+    """Return the rows of one way: the effect on others, and the cost. With `--counts` neither times nor memory are
+    judged."""
     alone_s, beside_s = (percentile([a.first_s - a.began_s for a in some if a.ok], 99) for some in (alone, beside))
     times = beside_s / alone_s if alone_s and beside_s else None
     note = f"{1e3 * (alone_s or 0):.1f} ms alone, {1e3 * (beside_s or 0):.1f} ms beside; it got {became}"
@@ -107,8 +108,11 @@ def _judged(
 
 
 async def oracle(bench: Bench) -> list[Row]:
-    """What `append_only` tells a tenant of a prompt of another's: how many guesses are answered otherwise where the
-    other said something else. A tenant's own earlier guesses count as what it said itself, in both cases."""
+    """Goal 27: information that `append_only` leaks to a tenant about a prompt of another tenant.
+
+    The figure is the number of guesses with a different response if the other tenant sent a different prompt. A
+    tenant's own earlier guesses count as its own conversation in both cases.
+    """
     bench.only_ours("it needs tenants")
     victim, attacker = Tenant("victim"), Tenant("attacker")
     file = bench.folder / "oracle.yaml"
@@ -132,7 +136,7 @@ async def oracle(bench: Bench) -> list[Row]:
 
 
 async def _told(run: Run, tenant: Tenant, guess: str) -> tuple[int, str]:
-    """Status, and whatever words a tenant gets for a conversation of which only the first message is not known."""
+    """Return the status and any response text for a conversation in which only the first message is unknown."""
     system, answer, more = "You are a helpful assistant. " * 40, "I see. " * 100, "go on"
     said = (("system", system), ("user", guess + "." * 600), ("assistant", answer), ("user", more))
     body = chat(messages=[{"role": role, "content": content} for role, content in said])

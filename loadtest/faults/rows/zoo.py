@@ -1,7 +1,7 @@
-"""Goal 28: engines of other kinds than the dense one, which the router sees in another way.
+"""Goal 28: engines other than the dense one, which the router observes through other pages and events.
 
-The replicas are simulated engines (`loadtest engine --like NAME`), each kind a process of its own, with the pages,
-errors and KV events of its kind. Judged are counts alone.
+The replicas are simulated engines (`loadtest engine --like NAME`), a process for each kind, with the pages, errors and
+KV events of its kind. Only counts are judged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from router.core.cache.selfcheck import CHECKS
 
 GOAL = 28
 KV_TOKENS, BLOCK = 4_096, 16
-SHARE_MIN = 0.5  # least part of an equal share
+SHARE_MIN = 0.5  # smallest part of an equal share
 EVENTS = ("--kv-events", "--kv-events-port", "0", "--kv-replay-port", "0")
 PROBES = ("--set", "probe.interval_s=0.2")
 PREDICTED, GRADE, REPLICA = "x-warmroute-predicted-cached-tokens", "x-warmroute-grade", "x-warmroute-replica"
 FORETOLD = {"vllm-hybrid": CHECKS, "vllm-dcp": 0, "vllm-eagle": CHECKS, "sglang": 0}
-"""Kind -> answers that teach the router what its events do not say, before predictions are judged."""
+"""Kind -> responses that teach the router the facts missing from its events, before predictions are judged."""
 PAGES = ("vllm-hybrid", "vllm-dcp", "vllm-0.15", "sglang-pp", "sglang-tp", "sglang-priority", "sglang-0.5.8")
 
 
@@ -46,7 +46,7 @@ class Answer:
 
 @asynccontextmanager
 async def engines(bench: Bench, kinds: Sequence[str], *words: str) -> AsyncIterator[list[str]]:
-    """URLs of one replica of each kind. Raises ProcessError."""
+    """Yield the URLs of one replica of each kind. Raises ProcessError."""
     common = ["--port", "0", "--replicas", "1", "--model", MODEL, "--time-scale", "200", "--kv-tokens", str(KV_TOKENS)]
     common += ["--block-size", str(BLOCK), "--max-model-len", str(KV_TOKENS), *words]
     async with AsyncExitStack() as stack:
@@ -60,7 +60,7 @@ async def engines(bench: Bench, kinds: Sequence[str], *words: str) -> AsyncItera
 
 
 async def complete(run: Run, prompt: str) -> Answer:
-    """Ask for a completion of eight tokens. Raises ClientError where there is no whole answer."""
+    """Request a completion of eight tokens. Raises ClientError if there is no complete response."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 8}
     async with run.http.post(run.url + "/v1/completions", json=body) as response:
         said, heads = await response.json(), response.headers
@@ -70,13 +70,13 @@ async def complete(run: Run, prompt: str) -> Answer:
 
 
 async def replicas_of(run: Run) -> dict[str, dict[str, Any]]:
-    """The page /admin/replicas, by replica; empty where there is no answer."""
+    """Return the page /admin/replicas, by replica; empty without a response."""
     status, text = await run.page("/admin/replicas", admin=True)
     return {each["id"]: each for each in json.loads(text)["replicas"]} if status == 200 else {}
 
 
 def foretold_by(kind: str) -> Callable[[Bench], Awaitable[list[Row]]]:
-    """The rows of predictions for one kind, as a function of its own."""
+    """Return the rows of predictions for one kind as a separate function."""
 
     async def rows(bench: Bench) -> list[Row]:
         bench.only_ours("its predictions")
@@ -87,7 +87,7 @@ def foretold_by(kind: str) -> Callable[[Bench], Awaitable[list[Row]]]:
 
 
 async def _foretold(bench: Bench, kind: str, taught_by: int) -> list[Row]:
-    """Prompts that share beginnings, one after the other, through a cache that holds a few."""
+    """Goal 28: prompts with common prefixes, one after the other, through a cache that holds a few."""
     asked, wrong, exact, hits = bench.scale.of(60, 240), 0, 0, 0
     async with engines(bench, [kind], *EVENTS) as urls, bench.running(0, urls=urls) as run:
 
@@ -112,7 +112,7 @@ async def _foretold(bench: Bench, kind: str, taught_by: int) -> list[Row]:
 
 
 async def pages(bench: Bench) -> list[Row]:
-    """What the router reads of pages that say things otherwise, while four requests run and none waits."""
+    """Goal 28: values that the router reads from pages in other formats, while four requests run and none waits."""
     bench.only_ours("/admin/replicas")
     expected = (KV_TOKENS, 4, 0)
     found: dict[str, tuple[Any, ...]] = {}
@@ -141,7 +141,7 @@ async def pages(bench: Bench) -> list[Row]:
 
 
 async def _long(http: aiohttp.ClientSession, url: str) -> None:
-    """A request that runs until it is cancelled, past the router."""
+    """Send a request directly to an engine, which runs until it is cancelled."""
     body = {"model": MODEL, "prompt": "long", "max_tokens": 900, "stream": True}
     async with http.post(url + "/v1/completions", json=body) as response:
         async for _ in response.content.iter_any():
@@ -149,7 +149,7 @@ async def _long(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def deferred(bench: Bench) -> list[Row]:
-    """A replica with requests that wait for another reason than capacity, beside a dense one."""
+    """Goal 28: a replica with requests that wait for another reason than capacity, beside a dense one."""
     asked = bench.scale.of(80, 800)
     async with (
         engines(bench, ["vllm-deferred", "vllm-dense"]) as urls,
@@ -167,7 +167,7 @@ async def deferred(bench: Bench) -> list[Row]:
 
 
 async def asleep(bench: Bench) -> list[Row]:
-    """A sleeping replica gets nothing, and some again when it is awake."""
+    """Goal 28: a sleeping replica gets no requests, and gets some again after it wakes up."""
     asked = bench.scale.of(40, 400)
     async with (
         engines(bench, ["vllm-asleep", "vllm-dense"]) as urls,
@@ -197,7 +197,8 @@ async def asleep(bench: Bench) -> list[Row]:
 
 
 async def processes(bench: Bench) -> list[Row]:
-    """Each `/metrics` page comes from another process behind one URL; knowledge of the cache must survive that."""
+    """Goal 28: each `/metrics` page comes from another process behind one URL. Knowledge of the cache must survive
+    that."""
     bench.only_ours("its predictions")
     lost, asked = 0, bench.scale.of(10, 60)
     async with engines(bench, ["vllm-processes"]) as urls, bench.running(0, PROBES, urls=urls) as run:
@@ -211,7 +212,7 @@ async def processes(bench: Bench) -> list[Row]:
 
 
 async def full_queue(bench: Bench) -> list[Row]:
-    """More than SGLang's queue has room for: shed with Retry-After, and no breaker opens."""
+    """Goal 28: more requests than fit SGLang's queue: shed with Retry-After, and no breaker opens."""
     asked = bench.scale.of(48, 480)
     async with (
         engines(bench, ["sglang-queue"], "--max-num-seqs", "2", "--time-scale", "20") as urls,
@@ -234,7 +235,7 @@ async def full_queue(bench: Bench) -> list[Row]:
 
 
 def _says_when(answer: FaultAnswer) -> bool:
-    """Whether it is an answer, or a refusal that says when to ask again; a stream says in an event that it is full."""
+    """True for an answer, or for a refusal with Retry-After; a stream reports a full queue in an event."""
     if answer.status in (429, 503):
         return "retry-after" in answer.headers
     return answer.ok

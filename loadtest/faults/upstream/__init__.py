@@ -1,1 +1,1 @@
-"""A replica that goes wrong on demand: `process` listens, `connection` obeys, `answers` has what is well."""
+"""Replica with faults on demand: `process` listens, `connection` executes, `answers` has the healthy responses."""

@@ -1,7 +1,7 @@
-"""What the fault upstream says when nothing is wrong with it: answers of four APIs, as vLLM 0.32 gives them.
+"""Responses of the fault upstream without a fault: four APIs, in the format of vLLM 0.32.
 
-A stream is kept in parts, so that a fault can leave out the right one: what comes before the tokens, a token, the
-events that say why it ended, and what comes behind them.
+A stream is kept in parts, so that a fault can omit the right one. The parts are events before the tokens, a token,
+events with the finish reason, and events after them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 64, 8
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API: where it is, and what a stream and an answer of it look like."""
+    """One API: its path, and the format of its streams and responses."""
 
     name: str
     path: str
@@ -37,22 +37,22 @@ class Api:
     token: str
     """An event with one token, as a template: `%TEXT%`."""
     finish: tuple[bytes, ...]
-    """Events that say why it ended; without them a stream is not whole."""
+    """Events with the finish reason; without them a stream is incomplete."""
     done: tuple[bytes, ...]
-    """What comes behind them."""
+    """Events after the finish reason."""
     whole: dict[str, Any]
-    """An answer that does not stream."""
+    """A response that does not stream."""
 
     def tokens(self, n: int) -> list[bytes]:
-        """Events of `n` tokens."""
+        """Return the events of `n` tokens."""
         return [self.token.replace("%TEXT%", f" w{i}").encode() for i in range(n)]
 
     def stream(self, n: int) -> list[bytes]:
-        """All events of a healthy stream."""
+        """Return all events of a healthy stream."""
         return [*self.before, *self.tokens(n), *self.finish, *self.done]
 
     def request(self, prompt: str, *, stream: bool, tokens: int = 8) -> dict[str, Any]:
-        """A request's body."""
+        """Return the body of a request."""
         common: dict[str, Any] = {"model": MODEL, "stream": stream}
         match self.name:
             case "completions":
@@ -145,5 +145,5 @@ BY_PATH = {api.path.encode(): api for api in APIS.values()}
 
 
 def page_of_models(model: str) -> bytes:
-    """The answer to /v1/models of a replica that has this model."""
+    """Return the response to /v1/models of a replica with this model."""
     return plain("200 OK", json.dumps(models(model)).encode())

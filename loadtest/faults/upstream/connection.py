@@ -1,4 +1,4 @@
-"""What a faulty replica does with a request: see process.py, which is the process around it."""
+"""Handling of requests by a faulty replica; `process.py` is the process around it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadtest.faults.upstream import answers, floods
 
 EARLY = ("rst", "fin", "garbage_http", "hang", "hang_headers", "400", "429", "500", "503")
 MID = ("mid_rst", "mid_fin", "mid_cut", "mid_eof", "mid_done", "mid_garbage", "mid_stall")
-BEFORE_FAULT_S = 0.03  # what was written before a fault is on its way
+BEFORE_FAULT_S = 0.03  # time for bytes written before a fault to be sent
 HEAD_BYTES_MAX = 64 << 10
 
 _MARKER = re.compile(rb"\[\[([^\]]*)\]\]")
@@ -28,12 +28,12 @@ _SHUTDOWN += b'"type":"InternalServerError","param":null,"code":500}}'
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What a replica does with requests."""
+    """Behaviour of a replica for its requests."""
 
     fault: str = ""
-    """A fault of EARLY or MID; empty: none."""
+    """A fault of EARLY or MID; empty: no fault."""
     count: int = -1
-    """The fault is for so many requests; -1: for all."""
+    """Number of requests with the fault; -1: all."""
     after: int = 2
     """Tokens before a fault in mid-stream."""
     ttft_s: float = 0.0
@@ -42,15 +42,15 @@ class Behaviour:
     retry_after: str = "1"
     health: int = 200
     slots: int = 0
-    """Requests served at a time, the others wait as in an engine's queue; 0: all."""
+    """Requests served at a time; the others wait as in an engine's queue; 0: no limit."""
     flood_bytes: int = 0
-    """So many bytes instead of tokens, as fast as they are taken."""
+    """Number of bytes to send instead of tokens, as fast as they are accepted."""
     flood: str = "events"
-    """What these bytes are, of floods.FLOODS."""
+    """Kind of these bytes, of `floods.FLOODS`."""
 
 
 class State:
-    """One replica: how it behaves, and what it saw."""
+    """One replica: its behaviour, and its observations."""
 
     def __init__(self, name: str, model: str = answers.MODEL) -> None:
         self.name = name
@@ -60,15 +60,15 @@ class State:
         self.connections: set[FaultyConnection] = set()
         self.opened = self.running = self.waiting = self.flooded_bytes = self.prompt_tokens = self.tokens = 0
         self.slots: asyncio.Semaphore | None = None
-        self.healthy_s: float | None = None  # the first good answer of /health since it was opened
+        self.healthy_s: float | None = None  # the first good response of /health since it was opened
 
     def behave(self, fields: dict[str, Any]) -> None:
-        """Behave like this from now on; fields that are not given have their defaults."""
+        """Set the behaviour for later requests; omitted fields have their defaults."""
         self.behaviour = Behaviour(**fields)
         self.slots = asyncio.Semaphore(self.behaviour.slots) if self.behaviour.slots else None
 
     def for_request(self, body: bytes) -> tuple[Behaviour, str]:
-        """What to do with this one, and its id."""
+        """Return the behaviour for a request, and its id."""
         marker = _MARKER.search(body, 0, 4_096) or _MARKER.search(body, max(0, len(body) - 4_096))
         words = dict(w.partition("=")[::2] for w in marker[1].decode(errors="replace").split()) if marker else {}
         here = self.behaviour
@@ -84,7 +84,7 @@ class State:
 
 
 class FaultyConnection(asyncio.Protocol):
-    """One connection; requests one after another."""
+    """One connection; requests are processed sequentially."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -96,7 +96,7 @@ class FaultyConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True if a request is being answered."""
         return self._task is not None
 
     def abort(self) -> None:
@@ -104,13 +104,13 @@ class FaultyConnection(asyncio.Protocol):
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Register the connection."""
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
         self._state.connections.add(self)
         self._state.opened += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone; whoever was answered has left, or was cut by us."""
+        """Record the end of the connection, closed by the client or by this replica."""
         self._state.connections.discard(self)
         if self._record is not None and self._record["closed_s"] is None:
             self._record["closed_s"] = time.monotonic()
@@ -118,19 +118,19 @@ class FaultyConnection(asyncio.Protocol):
             self._task.cancel()
 
     def eof_received(self) -> bool:
-        """The client will send no more: it has left."""
+        """Close the connection: the client has disconnected."""
         return False
 
     def pause_writing(self) -> None:
-        """The client reads too slowly."""
+        """Pause writing: the client reads too slowly."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Resume writing: the client reads again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
-        """A piece of a request."""
+        """Buffer a piece of a request."""
         self._held += data
         if self._task is None:
             self._next()
@@ -143,7 +143,7 @@ class FaultyConnection(asyncio.Protocol):
         length, at = vllm.LENGTH.search(head), end + 4
         if length:
             stop = at + int(length[1])
-        elif vllm.CHUNKED.search(head):  # JSON has no bare CR LF: the last chunk cannot be taken for something else
+        elif vllm.CHUNKED.search(head):  # JSON has no bare CR LF, so the last chunk is unambiguous
             stop = self._held.find(b"\r\n" + vllm.LAST_CHUNK, at - 2) + 2 + len(vllm.LAST_CHUNK)
             if stop < at + len(vllm.LAST_CHUNK):
                 return
@@ -274,7 +274,7 @@ class FaultyConnection(asyncio.Protocol):
         write(b"".join(map(vllm.chunk, (*api.finish, *api.done))) + vllm.LAST_CHUNK)
 
     async def _end(self, fault: str) -> None:
-        """End a faulty answer."""
+        """End a faulty response."""
         match fault:
             case "mid_rst":
                 sock: socket.socket = self._transport.get_extra_info("socket")

@@ -1,4 +1,4 @@
-"""Answers that a hostile engine sends as fast as they are taken."""
+"""Floods: responses that a hostile engine sends as fast as they are accepted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERS = b"0.0123456789," * (PIECE_BYTES // 13)
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """What comes first, what is repeated until all bytes are sent, and what comes last."""
+    """The start of a flood, the piece that is repeated until all bytes are sent, and the end."""
 
     begin: bytes
     piece: bytes
@@ -25,23 +25,23 @@ class Flood:
 
 
 def _events(_: int) -> Flood:
-    """Short events."""
+    """Return short events."""
     return Flood(STREAM_HEAD, chunk(b"".join(_CHAT.tokens(256))), _END)
 
 
 def _one_event(_: int) -> Flood:
-    """One event without an end."""
+    """Return one endless event."""
     return Flood(STREAM_HEAD + chunk(_EVENT), chunk(b"x" * PIECE_BYTES), chunk(_REST_OF_EVENT) + _END)
 
 
 def _short_chunks(_: int) -> Flood:
-    """Events in chunks of one byte."""
+    """Return events in chunks of one byte."""
     event = _CHAT.tokens(1)[0]
     return Flood(STREAM_HEAD, b"".join(chunk(bytes((byte,))) for byte in event) * 40, _END)
 
 
 def _answer(size: int) -> Flood:
-    """An answer of a known length that does not stream."""
+    """Return a non-streaming response of a known length."""
     first, last = b'{"object":"list","data":[', b"0]}"
     length = len(first) + -(-size // len(_NUMBERS)) * len(_NUMBERS) + len(last)
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
@@ -54,4 +54,4 @@ FLOODS: Mapping[str, Callable[[int], Flood]] = {
     "short_chunks": _short_chunks,
     "answer": _answer,
 }
-"""What a flood of so many bytes consists of, by its name."""
+"""Name -> content of a flood for a number of bytes."""

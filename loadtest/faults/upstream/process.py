@@ -1,13 +1,18 @@
-"""A replica that goes wrong on demand: what `python -m loadtest faults` puts behind routers.
+"""Replica with faults on demand, for `python -m loadtest faults`.
 
 One process is one replica, so that kill -9 is real. It serves chat, completions, responses and messages, streaming and
-not, with pages that routers probe. What goes wrong is told to its control port (a JSON object a line, answered by one),
-for every request or for the next few; or by the request itself, whose prompt may hold a marker such as
-`[[id=12 fault=mid_rst at=r0 after=3]]`: then replica r0 resets that stream after three tokens, and everything else is
-healthy, so that no circuit breaker hides what is looked at. Markers survive routers that write a body anew.
+not, with the pages that routers probe.
 
-Every request is kept with the times at which it came, ended, and lost its connection (CLOCK_MONOTONIC, which processes
-of one machine share).
+Faults are set in one of two ways:
+
+- The control port sets them for every request or for the next few. It accepts a JSON object per line and responds with
+  one.
+- The request sets them: its prompt may contain a marker such as `[[id=12 fault=mid_rst at=r0 after=3]]`. Then replica
+  r0 resets that stream after three tokens, and all other requests are healthy. So no circuit breaker hides the tested
+  behaviour. Markers survive routers that rewrite a body.
+
+Every request is recorded with the times of its arrival, its end, and the loss of its connection. The clock is
+CLOCK_MONOTONIC, which processes of one machine share.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ READY = "ready {name} {port} control {control}"
 
 
 class FaultyReplica:
-    """The listener, which can be closed and opened again, and its control port."""
+    """The listener, which can be closed and reopened, and its control port."""
 
     def __init__(self, name: str, host: str, port: int, model: str = MODEL) -> None:
         self.state = State(name, model)
@@ -45,7 +50,7 @@ class FaultyReplica:
             self.port, self._server = server.sockets[0].getsockname()[1], server
 
     def refuse(self) -> None:
-        """Close the listener and connections that are idle; requests that run go on."""
+        """Close the listener and idle connections; running requests continue."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -54,7 +59,7 @@ class FaultyReplica:
                 connection.abort()
 
     async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A command a line, each answered by a line."""
+        """Execute one command per line, and send one line in response."""
         while line := await reader.readline():
             said = json.loads(line)
             writer.write(json.dumps(await self._do(said.pop("do"), said)).encode() + b"\n")
@@ -85,7 +90,7 @@ class FaultyReplica:
 
 
 async def serve(name: str, host: str, port: int, model: str = MODEL) -> None:
-    """One replica and its control port, said in a line, until cancelled."""
+    """Serve one replica and its control port until cancelled; print both ports in one line."""
     replica = FaultyReplica(name, host, port, model)
     await replica.open()
     control = await asyncio.start_server(replica.control, host, 0, limit=1 << 20)
