@@ -1,7 +1,7 @@
-"""What the cheap upstream of `python -m loadtest overhead` says, as bytes that are made once.
+"""Responses of the cheap upstream of `python -m loadtest overhead`, as precomputed bytes.
 
-A stream has events of about 240 bytes, a chunk each, and its last three events (finish, usage, [DONE]) behind each
-other, as vLLM 0.32 sends them.
+A stream has events of about 240 bytes, each in its own chunk. Its last three events (finish, usage, [DONE]) follow each
+other directly, as in vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _answer(prompt_tokens: int) -> bytes:
     return json.dumps(said).encode()
 
 
-# Key: the most bytes of a request's body. Value: an answer whose usage is right to a factor, whatever a router made of
-# the body.
+# Key: maximum size of a request body in bytes. Value: a response with the approximate usage, for any rewriting of the
+# body by a router.
 _ANSWERS = {size: _answer(tokens) for size, tokens in ((4 << 10, 128), (64 << 10, 4_096), (1 << 20, 50_000))}
 _LONGEST = _answer(2_000_000)
 _RESPONSES = {size: plain("200 OK", body) for size, body in _ANSWERS.items()}
@@ -61,21 +61,21 @@ _LONGEST_RESPONSE = plain("200 OK", _LONGEST)
 
 
 def answer(body_bytes: int) -> bytes:
-    """The answer's body to a request's body of so many bytes."""
+    """Return the response body for a request body of `body_bytes` bytes."""
     return next((found for size, found in _ANSWERS.items() if body_bytes <= size), _LONGEST)
 
 
 def response(body_bytes: int) -> bytes:
-    """The whole response to a request that does not stream."""
+    """Return the whole response to a request that does not stream."""
     return next((found for size, found in _RESPONSES.items() if body_bytes <= size), _LONGEST_RESPONSE)
 
 
 def stream_body(tokens: int) -> bytes:
-    """The whole body of a stream, as a client must see it once its chunks are taken apart."""
+    """Return the whole body of a stream, as a client must receive it without the chunk framing."""
     return b"".join((FIRST, *(TOKENS[i % len(TOKENS)] for i in range(tokens)), *LAST))
 
 
-# A stream whose request asks for token ids (`return_token_ids`) has the prompt's at its beginning, then the words'.
+# A stream for a request with `return_token_ids` starts with the token ids of the prompt; the ids of the words follow.
 ID_START = STREAM_HEAD + chunk(_first(list(range(PROMPT_TOKENS))))
 ID_CHUNKS = tuple(chunk(_event({"content": f" {word}"}, ids=[n])) for n, word in enumerate(_WORDS.split(" ")))
 START = STREAM_HEAD + chunk(FIRST)
@@ -88,6 +88,6 @@ PAGES = {
     b"/metrics": plain("200 OK", metrics(MODEL), METRICS_KIND),
 }
 ASKED = (b"/v1/chat/completions", b"/v1/completions")
-# vllm-router 0.1.17 asks each replica in turn for a prompt's token ids until one has them; so the first has some, the
-# fewest that tell prompts apart, which costs it least.
+# vllm-router 0.1.17 requests a prompt's token ids from one replica after another until one returns them. So the first
+# replica returns a minimal list that distinguishes prompts, which is the cheapest for that router.
 RENDERED = (b"/v1/chat/completions/render", b"/v1/completions/render", b"/tokenize")

@@ -1,8 +1,8 @@
-"""Requests that `python -m loadtest overhead` sends: made beforehand, but for a number that makes each one new.
+"""Requests of `python -m loadtest overhead`: precomputed, except for a number that makes each one unique.
 
-short: 0.5 KB, a text of its own. mid and long: 16 KB and 200 KB of conversations; each request repeats one of them and
-ends in a question of its own, which is what agents send. Texts are seeded and have line breaks and quotes, but only
-ASCII: letters beyond it double what long prompts cost the LLM routers measured so far, and would flatter us.
+short: 0.5 KB, each with its own text. mid and long: 16 KB and 200 KB of conversations. Each request repeats one of them
+and ends in a unique question, like requests of agents. Texts are seeded and have line breaks and quotes, but only
+ASCII. Non-ASCII letters double the cost of long prompts in the LLM routers measured so far, which would favour us.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONVERSATIONS = {"mid": (64, 8), "long": (16, 40)}  # conversations, and message
 SHORT_BYTES = 512
 SIZES = {"short": SHORT_BYTES, "mid": 16 << 10, "long": 200 << 10}
 NUMBER = b"%012d"
-MARK = "#" * 12  # stands where the number of the request goes
+MARK = "#" * 12  # placeholder for the number of the request
 _WORDS = (
     *("cache", "prefix", "block", "token", "router", "replica", "batch", "stream", "prompt", "answer", "memory"),
     *("tensor", "kernel", "scheduler", "value", "the", "of", "and", "to", "is"),
@@ -31,25 +31,25 @@ SPECIAL_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A request with a hole for a number: everything else is fixed."""
+    """A request with a gap for a number; the rest is fixed."""
 
     before: bytes
     after: bytes
 
     def request(self, number: int) -> bytes:
-        """The bytes of a whole request."""
+        """Return the bytes of a whole request."""
         return self.before + NUMBER % number + self.after
 
 
 def text(seed: str, size: int) -> str:
-    """Words of about this many bytes, the same for the same seed."""
+    """Return words of about `size` bytes, the same for the same seed."""
     rng = random.Random(seed)
     said = [rng.choice(_SPECIAL if rng.random() < SPECIAL_SHARE else _WORDS) for _ in range(size // 5)]
     return " ".join(said)[:size]
 
 
 def template(messages: list[dict[str, str]], **settings: object) -> Template:
-    """A chat request; one of the messages holds MARK."""
+    """Return a chat request; one of the messages contains MARK."""
     fields = {"model": MODEL, **settings, "messages": messages}
     body = json.dumps(fields, ensure_ascii=False).encode()
     before, after = body.split(MARK.encode())
@@ -58,14 +58,14 @@ def template(messages: list[dict[str, str]], **settings: object) -> Template:
 
 
 def single(size: int, **settings: object) -> Template:
-    """One message, its number first."""
+    """Return a request with one message that begins with the number."""
     frame = len(template([{"role": "user", "content": MARK}]).after) + 100
     content = f"{MARK} {text(f'single {size}', max(0, size - frame))}"
     return template([{"role": "user", "content": content}], **settings)
 
 
 def conversation(name: int, size: int, messages: int, **settings: object) -> Template:
-    """Messages that are the same each time, then a question of its own."""
+    """Return a request with messages that are the same each time, and a unique question at the end."""
     roles = ["system", *(["user", "assistant"] * messages)]
     each = size // messages
     said = [{"role": roles[i], "content": text(f"{name} {i}", each)} for i in range(messages - 1)]
@@ -73,7 +73,7 @@ def conversation(name: int, size: int, messages: int, **settings: object) -> Tem
 
 
 def templates(case: str) -> list[Template]:
-    """The requests of a case without streams, asked in turns."""
+    """Return the requests of a case without streams, for use in rotation."""
     if case not in CONVERSATIONS:
         return [single(SIZES[case])]
     number, messages = CONVERSATIONS[case]
@@ -81,18 +81,18 @@ def templates(case: str) -> list[Template]:
 
 
 def requests(case: str, first: int = 0) -> Iterator[bytes]:
-    """Requests without an end, no two alike."""
+    """Return endless requests, all different."""
     made = templates(case)
     return (made[number % len(made)].request(number) for number in count(first))
 
 
 def stream(tokens: int) -> Template:
-    """A short prompt that asks for a stream of so many tokens."""
+    """Return a short prompt that requests a stream of `tokens` tokens."""
     return single(SHORT_BYTES, **_streamed(tokens))
 
 
 def streamed_conversations(tokens: int, first: int) -> Iterator[bytes]:
-    """The requests of `mid`, each of which asks for a stream of so many tokens, without an end."""
+    """Return endless requests of `mid`, each for a stream of `tokens` tokens."""
     number, messages = CONVERSATIONS["mid"]
     made = [conversation(name, SIZES["mid"], messages, **_streamed(tokens)) for name in range(number)]
     return (made[number % len(made)].request(number) for number in count(first))

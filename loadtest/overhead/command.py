@@ -1,14 +1,14 @@
-"""`python -m loadtest overhead`: what a router costs, beside nginx and the LLM routers that are installed here.
+"""`python -m loadtest overhead`: cost of a router, compared with nginx and the LLM routers that are installed here.
 
-Routers run one at a time in front of the same cheap upstream, and take turns: every round starts each of them afresh,
-in another order, so that whatever else the machine does hits all alike. Figures are medians of the rounds. CPU is
-user + system of a router's whole process tree within a window in which the load is steady. With --check a case whose
-goal is missed is measured in as many rounds again before that counts, with those that come before it: what a router
-has seen, it has to search.
+Routers run one at a time in front of the same cheap upstream, in rotation. Every round restarts each of them, in
+another order, so that other load on the machine affects all equally. Figures are medians of the rounds. CPU is user +
+system of a router's whole process tree within a window of steady load. With --check, a case that misses its goal is
+measured again in the same number of rounds before the miss counts. The cases before it are repeated too, because a
+router must search all it has learned.
 
 All run with their cache-aware policy (nginx has none). warmroute runs with its defaults: warm policy, metrics, and the
-log line of each request, which goes to a file as all that routers print. Added TTFT is the percentile through the
-router less the percentile of the same streams straight to the upstream, in the same round.
+log line of each request. The log goes to a file, like the output of all routers. Added TTFT is the percentile through
+the router minus the percentile of the same streams directly to the upstream, in the same round.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ READY_EVERY_S = 0.05
 WARM_S, IDLE_S = 0.5, 0.3
 PROBES_S = 1.5  # times to the first event, 160 a second
 LONG_PROMPTS_S = 4.0
-PAGE_WIDTH = 120  # columns of the table where there is no terminal
-NUMBERS_A_CASE = 10_000_000  # requests have numbers, and none comes twice
+PAGE_WIDTH = 120  # columns of the table without a terminal
+NUMBERS_A_CASE = 10_000_000  # requests have unique numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The cases and routers that are measured, and how long."""
+    """The measured cases and routers, and the durations."""
 
     cases: tuple[str, ...]
     routers: tuple[rivals.Rival, ...]
@@ -57,14 +57,14 @@ class Plan:
     window_s: float
     rate_per_s: float
     flags: tuple[str, ...] = ()
-    """Flags of `warmroute serve` where it is started apart from `routers`."""
+    """Flags of `warmroute serve` if it is started separately from `routers`."""
     slack: float = 0.0
     again: bool = False
-    """Whether what misses its goal is measured in as many rounds again."""
+    """True if a case that misses its goal is measured again in the same number of rounds."""
 
 
 class OverheadBench:
-    """The upstream that runs, and what was measured so far."""
+    """The running upstream, and the measurements so far."""
 
     def __init__(self, plan: Plan, folder: Path, urls: Sequence[str]) -> None:
         self._plan, self._folder, self.urls = plan, folder, urls
@@ -81,7 +81,7 @@ class OverheadBench:
 
     @property
     def steps(self) -> int:
-        """The number of cases that are measured in all."""
+        """The total number of measured cases."""
         plan, extras = self._plan, self._extras
         of_workers = workers.steps(plan.rounds) - 1 if "workers" in extras else 0
         of_observatory = observatory.steps(plan.rounds) - 1 if "observatory" in extras else 0
@@ -100,7 +100,8 @@ class OverheadBench:
         return [name for name in EXTRAS if name in self._plan.cases and ours]
 
     async def run(self, told: Callable[[int], None]) -> None:
-        """All rounds, then what is measured of warmroute alone. `told` hears how many cases are done."""
+        """Run all rounds, then the measurements of warmroute alone. `told` is called with the number of finished
+        cases."""
         rounds, also = self._plan.rounds, count(1)
         for turn in range(rounds if self._cases else 0):
             await self._round(turn, self._cases, lambda: told(next(also)))
@@ -112,7 +113,7 @@ class OverheadBench:
             self.extras += await self._extra(name, lambda: told(next(also)))
 
     async def _round(self, turn: int, cases: Sequence[Case], told: Callable[[], None]) -> None:
-        """Measure these cases at all routers, which take turns to be first; `told` is called after each."""
+        """Measure these cases at all routers, with a rotating start, and call the callback after each."""
         for case in cases:
             if case.streams:
                 self._direct[turn, case.name] = await self.measure(case, self.replicas, None)
@@ -123,7 +124,7 @@ class OverheadBench:
                 told()
 
     async def _extra(self, name: str, told: Callable[[], None]) -> list[Row]:
-        """What is measured of warmroute alone."""
+        """Run one measurement of warmroute alone."""
         plan = self._plan
         if name == "workers":
             return await workers.rows(self._streamed, self._replayed, plan.rounds, plan.slack, told, again=plan.again)
@@ -145,7 +146,7 @@ class OverheadBench:
         return [replace(row, replicas=len(self.urls))]
 
     async def _picker(self, told: Callable[[], None]) -> list[Row]:
-        """What warmroute costs as the picker of a gateway, where there is an Envoy."""
+        """Measure the cost of warmroute as the picker of a gateway, if Envoy is installed."""
         plan, program = self._plan, envoy.program()
         if program is None:
             self.absent["picker"] = f"there is no Envoy in {envoy.ENVIRONMENT}: python -m tests.envoy.install"
@@ -156,7 +157,7 @@ class OverheadBench:
         return [replace(row, replicas=len(self.urls)) for row in found]
 
     async def _shared(self, told: Callable[[], None]) -> list[Row]:
-        """What it costs that several share a store, where this machine has one."""
+        """Measure the cost of a shared store for several routers, if this machine has a store."""
         plan = self._plan
         if not stores.programs():
             self.absent["sharing"] = stores.NO_PROGRAM
@@ -169,13 +170,13 @@ class OverheadBench:
         return self.running(replace(router, command=(*router.command, *self._plan.flags)))
 
     async def _streamed(self, number: int) -> load.Measured:
-        """Streams through warmroute with so many workers."""
+        """Measure streams through warmroute with `number` workers."""
         async with self.running(rivals.ours(number, self._plan.flags)) as (address, process):
             return await self.measure(CASES[workers.CASE], [address], process)
 
     @asynccontextmanager
     async def _observed(self, flags: Sequence[str]) -> AsyncIterator[observatory.Measure]:
-        """Measures cases at a warmroute with these flags."""
+        """Measure cases at a warmroute with these flags."""
         async with self.running(rivals.ours(None, (*self._plan.flags, *flags))) as (address, process):
             yield lambda case: self.measure(CASES[case], [address], process)
 
@@ -183,7 +184,7 @@ class OverheadBench:
         return await workers.replayed(number, self._plan.flags)
 
     async def _turn(self, router: rivals.Rival, turn: int, cases: Sequence[Case]) -> None:
-        """Measure these cases at one router in one round; a rival that does not start is left out from then on."""
+        """Measure these cases at one router in one round; a rival that does not start is omitted in later rounds."""
         if router.name in self.absent:
             return
         try:
@@ -198,11 +199,11 @@ class OverheadBench:
             self.absent[router.name] = str(error)
 
     async def measure(self, case: Case, addresses: Sequence[load.Address], process: Process | None) -> load.Measured:
-        """One case; without a process there is no window, only times to the first event."""
+        """Measure one case. Without a process there is no window, only times to the first event."""
         first, pid = next(self._numbers), process.pid if process else None
         window_s, rate_per_s = self._plan.window_s, self._plan.rate_per_s
         gc.collect()
-        gc.disable()  # ours would be in the times to the first event
+        gc.disable()  # a collection here would be part of the times to the first event
         try:
             if case.streams:
                 begun = load.StreamLoad(case.concurrency, window_s if process else 0.0, PROBES_S, rate_per_s)
@@ -220,7 +221,7 @@ class OverheadBench:
 
     @asynccontextmanager
     async def running(self, router: rivals.Rival) -> AsyncIterator[tuple[load.Address, Process]]:
-        """The router, once it answers. Raises ProcessError, RivalError."""
+        """Run the router, and yield once it answers. Raises ProcessError, RivalError."""
         address = ("127.0.0.1", free_port())
         async with started(router.name, router.words(address[1], self.urls, self._folder), self._folder) as process:
             await self._ready(process, address)
@@ -243,14 +244,14 @@ class OverheadBench:
         await until_ready(process, missing, READY_EVERY_S)
 
     def rows(self) -> list[Row]:
-        """All rows: figures, goals, and what was measured of warmroute alone."""
+        """Return all rows: figures, goals, and the measurements of warmroute alone."""
         rows = [row_of(name, CASES[case], turns, len(self.urls)) for (name, case), turns in self.turns.items()]
         return [*rows, *goals(rows, self._plan.slack), *(replace(row, router=rivals.OURS) for row in self.extras)]
 
 
 @asynccontextmanager
 async def bench(plan: Plan) -> AsyncIterator[OverheadBench]:
-    """A bench with its upstream; everything is stopped with the block."""
+    """Run a bench with its upstream; the end of the block stops both."""
     words = ["-m", "loadtest.overhead.upstream", "--replicas", str(plan.replicas), "--rate", str(plan.rate_per_s)]
     with tempfile.TemporaryDirectory(prefix="warmroute-overhead-") as temporary:
         folder = Path(temporary)
@@ -259,7 +260,7 @@ async def bench(plan: Plan) -> AsyncIterator[OverheadBench]:
 
 
 async def measure(plan: Plan, console: Console) -> list[Row]:
-    """The whole run. Raises LoadError, ProcessError, RivalError."""
+    """Run all measurements. Raises LoadError, ProcessError, RivalError."""
     stop_when_told()
     async with bench(plan) as running:
         with progress_bar(console, "overhead", running.steps) as told:
@@ -270,13 +271,14 @@ async def measure(plan: Plan, console: Console) -> list[Row]:
 
 
 async def profile(plan: Plan, case: Case, flags: Sequence[str]) -> None:
-    """Run one case at warmroute under cProfile, and print where its time went. Raises as `measure`."""
+    """Run one case at warmroute under cProfile, and print the profile. Raises the same exceptions as `measure`."""
     stop_when_told()
     with tempfile.TemporaryDirectory(prefix="warmroute-profile-") as temporary:
         file = Path(temporary) / "profile"
         ours = rivals.ours(flags=flags)
         words = ("-m", "loadtest.overhead.profile", str(file), *ours.command[ours.command.index("router") + 1 :])
-        ours = replace(ours, command=(sys.executable, *words))  # Python, whatever is compiled: nobody sees into that
+        # Python, even if there is native code: the profiler cannot see into that
+        ours = replace(ours, command=(sys.executable, *words))
         async with bench(plan) as running, running.running(ours) as (address, process):
             measured = await running.measure(case, [address], process)
         units = measured.events or measured.requests
@@ -286,7 +288,7 @@ async def profile(plan: Plan, case: Case, flags: Sequence[str]) -> None:
 
 
 def stop_when_told() -> None:
-    """SIGTERM ends the run as Ctrl-C does, and so stops what it started."""
+    """Make SIGTERM end the run like Ctrl-C, which stops all started processes."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -296,8 +298,11 @@ def stop_when_told() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when an answer of warmroute's was wrong, with --check also when a goal was missed; 2 when
-    something could not be measured."""
+    """Run the command. Returns the exit status:
+
+    - 1 if a response of warmroute was wrong; with --check also if a goal was missed.
+    - 2 if a measurement failed.
+    """
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = parser().parse_args(arguments)
     console = Console(stderr=True)

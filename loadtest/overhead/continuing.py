@@ -1,9 +1,9 @@
-"""What it costs warmroute that a stream may be continued on another replica: CPU per chunk with that and without.
+"""Cost of stream failover in warmroute: CPU per chunk with and without it.
 
-One warmroute continues no stream, and one keeps the token ids of every stream, so that it could
-(`upstream.continue_streams`). Both run all the while in front of the same upstream, which tells token ids where it is
-asked for them, and take turns to carry the same streams, of which none breaks. The figure is the median of the ratios
-of two windows, one behind the other.
+One warmroute has stream failover off. The other keeps the token ids of every stream, so that it could continue it
+(`upstream.continue_streams`). Both run permanently in front of the same upstream, which returns token ids on request.
+They carry the same streams alternately, and no stream breaks. The figure is the median of the ratios of two consecutive
+windows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Measure = Callable[[str], Awaitable[Measured]]
 
 
 def steps(rounds: int) -> int:
-    """The number of pairs of windows that `rows` needs."""
+    """Return the number of pairs of windows that `rows` needs."""
     return PAIRS * rounds
 
 
@@ -35,11 +35,15 @@ async def rows(
     slack: float,
     told: Callable[[], None],
 ) -> list[Row]:
-    """The row. `running` runs warmroute with these flags and measures cases at it. `told` after each pair."""
+    """Return the row.
+
+    - `running`: runs warmroute with the given flags and measures cases at it.
+    - The progress callback is called after each pair.
+    """
     pairs: list[tuple[Measured, Measured]] = []
     async with running(OFF) as off, running(ON) as on:
         for turn in range(steps(rounds)):
-            if turn % 2:  # the first of a pair has an advantage or a disadvantage, so they take turns
+            if turn % 2:  # the order affects a pair, so it alternates
                 second, first = await on(CASE), await off(CASE)
             else:
                 first, second = await off(CASE), await on(CASE)
@@ -49,6 +53,6 @@ async def rows(
 
 
 def row_of(pairs: Sequence[tuple[Measured, Measured]], slack: float) -> Row:
-    """CPU per chunk of streams that may be continued over that of those that may not; `slack` as a part of the goal."""
+    """Return the ratio of CPU per chunk, with stream failover over without; `slack` is a part of the goal."""
     goal = f"CPU per chunk of streams that may be continued at most {RATIO_MAX:g} x that of those that may not"
     return ratio_row("continued_chunk", pairs, goal, RATIO_MAX, slack, chunks=True)

@@ -1,8 +1,8 @@
-"""The load of `python -m loadtest overhead`: raw HTTP/1.1 over keep-alive connections, so that it costs little itself.
+"""Load of `python -m loadtest overhead`: raw HTTP/1.1 over keep-alive connections, for a low cost of the client.
 
-Short answers: a closed loop, each connection asks again as soon as it is answered. Streams: all begin, then a window in
-which all run is counted, then further ones are begun among them for times to the first event. Every answer is compared
-with what the upstream sent, byte for byte, outside of the windows; whatever differs is an error.
+Short answers: a closed loop, in which each connection sends the next request as soon as it has its response. Streams:
+all start, then a window with all of them is measured. After that further streams start among them for times to the
+first event. Every response is compared with the upstream's bytes, outside of the windows. Any difference is an error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from loadtest.common.usage import Spent, spent, usage
 from loadtest.overhead import answers, bodies
 
 ANSWER_TIMEOUT_S = 20.0
-SETTLE_S, STARTING_S = 0.3, 1.0  # all streams have begun so long; the time for that
+SETTLE_S, STARTING_S = 0.3, 1.0  # time for which all streams have run before the window; time to start them
 PROBE_LANES, PROBE_EVERY_S = 16, 0.006
-ERRORS_MAX = 1_000  # a closed loop that only fails ends there
+ERRORS_MAX = 1_000  # limit for a closed loop with only failures
 
 Address = tuple[str, int]
 
@@ -28,12 +28,12 @@ _CHUNKED_LEFT = -1
 
 
 class LoadError(Exception):
-    """A measurement could not be made; the message says why."""
+    """A measurement failed; the message has the reason."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What all connections of a measurement saw."""
+    """Counts over all connections of a measurement."""
 
     events: int = 0
     done: int = 0
@@ -45,7 +45,7 @@ class Measured:
     """One case of one router in one round."""
 
     requests: int = 0
-    """Answered within the window; streams: those that ran in it."""
+    """Answered within the window; for streams: those that ran in it."""
     errors: Counter[str] = field(default_factory=Counter)
     window_s: float = 0.0
     cpu_s: float = 0.0
@@ -53,20 +53,21 @@ class Measured:
     ttfts_s: list[float] = field(default_factory=list)
 
     def close(self, spent: Spent) -> None:
-        """Take down what the window cost."""
+        """Record the cost of the window."""
         self.cpu_s = spent.cpu_s
         if spent.ended:
             self.errors["a process ended within the window"] += spent.ended
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one request at a time; `done` is called with each answer's kind of error, None if it is right."""
+    """One connection, one request at a time. `done` is called with each response's kind of error, None if it is
+    right."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._transport: asyncio.Transport
         self._pieces: list[bytes] = []
-        self._left = 0  # bytes to come of a body with a length
+        self._left = 0  # remaining bytes of a body with a length
         self._in_head = True
         self._expected: bytes | None = None
         self.done: Callable[[str | None], None] = lambda _: None
@@ -74,33 +75,33 @@ class Connection(asyncio.Protocol):
         self.asked_s = self.first_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Store the transport."""
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Closed by the other side, or by us."""
+        """Record the end of the connection, closed by either side."""
         self.lost = True
         if self.busy:
             self._finish("closed")
 
     def close(self) -> None:
-        """Close it; what is open on it is no error."""
+        """Close the connection; an open request is not an error."""
         self.busy = False
         self._transport.abort()
 
     def ask(self, request: bytes, expected: bytes | None) -> None:
-        """Send a request whose answer's body must be `expected`, or any."""
+        """Send a request with `expected` as the required response body; None accepts any."""
         self._pieces, self._in_head, self._expected = [], True, expected
         self.busy, self.first_s, self.asked_s = True, 0.0, time.perf_counter()
         self._transport.write(request)
 
     @property
     def began(self) -> bool:
-        """Whether the first byte of the body is there."""
+        """True if the first byte of the body has arrived."""
         return self.first_s > 0.0
 
     def data_received(self, data: bytes) -> None:
-        """A piece of the answer."""
+        """Process a piece of the response."""
         self._pieces.append(data)
         if self._in_head:
             self._head()
@@ -136,7 +137,7 @@ class Connection(asyncio.Protocol):
             self.data_received(rest)
 
     def _wrong(self) -> str | None:
-        """What is wrong with the answer, None if nothing is."""
+        """Return the error of the response, or None."""
         head, body = self._pieces[0], b"".join(self._pieces[1:])
         status = head[9:12].decode(errors="replace")
         if status != "200":
@@ -156,7 +157,7 @@ class Connection(asyncio.Protocol):
 
 
 def chunks(data: bytes) -> Iterator[bytes]:
-    """The chunks of a chunked body (RFC 9112, section 7.1), as far as they are whole."""
+    """Yield the complete chunks of a chunked body (RFC 9112, section 7.1)."""
     at = 0
     while (end := data.find(b"\r\n", at)) >= 0:
         size = int(data[at:end].partition(b";")[0] or b"0", 16)
@@ -192,7 +193,7 @@ class Connections:
 
 
 async def until(what: Callable[[], bool], timeout_s: float, else_: str) -> None:
-    """Wait until it is so. Raises LoadError."""
+    """Wait until the condition is true. Raises LoadError."""
     deadline_s = time.monotonic() + timeout_s
     while not what():
         if time.monotonic() > deadline_s:
@@ -200,12 +201,12 @@ async def until(what: Callable[[], bool], timeout_s: float, else_: str) -> None:
         await asyncio.sleep(0.005)
 
 
-# Answers in one piece
+# Responses in one piece
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A closed loop: what is asked, on how many connections, how long unmeasured and measured."""
+    """A closed loop: its case, number of connections, unmeasured and measured seconds."""
 
     case: str
     concurrency: int
@@ -214,9 +215,10 @@ class Loop:
 
 
 async def closed_loop(address: Address, load: Loop, pid: int, first: int) -> Measured:
-    """Ask without a pause on so many connections; CPU of the process `pid` and all it started, within the window.
+    """Send requests without a pause on each connection, and measure the CPU of `pid` and its children within the
+    window.
 
-    `first` is the number of the first request: no number may come twice at the same router.
+    `first` is the number of the first request: a router must not receive a number twice.
     """
     tally, measured = Tally(), Measured()
     async with Connections([address], load.concurrency, tally) as connections:
@@ -246,8 +248,13 @@ async def closed_loop(address: Address, load: Loop, pid: int, first: int) -> Mea
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """A load of streams: how many at a time, how long they are measured and then probed, events a second of each, time
-    to begin."""
+    """A load of streams.
+
+    - `number`: streams at a time.
+    - `window_s`, `probes_s`: duration of the window and of the probes after it.
+    - `rate_per_s`: events a second of each stream.
+    - `starting_s`: time to start all.
+    """
 
     number: int
     window_s: float
@@ -257,7 +264,10 @@ class StreamLoad:
 
 
 async def streams(addresses: Sequence[Address], load: StreamLoad, pid: int | None, first: int) -> Measured:
-    """CPU of a window in which all streams run, then times to the first event of others; without a pid only those."""
+    """Measure the CPU of a window in which all streams run, then times to the first event of further streams.
+
+    Without a pid only the latter are measured.
+    """
     tally, measured = Tally(), Measured(requests=load.number)
     lead_s = SETTLE_S + load.window_s + load.probes_s + load.starting_s
     async with Connections(addresses, load.number, tally) as connections:
@@ -284,7 +294,7 @@ async def streams(addresses: Sequence[Address], load: StreamLoad, pid: int | Non
 
 
 async def _warm(connections: Sequence[Connection], first: int) -> None:
-    """One short answer on every connection: first requests are not what is measured."""
+    """Get one short response on every connection, because first requests are not part of the measurement."""
     template = bodies.single(bodies.SHORT_BYTES)
     for i, connection in enumerate(connections):
         connection.ask(template.request(first + i), answers.answer(bodies.SHORT_BYTES))
@@ -294,7 +304,7 @@ async def _warm(connections: Sequence[Connection], first: int) -> None:
 
 
 async def probes(addresses: Sequence[Address], probes_s: float, tally: Tally, first: int) -> list[float]:
-    """Times to the first event of short streams, begun at a steady pace on connections that are warm."""
+    """Return times to the first event of short streams, started at a steady rate on warm connections."""
     found: list[float] = []
     template, expected = bodies.stream(1), answers.stream_body(1)
     async with Connections(addresses, PROBE_LANES, tally) as lanes:

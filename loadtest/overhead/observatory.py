@@ -1,9 +1,8 @@
-"""What the observatory costs at warmroute: CPU per request with it and without, the rest alike.
+"""Cost of the observatory in warmroute: CPU per request with and without it, the rest equal.
 
-One warmroute runs without it, and one with everything of it that can be switched on (excerpts, repairs, a watch over
-conversations that should only grow), both all the while, in front of the same upstream. They take turns to be asked the
-same requests, so what else the machine does hits both alike. The figure is the median of the ratios of two windows, one
-behind the other.
+One warmroute runs without it, and one with all its options (excerpts, repairs, and the check of append-only
+conversations). Both run permanently in front of the same upstream. They receive the same requests alternately, so other
+load on the machine affects both equally. The figure is the median of the ratios of two consecutive windows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Measure = Callable[[str], Awaitable[Measured]]
 
 
 def steps(rounds: int) -> int:
-    """The number of pairs of windows that `rows` needs."""
+    """Return the number of pairs of windows that `rows` needs."""
     return PAIRS * rounds * len(CASES)
 
 
@@ -43,14 +42,18 @@ async def rows(
     *,
     again: bool = False,
 ) -> list[Row]:
-    """A row for each case. `running` runs warmroute with these flags and measures cases at it. `told` after each pair.
-    `again`: those that are missed in as many rounds again."""
+    """Return a row for each case.
+
+    - `running`: runs warmroute with the given flags and measures cases at it.
+    - The progress callback is called after each pair.
+    - `again`: measure missed cases again in the same number of rounds.
+    """
     pairs: dict[str, list[tuple[Measured, Measured]]] = {case: [] for case in CASES}
     async with running(OFF) as off, running(ON) as on:
         for turn in range(2 * PAIRS * rounds if again else PAIRS * rounds):
             extra = turn >= PAIRS * rounds
             for case in [case for case in CASES if not extra or not row_of(case, pairs[case], slack).ok]:
-                if turn % 2:  # the first of a pair has an advantage or a disadvantage, so they take turns
+                if turn % 2:  # the order affects a pair, so it alternates
                     second, first = await on(case), await off(case)
                 else:
                     first, second = await off(case), await on(case)
@@ -61,6 +64,7 @@ async def rows(
 
 
 def row_of(case: str, pairs: Sequence[tuple[Measured, Measured]], slack: float) -> Row:
-    """CPU per request with the observatory over that without, round by round; `slack` as a part of the goal."""
+    """Return the ratio of CPU per request, with the observatory over without, round by round; `slack` is a part of the
+    goal."""
     goal = f"CPU per request with all of the observatory at most {RATIO_MAX:g} x that without"
     return ratio_row(f"observatory_{case}", pairs, goal, RATIO_MAX, slack)

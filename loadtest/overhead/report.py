@@ -1,7 +1,7 @@
-"""What `python -m loadtest overhead` says: medians of rounds, goals, a table with ratios, a chart.
+"""Report of `python -m loadtest overhead`: medians of rounds, goals, a table with ratios, a chart.
 
-A router is compared with nginx and with the best of the LLM routers that were there, case by case; one that made errors
-is no yardstick. A goal that cannot be judged, since nothing is there to compare with, is neither met nor missed.
+A router is compared with nginx and with the best of the measured LLM routers, case by case. A router with errors is not
+used for comparison. A goal without a router for comparison is neither met nor missed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SLACK_TTFT_MS = 10.0  # allowance at a slack of 1: the p99 of a second of probes
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Something that is measured at every router."""
+    """A case that is measured at every router."""
 
     name: str
     concurrency: int
@@ -43,9 +43,9 @@ CASES = {
     )
 }
 PICKER = ("picker_short", "picker_mid", "picker_long", "picker_chunk", "picker_added")
-"""Rows that there are only where an Envoy is installed."""
+"""Rows that exist only if an Envoy is installed."""
 SHARING = ("sharing_2", "sharing_4", "sharing_failing")
-"""Rows that there are only where a server of Redis' protocol is."""
+"""Rows that exist only if a server of Redis' protocol is installed."""
 EXTRAS = {
     "slow_reader": ("slow_reader",),
     "long_prompts": ("long_prompts",),
@@ -55,12 +55,12 @@ EXTRAS = {
     "sharing": SHARING,
     "picker": PICKER,
 }
-"""What is measured at warmroute alone, and the workloads of its rows."""
+"""Measurements of warmroute alone, and the workloads of their rows."""
 
-# "What must be seen": case -> at most so many times nginx, under so many times the best LLM router.
+# "What must be seen": case -> maximum ratio to nginx; limit of the ratio to the best LLM router.
 NGINX_MAX = {"stream300": 1.15}
 RIVALS_MAX = {"stream300": 0.7, "short": 0.6, "mid": 0.6, "long": 0.6}
-PURE_MAX = {"short": 1.0, "mid": 1.0, "long": 1.0}  # without native code, at most so many times the best LLM router
+PURE_MAX = {"short": 1.0, "mid": 1.0, "long": 1.0}  # without native code, maximum ratio to the best LLM router
 TTFT_CASE = "stream100"
 
 
@@ -75,12 +75,12 @@ class CaseRun:
 
 
 def cpu_us(row: Row) -> float | None:
-    """A row's CPU, per chunk or per request."""
+    """Return a row's CPU, per chunk or per request."""
     return row.cpu_us_per_chunk if row.cpu_us_per_chunk is not None else row.cpu_us_per_request
 
 
 def row_of(router: str, case: Case, turns: Sequence[CaseRun], replicas: int) -> Row:
-    """Medians of all rounds; requests and errors are sums."""
+    """Return the medians of all rounds; requests and errors are sums."""
     errors: Counter[str] = Counter()
     for turn in turns:
         errors += turn.measured.errors
@@ -115,8 +115,10 @@ def ratio_row(
     *,
     chunks: bool = False,
 ) -> Row:
-    """CPU per request, or per chunk, of the second measurement of each pair over that of the first: the median, which
-    must be at most `ratio_max`; `slack` is a part of that."""
+    """Return the ratio of CPU per request, or per chunk, of the second measurement of each pair to the first.
+
+    The figure is the median, which must be at most `ratio_max`; `slack` is a part of that.
+    """
     errors = sum((before.errors + after.errors for before, after in pairs), Counter[str]())
     row = Row(
         workload=workload,
@@ -148,7 +150,7 @@ def _per(cpu_s: float, times: int) -> float | None:
 
 
 def _added_ms(turn: CaseRun, percent: float) -> float | None:
-    """The plain difference: it may be below 0, by noise."""
+    """Return the plain difference, which noise may make negative."""
     through = percentile(turn.measured.ttfts_s, percent)
     direct = percentile(turn.direct.ttfts_s, percent) if turn.direct else None
     return None if through is None or direct is None else 1e3 * (through - direct)
@@ -158,13 +160,14 @@ def _added_ms(turn: CaseRun, percent: float) -> float | None:
 
 
 def best(rows: Sequence[Row], case: str, of: Callable[[Row], float | None]) -> Row | None:
-    """The LLM router that does best in this case."""
+    """Return the best LLM router in this case."""
     there = [r for r in rows if r.case == case and r.router in RIVALS and not r.errors and of(r) is not None]
     return min(there, key=lambda row: of(row) or 0.0, default=None)
 
 
 def goals(rows: Sequence[Row], slack: float) -> list[Row]:
-    """A row for each goal whose case was measured at warmroute; ratios may be over by `slack`, as a part of them."""
+    """Return a row for each goal with a measurement of warmroute in its case. Ratios may exceed the goal by `slack`, as
+    a part of it."""
     found: list[Row] = []
     for case in CASES:
         ours = next((row for row in rows if row.case == case and row.router == OURS), None)
@@ -222,7 +225,7 @@ HEADS = ("case", "router", "CPU, µs", "x nginx", "x best", "per s", "TTFT p50",
 
 
 def cells(rows: Sequence[Row], row: Row) -> list[str]:
-    """A row as people read it, under HEADS."""
+    """Return a row for people, under HEADS."""
     own = cpu_us(row)
     nginx = next((r for r in rows if r.case == row.case and r.router == YARDSTICK), None)
     rate = row.load if row.cpu_us_per_chunk is not None else row.requests_per_s
@@ -245,12 +248,12 @@ def _times(own: float | None, other: Row | None) -> str:
 
 
 def measured(rows: Sequence[Row]) -> list[Row]:
-    """Rows that are a router's figures in a case, by case."""
+    """Return the rows with a router's figures in a case, by case."""
     return [row for case in CASES for row in rows if row.case == case and row.goal is None]
 
 
 def print_report(console: Console, rows: Sequence[Row]) -> None:
-    """Tables of what was measured, and of the goals."""
+    """Print tables of the figures and of the goals."""
     figures = measured(rows)
     made = drawn(HEADS, (), TITLE, left={"case", "router"})
     for row, after in zip(figures, [*figures[1:], None], strict=False):
@@ -273,7 +276,7 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
 
 
 def write_chart(path: Path, rows: Sequence[Row], notes: Sequence[str]) -> None:
-    """CPU by case and router as SVG."""
+    """Write CPU by case and router as SVG."""
     charted = (
         Column("cpu_us_per_chunk", "CPU per streamed chunk", "{:.1f} µs"),
         Column("cpu_us_per_request", "CPU per request", "{:,.0f} µs"),

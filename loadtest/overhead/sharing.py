@@ -1,12 +1,12 @@
-"""What it costs warmroute that several routers share what they know: CPU per request, with it and without.
+"""Cost of shared state between several warmroute routers: CPU per request, with and without sharing.
 
-So many routers that share nothing, and as many with a real store between them, are in front of the same upstream. They
-take turns to have the same load: conversations of 16 KB, each asked through any of the routers, and answers that stream
-100 events. The figure is the CPU of all routers of one kind for a request, in which probes and what is said while
-nobody asks have their part. It is the median of the ratios of two windows, one behind the other.
+A number of routers without sharing, and as many with a real store between them, run in front of the same upstream. They
+get the same load alternately: conversations of 16 KB, each through any of the routers, with answers that stream 100
+events. The figure is the CPU per request of all routers of one kind. It includes probes and messages between requests.
+It is the median of the ratios of two consecutive windows.
 
-One more row says what requests wait for a store that fails: short streams are begun at a steady pace through routers
-that share, with a store that is well and while it is killed, frozen, emptied and filled.
+One more row has the delay of requests by a failing store. Short streams start at a steady rate through routers that
+share. The store is first healthy and is then killed, frozen, emptied and filled.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from loadtest.overhead.report import ratio_row
 ROUTERS = (2, 4)
 LANES, EVENTS = 100, 100  # streams of all routers together, and events of each
 RATIO_MAX = 1.05
-NUMBERS = 1_000_000  # numbers of requests that one measurement may use: no router sees one twice
+NUMBERS = 1_000_000  # numbers of requests for one measurement: no router receives one twice
 PAIRS = 2  # pairs of windows in a round
 SETTLE_S = 3.0  # until streams begin and end evenly
 FAILING, FAILING_ROUTERS = "sharing_failing", 2
 ADDED_P99_MAX_MS = 2.0
-BETWEEN_S, DOWN_S = 0.5, 1.0  # before each failure, and how long it lasts: routers go on alone within a second
+# time before each failure, and its duration: routers continue without the store within a second
+BETWEEN_S, DOWN_S = 0.5, 1.0
 TEXT = {
     f"sharing_{number}": (
         f"{LANES} streams of {EVENTS} events through {number} routers, with a store between them and without"
@@ -49,7 +50,7 @@ Group = tuple[list[load.Address], list[int]]
 
 
 def steps(rounds: int) -> int:
-    """The number of pairs of windows that `rows` needs."""
+    """Return the number of pairs of windows that `rows` needs."""
     return PAIRS * rounds * len(ROUTERS) + rounds
 
 
@@ -61,8 +62,11 @@ async def rows(
     slack: float,
     told: Callable[[], None],
 ) -> list[Row]:
-    """A row for each number of routers, and one of a store that fails; `running` runs one router. `told` after each
-    pair. Raises ProcessError where there is no program of a store."""
+    """Return a row for each number of routers, and one of a failing store. Raises ProcessError without a store program.
+
+    - `running`: runs one router.
+    - The progress callback is called after each pair.
+    """
     found = []
     for number in ROUTERS:
         pairs: list[tuple[load.Measured, load.Measured]] = []
@@ -72,7 +76,7 @@ async def rows(
             _group(running, number, shared.url) as sharing,
         ):
             for turn in range(PAIRS * rounds):
-                if turn % 2:  # the first of a pair has an advantage or a disadvantage, so they take turns
+                if turn % 2:  # the order affects a pair, so it alternates
                     second, first = await sharing(window_s), await alone(window_s)
                 else:
                     first, second = await alone(window_s), await sharing(window_s)
@@ -84,7 +88,7 @@ async def rows(
 
 
 async def _failing(running: Running, folder: Path, rounds: int, slack: float, told: Callable[[], None]) -> Row:
-    """How much later first events come while the store fails: the median of the rounds' differences of p99."""
+    """Measure the delay of first events while the store fails: the median of the rounds' differences of p99."""
     tally, numbers = load.Tally(), count(NUMBERS, NUMBERS)
     well_ms, later_ms = list[float](), list[float]()
     async with store(folder) as shared, _routers(running, FAILING_ROUTERS, shared.url) as (addresses, _):
@@ -123,7 +127,7 @@ async def _fail_in_turn(shared: RunningStore) -> None:
 async def _routers(
     running: Running, number: int, url: str | None
 ) -> AsyncIterator[tuple[list[load.Address], list[int]]]:
-    """So many routers, which share by the store at `url`."""
+    """Run `number` routers, which share through the store at `url`."""
     flags = () if url is None else ("--set", f"shared.url={url}")
     async with AsyncExitStack() as stack:
         routers = [await stack.enter_async_context(running(rivals.ours(None, flags))) for _ in range(number)]
@@ -134,7 +138,7 @@ async def _routers(
 async def _group(
     running: Running, number: int, url: str | None
 ) -> AsyncIterator[Callable[[float], Awaitable[load.Measured]]]:
-    """Measures a window of this length at so many routers, which share by the store at `url`."""
+    """Yield a function that measures a window at `number` routers, which share through the store at `url`."""
     numbers = count(1)
     async with _routers(running, number, url) as (addresses, pids):
 
@@ -147,7 +151,7 @@ async def _group(
 async def _conversations(
     addresses: Sequence[load.Address], pids: Sequence[int], window_s: float, first: int
 ) -> load.Measured:
-    """Streams that begin again as soon as they end; CPU of all these processes within a window."""
+    """Run streams that restart as soon as they end. Returns the CPU of all these processes within a window."""
     tally, found = load.Tally(), load.Measured()
     made, going = bodies.streamed_conversations(EVENTS, first), True
 

@@ -1,12 +1,12 @@
 """Two measurements of warmroute alone: a client that does not read, and prompts of 8 MB.
 
-slow_reader: a stream of 150 MB is offered as fast as it is taken, to a client that reads nothing for a while and then
-all of it. The router's memory may not grow by what the client left lying, the upstream must have been stopped, and no
-event may be missing at the end.
+slow_reader: a stream of 150 MB is sent as fast as it is accepted. The client reads no bytes for a while and then all of
+them. The router's memory must not grow by the unread bytes, the upstream must have been paused, and no event may be
+missing at the end.
 
-long_prompts: 16 prompts of 8 MB at a time, sent by a process of its own, while /healthz is asked every 5 ms, whether or
-not the question before was answered, so that one long pause is not one sample. The sender has a lower priority, so
-that on few cores it is the router that is measured and not the queue for a core.
+long_prompts: a separate process sends 16 prompts of 8 MB at a time. In the meantime a /healthz request is sent every 5
+ms, without waiting for the previous response, so that one long pause is not one sample. The sender has a lower
+priority, so that on few cores the figure is the router's and not the wait for a core.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ SENDER_GRACE_S = 60.0
 
 
 async def slow_reader(address: load.Address, pid: int, replicas: Sequence[load.Address], rate_per_s: float) -> Row:
-    """The row; `got` is by how many MB the router's memory grew at most. Raises LoadError."""
+    """Return the row; `got` is the largest growth of the router's memory in MB. Raises LoadError."""
     await load.streams([address], load.StreamLoad(20, 0.2, 0.2, rate_per_s), None, 1)
     loop, before_mb = asyncio.get_running_loop(), rss_mb(pid)
     with socket.socket() as client:
         client.setblocking(False)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
         await loop.sock_connect(client, address)
-        # Usage is asked for, as the upstream tells it in any case: a chunk that nobody asked for is taken out.
+        # The request includes usage, because the upstream always sends it: the router removes a chunk that was not
+        # requested.
         options = {"stream": True, "stream_options": {"include_usage": True}, "flood_bytes": FLOOD_BYTES}
         request = bodies.single(bodies.SHORT_BYTES, **options).request(1)
         await loop.sock_sendall(client, request)
@@ -85,7 +86,7 @@ async def slow_reader(address: load.Address, pid: int, replicas: Sequence[load.A
 
 
 async def _stalled(pid: int, before_mb: float, replicas: Sequence[load.Address]) -> tuple[float, int]:
-    """Wait until no more is taken of the stream. Returns (MB grown at most, bytes taken)."""
+    """Wait until no further bytes of the stream are accepted. Returns (largest growth in MB, accepted bytes)."""
     deadline_s = time.monotonic() + STALL_TIMEOUT_S
     grew_mb, taken, since_s = 0.0, -1, time.monotonic()
     while time.monotonic() < deadline_s:
@@ -100,7 +101,7 @@ async def _stalled(pid: int, before_mb: float, replicas: Sequence[load.Address])
 
 
 async def written(replica: load.Address) -> int:
-    """Bytes of the latest flood that the upstream could write."""
+    """Return the bytes of the latest flood that the upstream could write."""
     reader, writer = await asyncio.open_connection(*replica)
     try:
         writer.write(b"GET /written HTTP/1.1\r\n\r\n")
@@ -118,10 +119,10 @@ def _flood_events() -> int:
 
 
 async def _read_all(client: socket.socket) -> int:
-    """Events until the last chunk, or until it is closed."""
+    """Return the number of events until the last chunk, or until the connection is closed."""
     loop, events, end = asyncio.get_running_loop(), 0, b""
     while data := await loop.sock_recv(client, READ_BYTES):
-        # A line break at either side of a cut is one that no piece shows.
+        # A boundary between two line breaks is not visible in either piece.
         events += data.count(b"\n\n") + (end.endswith(b"\n") and data.startswith(b"\n"))
         end = (end + data[-8:])[-8:]
         if end.endswith(LAST_CHUNK):
@@ -133,7 +134,7 @@ async def _read_all(client: socket.socket) -> int:
 
 
 async def long_prompts(address: load.Address, folder: Path, seconds_s: float, rounds: int) -> Row:
-    """The row; `got` is the p99 of /healthz in ms, the median of the rounds. Raises LoadError, ProcessError."""
+    """Return the row; `got` is the p99 of /healthz in ms, the median of the rounds. Raises LoadError, ProcessError."""
     p99s_ms, done, errors = list[float](), 0, Counter[str]()
     for _ in range(rounds):
         times_s, answered, failed = await health_beside_long_prompts(address, folder, seconds_s)
@@ -156,7 +157,10 @@ async def long_prompts(address: load.Address, folder: Path, seconds_s: float, ro
 async def health_beside_long_prompts(
     address: load.Address, folder: Path, seconds_s: float
 ) -> tuple[list[float], int, dict[str, int]]:
-    """Seconds that each /healthz took, prompts answered meanwhile, and errors. Raises LoadError, ProcessError."""
+    """Return the seconds of each /healthz, the number of prompts answered in the meantime, and errors.
+
+    Raises LoadError, ProcessError.
+    """
     tally, times_s = load.Tally(), list[float]()
     command = [sys.executable, "-m", "loadtest.overhead.slow_and_long", str(address[1]), "--seconds", str(seconds_s)]
     async with load.Connections([address], HEALTH_LANES, tally) as lanes, started("sender", command, folder) as sender:
@@ -181,7 +185,7 @@ async def health_beside_long_prompts(
 
 
 async def send(port: int, seconds_s: float, concurrency: int, size: int) -> load.Tally:
-    """Send prompts of this size, so many at a time."""
+    """Send prompts of `size` bytes, `concurrency` at a time."""
     tally = load.Tally()
     template = bodies.single(size)
     async with load.Connections([("127.0.0.1", port)], concurrency, tally) as connections:
@@ -202,7 +206,7 @@ async def send(port: int, seconds_s: float, concurrency: int, size: int) -> load
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The process that sends prompts of 8 MB; its last line is what came of it."""
+    """Run the process that sends prompts of 8 MB; the last line of output has the results."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.overhead.slow_and_long", description="Send long prompts.")
     parser.add_argument("port", type=int)
     parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="begin none after so long (4)")

@@ -1,13 +1,15 @@
-"""Replicas that cost next to nothing: what `python -m loadtest overhead` puts behind the routers it compares.
+"""Replicas with negligible cost, behind the routers that `python -m loadtest overhead` compares.
 
-One process, one port a replica, raw protocols on uvloop, all bytes made beforehand. A request is answered at once; a
-stream sends its first event at once and then one event a period, each as an HTTP chunk and a write of its own, as vLLM
-does. All streams hang in one wheel of 1 ms slots, spread evenly, so that a router meets single chunks and no bursts.
-What the answers look like was taken from vLLM 0.32's chat completions. Requests are read no further than needed:
-`stream`, `max_tokens` and `flood_bytes` are looked for in the first and last bytes of a body, since routers that
-write a body anew put fields in an order of their own.
+One process has one port per replica, raw protocols on uvloop, and precomputed bytes. A request is answered at once. A
+stream sends its first event at once and then one event a period. Each event is a separate HTTP chunk and write, as in
+vLLM. All streams are in one timer wheel of 1 ms slots, spread evenly, so that a router receives single chunks and no
+bursts.
 
-`flood_bytes` asks for a stream of so many bytes, as fast as they are taken; GET /written says how far that came.
+The format of the responses is that of vLLM 0.32's chat completions. Requests are parsed only as much as needed.
+`stream`, `max_tokens` and `flood_bytes` are searched in the first and last bytes of a body, because routers that
+rewrite a body change the order of fields.
+
+`flood_bytes` requests a stream of that size, as fast as it is accepted; GET /written returns the bytes written so far.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from loadtest.common.answers import ASKS_STREAM, CHUNKED, LAST_CHUNK, LENGTH, NO
 from loadtest.common.processes import until_stopped
 from loadtest.overhead import answers
 
-RATE_PER_S = 30.0  # events a second of one stream: what a busy engine gives
+RATE_PER_S = 30.0  # events a second of one stream, as of a busy engine
 SLOT_S = 0.001  # the resolution of libuv's timers
-LATE_SLOTS_MAX = 200  # a longer stall is not made up for
-ENDS_BYTES = 4_096  # bytes at each end of a body in which its settings are looked for
+LATE_SLOTS_MAX = 200  # the excess of a longer stall is skipped
+ENDS_BYTES = 4_096  # bytes at each end of a body that are searched for its settings
 HEAD_BYTES_MAX = 64 << 10
 BACKLOG = 1_024
 READY = "ready http://{host}:{port}"
@@ -36,7 +38,7 @@ _FLOOD = re.compile(rb'"flood_bytes":\s*(\d+)')
 
 
 class Wheel:
-    """Turns once a period; each stream hangs in one slot and sends an event when that comes by."""
+    """Timer wheel that turns once a period; each stream is in one slot and sends an event when the slot is due."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rate_per_s: float) -> None:
         self._loop = loop
@@ -46,8 +48,8 @@ class Wheel:
         self._began_s = 0.0
 
     def add(self, stream: CheapReplica) -> int:
-        """Hang a stream into the next slot in turn; returns which."""
-        self._turn = (self._turn + 7) % len(self._slots)  # streams that begin together do not come by together
+        """Add a stream to the next slot in rotation, and return the slot."""
+        self._turn = (self._turn + 7) % len(self._slots)  # streams that start together are not due together
         self._slots[self._turn][stream] = None
         self._streams += 1
         if not self._ticking:
@@ -56,7 +58,7 @@ class Wheel:
         return self._turn
 
     def remove(self, stream: CheapReplica, slot: int) -> None:
-        """Take a stream out."""
+        """Remove a stream."""
         if self._slots[slot].pop(stream, self) is None:
             self._streams -= 1
 
@@ -74,7 +76,7 @@ class Wheel:
 
 
 class Written:
-    """What a whole process wrote of floods; requests it had, by path."""
+    """Flood bytes written by the whole process, and its requests by path."""
 
     def __init__(self) -> None:
         self.flood_bytes = self.rendered = 0
@@ -87,37 +89,37 @@ class CheapReplica(asyncio.Protocol):
     def __init__(self, wheel: Wheel, written: Written) -> None:
         self._wheel, self._written = wheel, written
         self._transport: asyncio.Transport
-        self._held = b""  # bytes of a head that is not whole, or received while a stream runs
+        self._held = b""  # bytes of an incomplete head, or received while a stream runs
         self._head = b""
-        self._left = 0  # bytes of a body to come; -1: chunked, so nobody knows
+        self._left = 0  # remaining bytes of a body; -1: chunked, so unknown
         self._first = self._last = self._before_last = b""
         self._slot = -1
         self._sent = self._tokens = 0
-        self._chunks = answers.TOKEN_CHUNKS  # events of the stream under way
+        self._chunks = answers.TOKEN_CHUNKS  # events of the current stream
         self._flood = 0
-        self._poured = False  # the next piece of it is on its way
+        self._poured = False  # the next piece of it is scheduled
         self._paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Store the transport."""
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone, with its stream."""
+        """End the connection's stream."""
         self._wheel.remove(self, self._slot)
         self._flood = 0
 
     def pause_writing(self) -> None:
-        """The client reads too slowly."""
+        """Pause writing: the client reads too slowly."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Resume writing: the client reads again."""
         self._paused = False
         self._pour_soon()
 
     def data_received(self, data: bytes) -> None:
-        """A piece of a request, or several of them."""
+        """Process a piece of a request, or several requests."""
         if self._slot >= 0 or self._flood:
             self._held += data
         elif self._head:
@@ -142,7 +144,7 @@ class CheapReplica(asyncio.Protocol):
     def _body(self, data: bytes) -> None:
         if not self._first:
             self._first = data
-        if self._left < 0:  # JSON has no bare CR LF, so that what ends like this is the last chunk
+        if self._left < 0:  # JSON has no bare CR LF, so this ending is the last chunk
             self._before_last, self._last = self._last[-ENDS_BYTES:], data
             ended = (self._before_last[-len(LAST_CHUNK) :] + data).endswith(LAST_CHUNK)
             rest = b""
@@ -207,7 +209,7 @@ class CheapReplica(asyncio.Protocol):
         self._end()
 
     def _pour(self) -> None:
-        """Write a piece of a flood, and see to the next unless nobody reads."""
+        """Write a piece of a flood, and schedule the next unless writing is paused."""
         self._poured = False
         if self._flood <= 0 or self._paused:
             return
@@ -236,7 +238,7 @@ class CheapReplica(asyncio.Protocol):
 
 
 async def serve(host: str, replicas: int, rate_per_s: float) -> None:
-    """Replicas on free ports, each said in a line, until cancelled."""
+    """Serve replicas on free ports until cancelled; print each in one line."""
     loop = asyncio.get_running_loop()
     wheel, written = Wheel(loop, rate_per_s), Written()
     servers = []

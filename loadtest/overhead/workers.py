@@ -1,13 +1,13 @@
-"""What a second worker changes at warmroute: CPU per streamed chunk, and what of a trace is found in caches.
+"""Effect of a second worker in warmroute: CPU per streamed chunk, and cache hits of a trace.
 
-workers_chunk: in every round warmroute runs with one worker and with two, in turn, in front of the same upstream and
-under the same streams; the figure is the median of the rounds' ratios.
+workers_chunk: in every round warmroute runs with one worker and with two, alternately, in front of the same upstream
+and with the same streams. The figure is the median of the rounds' ratios.
 
-workers_hits: the same sessions of the agent trace, 300 requests and eight sessions at a time, are replayed through one
-worker and through two, each time on fresh simulated engines, whose counters say how many prompt tokens they found.
-Every request comes on a connection of its own, so that both workers serve every conversation, and only what they know
-together can place its next turn. What happens at the same time differs from run to run, with one worker too, so each
-figure is the mean of two runs, and how far those of one worker lie apart is said.
+workers_hits: the same sessions of the agent trace are replayed through one worker and through two: 300 requests and
+eight sessions at a time. Each replay has new simulated engines, and their counters have the number of cached prompt
+tokens. Every request has its own connection, so both workers serve every conversation. Only their common knowledge can
+place the next turn. The timing differs between runs, with one worker too. So each figure is the mean of two runs, and
+the difference between the runs of one worker is reported.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ CASE = "stream300"
 CHUNK_RATIO_MAX = 1.1
 HITS_POINTS_MAX = 1.0
 
-# Whole sessions, so that all runs ask the same; eight, so that caches hold them and a turn in the wrong place is seen.
-# One worker's own runs then lie within 0.3 points, those of 300 requests of the conversation trace 1 point apart. Most
-# of a run is waiting, which a faster clock shortens: the rates are those of the demo's 40.
+# Whole sessions, so that all runs send the same requests. Eight, so that they fit the caches and a misplaced turn is
+# visible. Runs of one worker then differ by at most 0.3 points, those of 300 requests of the conversation trace by 1
+# point. A run mostly waits, and a faster clock shortens that: the rates are those of the demo's 40.
 WORKLOAD = AGENT.replayed(requests_max=300, time_scale=100.0)
 RUNS = 2
 ON_ITS_OWN = {"Connection": "close"}
-TIMEOUT_WALL_S = 60.0  # long enough for any request: a slow machine is not what is judged
+TIMEOUT_WALL_S = 60.0  # long enough for any request: a slow machine is not judged
 
 TEXT = {
     "workers_chunk": f"{CASE} once more, with one worker and with two",
@@ -50,7 +50,7 @@ TEXT = {
 
 
 def steps(rounds: int) -> int:
-    """The number of runs of warmroute that `rows` needs."""
+    """Return the number of runs of warmroute that `rows` needs."""
     return len(NUMBERS) * (rounds + RUNS)
 
 
@@ -63,8 +63,12 @@ async def rows(
     *,
     again: bool = False,
 ) -> list[Row]:
-    """Both rows; the functions measure streams and replay the trace with so many workers. `told` after each. `again`:
-    streams in as many rounds again, if their goal is missed."""
+    """Return both rows.
+
+    - `streamed`, `replayed`: measure streams and replay the trace with the given number of workers.
+    - The progress callback is called after each measurement.
+    - `again`: measure streams again in the same number of rounds if their goal is missed.
+    """
     measured: dict[int, list[Measured]] = {number: [] for number in NUMBERS}
     found: dict[int, list[Row]] = {number: [] for number in NUMBERS}
     one, two = NUMBERS
@@ -83,7 +87,7 @@ async def rows(
 
 
 def _order(turn: int) -> Sequence[int]:
-    """The order in a round: the first has an advantage or a disadvantage, so they take turns."""
+    """Return the order in a round, which alternates because it affects the figures."""
     return NUMBERS[::-1] if turn % 2 else NUMBERS
 
 
@@ -91,14 +95,14 @@ def _order(turn: int) -> Sequence[int]:
 
 
 def chunk_row(one: Sequence[Measured], two: Sequence[Measured], slack: float) -> Row:
-    """CPU per chunk with two workers over that with one, round by round; `slack` as a part of the goal."""
+    """Return the ratio of CPU per chunk, two workers over one, round by round; `slack` is a part of the goal."""
     goal = f"CPU per chunk with --workers 2 at most {CHUNK_RATIO_MAX:g} x that with 1 worker"
     pairs = list(zip(one, two, strict=True))
     return ratio_row("workers_chunk", pairs, goal, CHUNK_RATIO_MAX, slack, chunks=True)
 
 
 def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
-    """The token hit rate with two workers against that with one; `expected` and `got` are points."""
+    """Return the token hit rate with two workers compared with one; `expected` and `got` are points."""
     errors: Counter[str] = Counter()
     for run in (*one, *two):
         errors.update(run.errors_by_kind)
@@ -129,7 +133,7 @@ def hits_row(one: Sequence[Row], two: Sequence[Row]) -> Row:
 
 
 async def replayed(workers: int, flags: Sequence[str]) -> Row:
-    """The trace through so many workers, on fresh engines; what cannot be measured is an error of the row."""
+    """Replay the trace through `workers` workers, on new engines; a failed measurement is an error of the row."""
     trace = shipped_trace(WORKLOAD.trace, WORKLOAD.replay.requests_max)
     settings = replace(WORKLOAD.replay, timeout_s=TIMEOUT_WALL_S * WORKLOAD.replay.time_scale, headers=ON_ITS_OWN)
     fresh = serving("warm", WORKLOAD.kv_tokens, WORKLOAD.replay.time_scale, flags=("--workers", str(workers), *flags))
