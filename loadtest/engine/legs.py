@@ -54,7 +54,7 @@ class _Leg:
     handshake: Handshake
     tokens: int
     since_s: float
-    """Start of the prefill stage; after the prefill, its end."""
+    """Start of the prefill stage, its end, or the disconnect of the decode engine, whichever is latest."""
     computed: bool = False
     met: bool = False
     """True if the decode engine has connected."""

@@ -5,8 +5,8 @@ vLLM 0.32, v1/core/sched/scheduler.py: a request with blocks to load gets its GP
 after the load. If another request already loads its blocks, a request is put aside too, and is matched again when that
 load ends.
 
-Blocks that come after these and that the request's source has are first transferred from the source to the tier
-(`peers.py`). After that, other requests can match them there.
+Further blocks that the request's source has are first transferred from there to the tier (`peers.py`). After the
+transfer, other requests can match them in the tier.
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ class EngineModel:
             self._finish(sequence, outcome)
 
     def _sampled(self, sequence: Running, outcome: Outcome) -> None:
-        """Generate the sequence's next token after its computed ones; from here on it decodes."""
+        """Generate the next token of a sequence without pending computation. After that it decodes or finishes."""
         request = sequence.request
         if not sequence.generated:
             self.counters.prompt_tokens += request.prompt_tokens

@@ -177,7 +177,7 @@ class PrefillSide:
             await self._wait()
 
     async def after(self, cached_tokens: int) -> dict[str, Any]:
-        """Return additional fields of the response."""
+        """Record the end of the prefill, and return additional fields of the response."""
         link = self._link
         await link.at(self.role, Moment.READY)
         if link.handshake is Handshake.NIXL and not self._full:
