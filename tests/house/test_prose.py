@@ -1,5 +1,5 @@
-"""Ceilings of what `python -m tests.house.prose` counts. They may only fall: a change that lowers a count by a tenth
-lowers its ceiling, too."""
+"""Ceilings for the counts of `python -m tests.house.prose`. Above the aims they may only fall: a change that lowers a
+count by a tenth lowers its ceiling, too."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import pytest
 from tests.house import prose
 
 # Per 10,000 words; `opening` in percent of docstrings, `callable` in percent of callables.
+AIMS = {
+    "person": 3.0, "speech": 10.0, "what": 20.0, "where": 10.0, "none": 5.0, "calque": 10.0, "house": 3.0,
+    "chain": 3.0, "opening": 2.0, "callable": 1.5,
+}  # fmt: skip
 CEILINGS = {
     "router": {
         "person": 56.2, "speech": 92.8, "what": 123.9, "where": 72.8, "none": 22.3, "calque": 43.2, "house": 16.3,
@@ -34,7 +38,11 @@ def test_counts_only_fall(folder: str) -> None:
     ceilings = CEILINGS[folder]
     risen = {rule: (rate, ceilings[rule]) for rule, rate in rates.items() if rate > ceilings[rule]}
     assert not risen, f"(now, ceiling): python -m tests.house.prose --list RULE {folder}"
-    fallen = {rule: (rate, ceilings[rule]) for rule, rate in rates.items() if rate < 0.9 * ceilings[rule] - 0.1}
+    fallen = {
+        rule: (rate, ceilings[rule])
+        for rule, rate in rates.items()
+        if ceilings[rule] > AIMS[rule] and rate < 0.9 * ceilings[rule] - 0.1
+    }
     assert not fallen, "(now, ceiling): lower the ceiling"
 
 
