@@ -1,5 +1,5 @@
 """The simulation against HTTP, and our router beside other makers' routers.
 
-cases  what is compared            slices  the same requests in the simulation    over_http  the same over HTTP
+cases  slices and rows to compare  slices  the same requests in the simulation    over_http  the same over HTTP
 table  scenarios of the race over HTTP     report  rows and goals                 command    the command line
 """

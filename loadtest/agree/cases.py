@@ -1,4 +1,4 @@
-"""What `loadtest agree` compares: slices of the shipped traces, each under our policies and under rivals."""
+"""Cases of `loadtest agree`: slices of the shipped traces, each under our policies and under rivals."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from loadtest.replay.run import ReplaySettings
 from loadtest.simulate.rules import ROWS
 
 POLICIES = ("warm", "round_robin", "least_loaded")
-"""Policies of ours that are raced over HTTP."""
+"""Policies of warmroute that are raced over HTTP."""
 RULES = {name: f"{name.removesuffix('-router')}_cache_aware" for name in rivals.RIVALS}
-"""The restated rule of each rival, by its row's name."""
+"""The reimplemented rule of each rival, by its row's name."""
 PEERS = ("warm", "round_robin", *rivals.RIVALS)
 SESSIONS = 8
-"""Active at a time: two a replica. With more, what is cached and what is not changes places from run to run."""
+"""Active at a time: two per replica. With more, the set of cached prompts changes from run to run."""
 SLICES = {
     "agent": demo.AGENT.replayed(requests_max=400, time_scale=20),
     "conversation": demo.WORKLOADS[1].replayed(time_scale=10),
 }
 TTFT_LIMIT_S = 5.0
-"""Prompts of 100,000 tokens take longer when cold, whatever the router; those of a quarter do not."""
+"""Cold prompts of 100,000 tokens take longer with any router; cold prompts of a quarter of that do not."""
 ROUNDED_S = 3.0
 """Mooncake's timestamps are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgreeCase:
-    """A slice, and who places: a policy of ours or a rival."""
+    """A slice, and its placement: a policy of warmroute or a rival."""
 
     settings: ReplaySettings
     behind: Behind
@@ -47,7 +47,7 @@ class AgreeCase:
 
 
 def shipped(settings: ReplaySettings) -> Trace:
-    """The trace of a slice: shipped with the package, or a scenario of the simulation."""
+    """Return the trace of a slice: shipped with the package, or a scenario of the simulation."""
     if settings.workload in TABLE:
         return agree_table.trace_of(settings.workload)
     name = SLICES[settings.workload or ""].trace
@@ -55,10 +55,10 @@ def shipped(settings: ReplaySettings) -> Trace:
 
 
 def spread(trace: Trace) -> Trace:
-    """An open trace whose arrivals, which were recorded to ROUNDED_S, are at random moments within; the same each time.
+    """Spread the arrivals of an open trace, recorded to ROUNDED_S, over random moments within; the same in each run.
 
-    Of requests that come at once, a millisecond more or less decides which comes first; by turns, that decides where
-    each of all the others goes. No two runs over HTTP would be the same then.
+    If requests arrive at once, a millisecond decides which one is first. With placement in rotation, that decides the
+    replica of all later requests. Then no two runs over HTTP would be the same.
     """
     if trace.kind != "open":
         return trace
@@ -69,7 +69,7 @@ def spread(trace: Trace) -> Trace:
 
 
 def cases_of(options: argparse.Namespace, said: Console) -> list[AgreeCase]:
-    """Every slice under everybody who is there; who is missing is said."""
+    """Return every slice under every installed router; missing routers are printed."""
     there = rivals.installed(options.rivals)
     cases = []
     missing: dict[str, str] = {}

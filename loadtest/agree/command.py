@@ -1,10 +1,10 @@
 """`python -m loadtest agree`: the same slice over HTTP and in the simulation, side by side.
 
-Over HTTP: `loadtest engine` replicas, a router (ours under a policy, or a rival as its maker ships it) and
-`loadtest.replay.command`, all fresh for every run and on loopback. In the simulation: the same requests by the same
-loop, on replicas of the same names, with the policy or the restated rule. What client, router and HTTP burn in real
-time counts times the time scale, so it is measured (what clients waited beyond what the engines say) and given to the
-simulated requests for their way.
+Over HTTP, a run has `loadtest engine` replicas, a router (ours under a policy, or a rival as its maker ships it) and
+`loadtest.replay.command`, all fresh and on loopback. In the simulation, the same requests run in the same loop, on
+replicas of the same names, with the policy or the reimplemented rule. The real time of client, router and HTTP counts
+times the time scale. So it is measured as the clients' wait beyond the engines' reported times, and added to each
+simulated request.
 
 With `--peers` the simulation is left out: a race of real routers on one slice.
 """
@@ -59,7 +59,7 @@ class Agreement:
         self._prepared: dict[str, Workload] = {}
 
     async def replay_all(self) -> None:
-        """Rounds over all cases, so that whatever else the machine does hits all alike."""
+        """Run rounds over all cases, so that other load on the machine affects all cases equally."""
         for round_n in range(self._options.runs):
             for number, case in enumerate(self._cases):
                 title = f"{case.settings.workload}, {case.settings.router} {case.settings.policy}, run {round_n + 1}"
@@ -69,11 +69,11 @@ class Agreement:
                 self._runs[number].append(run)
 
     def http(self, number: int) -> Pooled:
-        """A case's runs over HTTP as one."""
+        """Return a case's runs over HTTP as one."""
         return pooled(self._runs[number], self._cases[number].settings, HTTP)
 
     def raced(self, number: int) -> Row:
-        """A case's runs as the race of peers tells them."""
+        """Return a case's runs as a row of the race of peers."""
         settings = self._cases[number].settings
         if settings.workload not in TABLE:
             return self.http(number).row
@@ -81,7 +81,7 @@ class Agreement:
         return median_row([replace(run.row, case=HTTP, time_scale=scale, wire_s=run.wire_s) for run in runs])
 
     def compare(self, number: int) -> Comparison:
-        """A case's runs, and as many simulated ones as were asked for, in front of replicas of the same names."""
+        """Compare a case's runs with `--simulations` simulated ones, in front of replicas of the same names."""
         case, runs = self._cases[number], self._runs[number]
         name = case.settings.workload or ""
         workload = self._prepared.get(name) or workload_of(shipped(case.settings), case.settings)
@@ -105,7 +105,7 @@ class Agreement:
 
 
 async def agree(options: argparse.Namespace, command: str) -> int:
-    """All runs, the table, and whether they agree."""
+    """Run all cases and print the table. With --check, returns 1 if the two sides disagree."""
     console, errors = report_console(PAGE_WIDTH), Console(stderr=True)
     if options.install_rivals:
         rivals.install(options.rivals)
@@ -129,7 +129,7 @@ async def agree(options: argparse.Namespace, command: str) -> int:
 
 
 def _tell(console: Console, rows: Sequence[Row], *, as_markdown: bool) -> int:
-    """Both kinds of races of peers; 1 if warm misses what is wanted in either."""
+    """Print both kinds of races of peers; 1 if warm misses a goal in either."""
     of_table = [row for row in rows if row.workload in TABLE]
     status = 0
     if peers := [row for row in rows if row.workload not in TABLE]:
@@ -148,7 +148,7 @@ def _print(console: Console, cells: Sequence[Sequence[str]], *, as_markdown: boo
 
 
 def _tell_peers(console: Console, rows: Sequence[Row], *, as_markdown: bool) -> int:
-    """1 if a request failed, or a rival was faster than warm."""
+    """Print the race of peers; 1 if a request failed, or a rival was faster than warm."""
     _print(console, [HEADS, *peer_cells(rows)], as_markdown=as_markdown)
     ours = {row.workload: row.ttft_p90_s or 0.0 for row in rows if row.policy == "warm"}
     slower = [row for row in rows if (row.ttft_p90_s or 0.0) < ours.get(row.workload, 0.0)]
@@ -156,7 +156,7 @@ def _tell_peers(console: Console, rows: Sequence[Row], *, as_markdown: bool) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; with --check 1 when worlds disagree, with --peers and --check when somebody beats us."""
+    """Run the command; with --check 1 if the two sides disagree, with --peers and --check also if a rival is faster."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     options.rows = options.rows or (PEERS if options.peers else (*POLICIES, *RULES))

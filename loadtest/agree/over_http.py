@@ -1,5 +1,4 @@
-"""The HTTP side of `loadtest agree`: any router, ours or a rival, started afresh in front of fresh engines, and a slice
-replayed through it."""
+"""The HTTP side of `loadtest agree`: a slice replayed through a fresh router, ours or a rival, and fresh engines."""
 
 from __future__ import annotations
 
@@ -26,23 +25,28 @@ from router.settings.schema import AdmissionSettings
 HOST = "127.0.0.1"
 READY_EVERY_S = 0.1
 READINESS = "/readiness"
-"""All three rivals tell there how many of their workers are healthy."""
+"""Path at which all three rivals report the number of their healthy workers."""
 _TTFT = re.compile(r"^vllm:time_to_first_token_seconds_(sum|count)(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """The engines behind a router."""
+    """The engines of a router."""
 
     replicas: int
     model: str
     calibration: str
     kv_tokens: int
     tick_s: float | None = None
-    """Wall time in which an answer has at most one event, but for its first and last token; None: the engine's own."""
+    """Wall-clock time in which an answer has at most one event, except its first and last token.
+
+    None: the engine's default.
+    """
     scaled: bool = False
-    """Whether the times for which our router holds requests back are simulated seconds, as the answers' are. A rival's
-    timers run by the wall clock."""
+    """True if the times for which our router defers requests are simulated seconds, as the answers' are.
+
+    A rival's timers run by the wall clock.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +56,11 @@ class HttpRun(AgreeRun):
     urls: tuple[str, ...]
     """URLs of the replicas, in order."""
     wire_s: float
-    """Mean simulated seconds that first tokens took beyond what the engines say: client, router and HTTP, which burn
-    real time, times the time scale. What a router says that it had them wait is left out."""
+    """Mean time to first token in simulated seconds beyond the engines' own.
+
+    It is the real time of client, router and HTTP, times the time scale. The time that a router reports as deferred is
+    left out.
+    """
 
 
 class _Readiness(msgspec.Struct):
@@ -63,8 +70,10 @@ class _Readiness(msgspec.Struct):
 async def over_http(
     trace: Trace, settings: ReplaySettings, behind: Behind, policy: str | rivals.Rival, progress: Progress | None = None
 ) -> HttpRun:
-    """Replay through a policy of ours, or through a rival as its maker ships it. Raises ProcessError,
-    RivalError, ReplayError."""
+    """Replay through a policy of warmroute, or through a rival as its maker ships it.
+
+    Raises ProcessError, RivalError, ReplayError.
+    """
     async with (
         engines(
             *(behind.replicas, behind.model, behind.calibration, behind.kv_tokens, settings.time_scale),
@@ -85,7 +94,7 @@ async def over_http(
 
 
 async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -> float:
-    """Mean time to first token since the engines started, as they measured it."""
+    """Return the mean time to first token since the engines started, as they measured it."""
     sums: defaultdict[str, float] = defaultdict(float)
     for url in urls:
         async with session.get(f"{url}/metrics") as response:
@@ -95,7 +104,7 @@ async def _engines_ttft_s(session: aiohttp.ClientSession, urls: Sequence[str]) -
 
 
 def _waits(settings: ReplaySettings, behind: Behind) -> list[str]:
-    """Settings of our router: how long it holds requests back and lets them wait."""
+    """Return settings of our router: the times for which it defers requests and lets them wait."""
     if not behind.scaled:
         return []
     ours = AdmissionSettings()
@@ -119,8 +128,9 @@ async def _rival(urls: Sequence[str], rival: rivals.Rival) -> AsyncIterator[str]
 
 
 async def _ready(process: Process, url: str, replicas: int) -> None:
-    """Wait until the router sees all replicas: they register one by one, and until then the first would get
-    everything."""
+    """Wait until the router sees all replicas: they register one by one, and until then the first would get every
+    request.
+    """
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
 
         async def missing() -> str:

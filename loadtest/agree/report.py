@@ -1,8 +1,8 @@
-"""What `loadtest agree` found: rows of one slice over HTTP and in the simulation, and how far they are apart.
+"""Results of `loadtest agree`: rows of one slice over HTTP and in the simulation, and the differences between them.
 
-One replay is noisy: requests that were sent in the same millisecond arrive in any order, the order decides who waits,
-and 90 % of the requests lie where cached prompts end and cold ones begin. So a row is made of the requests of several
-runs, put together, which is steadier than any of them; how far the single runs are apart is told beside it.
+One replay is noisy: requests that were sent in the same millisecond arrive in any order, and the order decides which
+ones wait. Also, the p90 lies at the boundary between cached and cold prompts. So a row pools the requests of several
+runs, which is steadier than any of them. The spread of the single runs is part of the row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HTTP, SIMULATED = "http", "simulated"
 """Values of a row's `case`."""
 TTFT_PERCENT_MAX = 20.0
 HIT_POINTS_MAX = {True: 2.0, False: 3.0}
-"""Points of the hit rate, for our policies and for restated rules."""
+"""Points of the hit rate, for our policies and for reimplemented rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,44 +30,44 @@ class Pooled:
 
     row: Row
     hit_range: float
-    """Points between the least and the greatest hit rate of the runs."""
+    """Points between the smallest and the largest hit rate of the runs."""
     ttft_range: float
-    """Percent between the least and the greatest p90 TTFT, of their median."""
+    """Percent between the smallest and the largest p90 TTFT, of their median."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One slice under one policy, in both worlds."""
+    """One slice under one policy, over HTTP and in the simulation."""
 
     http: Pooled
     simulated: Pooled
     wire_s: float
-    """Simulated seconds that the simulation gave each request for its way, as measured over HTTP."""
+    """Simulated seconds outside the engines that the simulation adds to each request, as measured over HTTP."""
 
     @property
     def ours(self) -> bool:
-        """Whether the policy is ours."""
+        """True if the policy is warmroute's."""
         return self.http.row.router == OURS
 
     @property
     def hit_points(self) -> float:
-        """What the simulation's hit rate is above HTTP's, in points."""
+        """Difference of the simulation's hit rate from HTTP's, in points."""
         return 100 * ((self.simulated.row.token_hit_rate or 0.0) - (self.http.row.token_hit_rate or 0.0))
 
     @property
     def ttft_percent(self) -> float:
-        """What the simulation's p90 TTFT is above HTTP's."""
+        """Difference of the simulation's p90 TTFT from HTTP's, in percent."""
         real = self.http.row.ttft_p90_s
         return 100 * ((self.simulated.row.ttft_p90_s or 0.0) / real - 1) if real else 0.0
 
     @property
     def ok(self) -> bool:
-        """Whether both worlds agree, and every request over HTTP was answered."""
+        """True if both sides agree, and every request over HTTP was answered."""
         close = abs(self.hit_points) <= HIT_POINTS_MAX[self.ours] and abs(self.ttft_percent) <= TTFT_PERCENT_MAX
         return close and not self.http.row.errors and not self.http.row.rejected
 
     def verdicts(self) -> list[Row]:
-        """A row for each of the two goals."""
+        """Return a row for each of the two goals."""
         http = self.http.row
         goals = (
             ("hit rate in points", HIT_POINTS_MAX[self.ours], self.hit_points),
@@ -82,7 +82,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class AgreeRun:
-    """One run, before it is put together with others."""
+    """One run, before it is pooled with others."""
 
     row: Row
     sent: Sequence[Sent]
@@ -91,7 +91,7 @@ class AgreeRun:
 
 
 def pooled(parts: Sequence[AgreeRun], settings: ReplaySettings, case: str) -> Pooled:
-    """The runs as one; `settings` are those that their times are to be read with."""
+    """Pool the runs into one; `settings` are the settings by which their times are read."""
     counted = [pair for part in parts for pair in part.counted]
     sent = [each for part in parts for each in part.sent]
     first = parts[0].row
@@ -109,7 +109,7 @@ def pooled(parts: Sequence[AgreeRun], settings: ReplaySettings, case: str) -> Po
 
 
 def agreement_table(comparisons: Sequence[Comparison]) -> Table:
-    """Both rows of each case, how far they are apart, and how far single runs are."""
+    """Return a table of both rows of each case, the differences between them, and the spread of single runs."""
     heads = ("token hits", "apart", "TTFT p50", "TTFT p90", "apart", "runs apart", "on the way", "")
     made = drawn(("workload", "router", "policy", *heads), (), "over HTTP / simulated")
     for each in comparisons:
@@ -134,7 +134,7 @@ HEADS = ("workload", "router", "policy", "token hits", "TTFT p90", "to ours", "i
 
 
 def peer_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The race over HTTP, a line a row: figures, and p90 TTFT as a multiple of ours on the same workload."""
+    """Return the race over HTTP, a line per row: figures, and p90 TTFT as a multiple of ours on the same workload."""
     ours = {row.workload: row for row in rows if row.router == OURS and row.policy == "warm"}
     lines: list[tuple[str, ...]] = []
     for row in rows:
@@ -156,13 +156,13 @@ def peer_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def in_time(row: Row) -> float | None:
-    """Share of the requests whose first token came within the limit."""
+    """Return the share of the requests whose first token came within the limit."""
     if row.goodput is None or not row.requests or row.duration_s is None:
         return None
     return row.goodput * row.duration_s / row.requests
 
 
 def markdown(cells: Sequence[Sequence[str]]) -> str:
-    """Heads and lines, of which the first three cells are names, as a table of Markdown."""
+    """Return heads and lines as a Markdown table; the first three cells of a line are names."""
     lines = [cells[0], ("---", "---", "---", *["---:"] * (len(cells[0]) - 3)), *cells[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,9 +1,9 @@
-"""The slice of a trace that `loadtest replay` sends over HTTP, asked of the simulated world.
+"""The slice of a trace that `loadtest replay` sends over HTTP, in the simulation.
 
-Every request is made from the very body that the client would send: read by the router's own dialect and hashed by it,
-rendered by the simulated engine's chat template and hashed into the engine's blocks. So both worlds see the same keys
-and the same token counts, and a difference between them is one of time, not of input. The row is made by the arithmetic
-of `replay`.
+Every request is made from exactly the body that the client would send. The router's own dialect parses and hashes it.
+The simulated engine's chat template renders it, and the result is hashed into the engine's blocks. So both sides see
+the same keys and the same token counts, and a difference between them is one of time, not of input. The row is computed
+by the code of `replay`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class _Chat(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What both worlds have in common besides the requests."""
+    """Parameters that both sides share, apart from the requests."""
 
     calibration: Calibration
     kv_tokens: int
     names: tuple[str, ...]
     """Names of the replicas, as the router over HTTP knew them: rings hash names."""
     probe_interval_s: float
-    """Simulated seconds between two looks at a replica."""
+    """Simulated seconds between two probes of a replica."""
     wire_s: float
     """Simulated seconds that a request spends outside of the engines, on average."""
 
 
 def workload_of(trace: Trace, settings: ReplaySettings) -> Workload:
-    """The requests that a replay with these settings may send."""
+    """Return the requests that a replay with these settings may send."""
     size, numbers, longest = Limits().block_tokens, count(), settings.longest_answer_tokens(trace)
     sessions: list[tuple[Turn, ...]] = []
     for session in trace.sessions:
@@ -74,8 +74,11 @@ def workload_of(trace: Trace, settings: ReplaySettings) -> Workload:
 
 
 def _enough(lengths: list[int], settings: ReplaySettings) -> bool:
-    """Whether a closed loop cannot get past these sessions: another would start when all but the active ones have
-    ended, and these alone, even the shortest, use up the requests."""
+    """Return True if a closed loop cannot get past these sessions.
+
+    Another session would start only after all but the active ones have ended. These alone, even the shortest, use up
+    the requests.
+    """
     ended = max(0, len(lengths) - settings.sessions_active + 1)
     return sum(sorted(lengths)[:ended]) >= settings.requests_max
 
@@ -114,7 +117,7 @@ def _turn(
 
 
 def setting_of(settings: ReplaySettings, cluster: Cluster, wire_seed: int) -> Setting:
-    """The cluster, and clients whose requests have the same `max_tokens` as those that a replay sends."""
+    """Return the cluster's setting, with clients that send the same `max_tokens` as those of a replay."""
     return Setting(
         replicas=len(cluster.names),
         **{each.name: getattr(cluster, each.name) for each in fields(cluster)},
@@ -129,8 +132,7 @@ def setting_of(settings: ReplaySettings, cluster: Cluster, wire_seed: int) -> Se
 def simulated(
     workload: Workload, settings: ReplaySettings, cluster: Cluster, policy: Callable[[], Policy], wire_seed: int
 ) -> AgreeRun:
-    """The slice under a policy; `wire_seed` says in which order those come that are sent
-    at the same moment."""
+    """Simulate the slice under a policy. `wire_seed` decides the order of requests that are sent at the same moment."""
     world = World(workload, setting_of(settings, cluster, wire_seed), policy)
     result = world.run()
     counters = [replica.model.counters for replica in world.replicas.values()]

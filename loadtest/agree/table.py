@@ -1,15 +1,18 @@
-"""`loadtest agree --table`: five workloads in which decoding or room in the caches is scarce, raced over HTTP.
+"""`loadtest agree --table`: five workloads with scarce decode capacity or KV headroom, raced over HTTP.
 
-They are scenarios of the simulation (simulate/scenarios/table.py), of one seed that nothing was tuned on, and sent as
-they are: the same prompts, answers and moments, in front of eight replicas of Qwen3-32B on two H100.
+They are scenarios of the simulation (simulate/scenarios/table.py), with one seed on which nothing was tuned. They
+are sent unchanged, with the same prompts, answers and moments, in front of eight replicas of Qwen3-32B on two H100.
 
-A time scale is the lowest at which a run lasts some 60 to 90 s of wall time. Real time counts times the scale, and of
-all figures a time to first token of 0.2 s feels it first; so where that is the figure, the scale is 1 to 3, and where
-first tokens take many seconds it is higher. Between its first and its last token an answer has one event in TICK_S of
-wall time: a thousand streams with an event for each token would keep client, router and engines busy with events alone.
-Times to first token are told as they were measured, and judged as they would be at life's own speed
-(`Row.ttft_life_p90_s`): the engine's own, and what the router had the request wait, and once what they were late by in
-real time. Without the latter they are told beside it: there a busy machine hides nothing of what placement does.
+A time scale is the lowest at which a run lasts about 60 to 90 s of wall-clock time. Real time counts times the scale,
+and a time to first token of 0.2 s is the first figure to be affected. So if that is the figure, the scale is 1 to 3. If
+first tokens take many seconds, the scale is higher. Between its first and its last token an answer has one event per
+TICK_S of wall-clock time: with an event for each token, a thousand streams would keep client, router and engines busy
+with events alone.
+
+Times to first token are reported as measured, and judged as they would be at a time scale of 1 (`Row.ttft_life_p90_s`).
+That value is the sum of the engine's own time, the time that the router deferred the request, and the real-time delay
+counted once. The value without the real-time delay is reported beside it. It shows the effect of the placement even on
+a busy machine.
 """
 
 from __future__ import annotations
@@ -30,26 +33,28 @@ from loadtest.simulate.world.turns import Turn, Workload
 SEED = CLAIM_SEEDS[0]
 TICK_S = 0.5
 LADDER_GAP_S = 70.0
-"""From the last arrival of the ladder's warm-up to its stage. The published 330 s are for its slowest answers; with
-eight replicas, whoever routes, all have ended after 60 s."""
+"""Time from the last arrival of the ladder's warm-up to its stage.
+
+The published 330 s are for its slowest answers. With eight replicas and any router, all have ended after 60 s.
+"""
 FAILED, AT_ENGINES = "failed requests", "p90 TTFT at the engines"
 REAL_SHARE_MAX = 0.25
-"""Part of p90 TTFT that the mean time on the way may be, so that the row is a bar for others or passes one."""
+"""Largest share of the mean time on the way in p90 TTFT at which the row still counts in a comparison."""
 JUDGED = "within 5 % of the best"
 """`case` of a verdict's row."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSlice:
-    """A scenario at a load, and how it is sent over HTTP."""
+    """A scenario at a load, and its parameters over HTTP."""
 
     make: Make
     load: str
     time_scale: float
     rate: float | None = None
-    """Requests a second; arrivals and waits are stretched to it. None: the scenario's own."""
+    """Requests per second; arrivals and waits are stretched to it. None: the scenario's own."""
     requests: int | None = None
-    """The most requests, the warm-up included. None: all."""
+    """The limit of requests, the warm-up included. None: all."""
     think_max_s: float | None = None
     """The longest wait between turns, so that a run does not end with minutes of waiting for one session."""
 
@@ -61,14 +66,19 @@ TABLE = {
     "overfull_chats": TableSlice(crowded.overfull_chats, "below", 6.0, rate=1.68, requests=571, think_max_s=322.0),
     "claude_code": TableSlice(recorded.claude_code, "twice", 10.0, requests=600),
 }
-"""In order: one prefix of 20,000 tokens with answers of 400 to 800; one of 6,000 with answers of 200; llm-d's ladder, a
-fresh question each time, answers of 1,000; chats whose contexts add up to one and a half times all caches, replicas
-busy 40 % of the time; twice as many coding sessions as the caches hold."""
+"""Workloads by name, in order:
+
+- one prefix of 20,000 tokens with answers of 400 to 800
+- one prefix of 6,000 tokens with answers of 200
+- llm-d's ladder, a fresh question each time, answers of 1,000
+- chats whose contexts add up to one and a half times all caches, replicas busy 40 % of the time
+- twice as many coding sessions as fit into the caches
+"""
 
 
 @lru_cache(maxsize=1)
 def scenario_of(name: str) -> Scenario:
-    """The scenario as it is sent; its turns have the times of a replay."""
+    """Return the scenario as it is sent; its turns have the times of a replay."""
     slice_ = TABLE[name]
     made = slice_.make(slice_.load, SEED)
     if name == "ladder_honest":
@@ -78,7 +88,7 @@ def scenario_of(name: str) -> Scenario:
 
 
 def _moved(workload: Workload) -> Workload:
-    """The ladder with less time between its warm-up and its stage."""
+    """Return the ladder with less time between its warm-up and its stage."""
     earlier_s = generated.STAGE_GAP_S - LADDER_GAP_S
     sessions = [
         (turn if turn.number < workload.warm_up else replace(turn, at_s=turn.at_s - earlier_s),)
@@ -96,7 +106,7 @@ def _stretched(workload: Workload, by: float) -> Workload:
 
 
 def trace_of(name: str) -> Trace:
-    """The scenario's requests as a trace."""
+    """Return the scenario's requests as a trace."""
     workload = scenario_of(name).workload
     sessions = tuple(
         Session(session[0].session, tuple(_request(turn) for turn in session)) for session in workload.sessions
@@ -105,12 +115,12 @@ def trace_of(name: str) -> Trace:
 
 
 def _request(turn: Turn) -> Request:
-    """What a turn asks, at its own time."""
+    """Return a turn's request, at the turn's own time."""
     return replace(turn.request, at_s=turn.at_s, think_s=turn.think_s, output_tokens=turn.output_tokens)
 
 
 def settings_of(name: str, requests: int | None, time_scale: float | None) -> ReplaySettings:
-    """How a slice is replayed; `requests` and `time_scale` replace its own."""
+    """Return the replay settings of a slice; `requests` and `time_scale` replace its own."""
     slice_, scenario = TABLE[name], scenario_of(name)
     workload, setting = scenario.workload, scenario.setting
     return ReplaySettings(
@@ -128,7 +138,7 @@ def settings_of(name: str, requests: int | None, time_scale: float | None) -> Re
     )
 
 
-# What came of it
+# Results
 
 
 MEDIANS = (
@@ -139,14 +149,14 @@ SUMS = ("requests", "errors", "rejected")
 
 
 def median_row(rows: Sequence[Row]) -> Row:
-    """Several runs as one: the median of each figure, and the sum of what is counted."""
+    """Merge several runs into one row: the median of each figure, and the sum of counts."""
     p90s = [row.ttft_p90_s or 0.0 for row in rows]
     note = f"medians of {len(rows)} runs"
     return merged(rows, MEDIANS, SUMS, ttft_p90_least_s=min(p90s), ttft_p90_most_s=max(p90s), note=note)
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """A row for each workload that warm ran and each figure: warm beside the best of all others."""
+    """Return a row for each figure and each workload that warm ran: warm beside the best of all others."""
     verdicts = []
     for name in dict.fromkeys(row.workload for row in rows):
         same = [row for row in rows if row.workload == name]
@@ -161,8 +171,10 @@ def judged(rows: Sequence[Row]) -> list[Row]:
 
 
 def is_clear(row: Row) -> bool:
-    """Whether its times to first token say something of placement. Where requests queue for the processor in front of
-    the router or within it, replicas see few of them at a time and look fast."""
+    """Return True if the times to first token of a row reflect the placement.
+
+    If requests queue for the CPU in front of the router or within it, replicas see few of them at a time and look fast.
+    """
     return (row.wire_s or 0.0) <= REAL_SHARE_MAX * (row.ttft_p90_s or 0.0)
 
 
@@ -186,7 +198,7 @@ def _failed(ours: Row, others: Sequence[Row]) -> Row:
 
 
 def _at_engines(ours: Row, others: Sequence[Row]) -> list[Row]:
-    """What placement alone makes of p90 TTFT, whatever the machine does: told and not judged."""
+    """Return the effect of placement alone on p90 TTFT, independent of the machine: reported, not judged."""
     known = [row for row in others if row.ttft_engine_p90_s]
     if not known or not ours.ttft_engine_p90_s:
         return []
@@ -196,7 +208,7 @@ def _at_engines(ours: Row, others: Sequence[Row]) -> list[Row]:
 
 
 def _figure(row: Row, figure: Figure) -> float:
-    """A figure of a row; times to first token are those at a time scale of 1."""
+    """Return a figure of a row; times to first token are those at a time scale of 1."""
     if figure is TTFT and row.ttft_life_p90_s:
         return row.ttft_life_p90_s
     return figure.of(row)
@@ -224,7 +236,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def table_cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """The race's heads, and a line for each row."""
+    """Return the race's heads, and a line for each row."""
     measured = [row for row in rows if row.goal is None]
     return [tuple(COLUMNS), *(tuple(cell(row) for cell in COLUMNS.values()) for row in measured)]
 
@@ -233,7 +245,7 @@ KEPT = {True: "holds", False: "missed", None: "not judged"}
 
 
 def verdict_lines(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each verdict."""
+    """Return a sentence for each verdict."""
     lines = []
     for row in rows:
         if row.case == JUDGED:

@@ -1,7 +1,7 @@
-"""`max_tokens` as clients send it: nothing, or one of a few round limits far above any answer.
+"""`max_tokens` as clients send it: absent, or one of a few round limits far above any answer.
 
-The limit is the client's choice and not the answer's length, which is not known before the answer ends. A router that
-is given the length as the limit knows the future: its placements are better than any that can be had in production.
+The limit is the client's choice and not the answer's length, which is unknown until the answer ends. A router that gets
+the length as the limit knows the future: its placements are better than any in production.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ HELP = "`max_tokens` of requests, in equal parts: numbers, or absent; default: a
 
 
 def answer_limit(limits: AnswerLimits, session: str, longest_tokens: int) -> int | None:
-    """The `max_tokens` of a session's requests: the same for all of its requests, as one client sends them. A limit
-    that would cut any answer of the workload, the longest of which has `longest_tokens`, is left out, so that the
-    choice depends on no single answer."""
+    """Return the `max_tokens` of a session: the same for all of its requests, because one client sends them.
+
+    `longest_tokens` is the length of the workload's longest answer. A smaller limit is left out, because it would cut
+    an answer. So the choice does not depend on a single answer.
+    """
     if not limits:
         return None
     limit = limits[crc32(session.encode()) % len(limits)]
@@ -29,7 +31,7 @@ def answer_limit(limits: AnswerLimits, session: str, longest_tokens: int) -> int
 
 
 def parse_limits(words: Sequence[str]) -> AnswerLimits:
-    """Limits from a command line, such as `absent 4096`. Raises ValueError."""
+    """Parse limits of a command line, such as `absent 4096`. Raises ValueError."""
     limits = tuple(None if word == "absent" else int(word) for word in words)
     if any(limit is not None and limit < 1 for limit in limits):
         raise ValueError("a limit is a number over 0, or absent")
@@ -37,10 +39,10 @@ def parse_limits(words: Sequence[str]) -> AnswerLimits:
 
 
 class LimitsAction(argparse.Action):
-    """Words of FLAG, such as `absent 4096`, as limits."""
+    """Parses the words of FLAG, such as `absent 4096`, into limits."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:  # noqa: ANN401 - argparse's
-        """Set the attribute; a word that is no limit ends the command."""
+        """Set the attribute; an invalid word ends the command."""
         try:
             setattr(namespace, self.dest, parse_limits(values))
         except ValueError:

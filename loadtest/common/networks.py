@@ -1,4 +1,4 @@
-"""A network before a server on loopback, which can be cut in either direction, or led to another server."""
+"""A network in front of a server on loopback, which can be cut in either direction or redirected to another server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Network:
-    """`async with Network(port) as network`: a port that leads to another, until one direction or both are cut."""
+    """Forwards a port to another one until one direction or both are cut: `async with Network(port) as network`."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._to, self._tls = port, tls
@@ -31,24 +31,24 @@ class Network:
         await self.lose()
 
     def cut(self, *, there: bool = True, back: bool = True) -> None:
-        """Let nothing through any more, in these directions; connections stay open."""
+        """Stop all data in these directions; connections stay open."""
         if there:
             self._there.clear()
         if back:
             self._back.clear()
 
     def mend(self) -> None:
-        """Open both directions again. Data that was held back passes first."""
+        """Open both directions again. Deferred data passes first."""
         self._there.set()
         self._back.set()
 
     async def lead(self, port: int) -> None:
-        """Lead to another port from now on: all connections end, as `lose` ends them."""
+        """Redirect to another port: all connections end, as with `lose`."""
         self._to = port
         await self.lose()
 
     async def lose(self) -> None:
-        """End all connections. Data that was held back never arrives."""
+        """End all connections. Deferred data never arrives."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -85,7 +85,7 @@ class Network:
 
 
 async def _at_once() -> None:
-    """Nothing is waited for."""
+    """Return without a wait."""
 
 
 async def _pass(

@@ -1,4 +1,4 @@
-"""The router's own reading and placing in this process, on a clock that an instrument moves by hand."""
+"""The router's own parsing and placement in this process, on a clock that a benchmark advances by hand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from router.settings.schema import Settings
 
 
 def warm_router(**more: Any) -> Router:  # noqa: ANN401 - arguments of Router
-    """A router with the policy `warm` and the default limits, unless `more` has others."""
+    """Return a router with the policy `warm` and the default limits, unless `more` has others."""
     routing = Settings().routing
     names = ("index_bytes_max", "memory_max", "blocks_max_default")
     return Router(POLICIES["warm"](), **{name: getattr(routing, name) for name in names} | more)
 
 
 def local_placer(router: Router, clock: Callable[[], float], limits: AdmissionLimits | None = None) -> LocalPlacer:
-    """A placer that waits for no event and tells nobody what came of a request."""
+    """Return a placer that waits for no event and reports no outcome of a request."""
     return LocalPlacer(
         router,
         clock=clock,
@@ -37,7 +37,7 @@ def local_placer(router: Router, clock: Callable[[], float], limits: AdmissionLi
 
 
 def join(router: Router, replicas: int, model: str, load: Load) -> list[str]:
-    """So many replicas that are well, serve `model` and report `load`; their ids."""
+    """Add `replicas` healthy replicas that serve `model` and report `load`. Returns their ids."""
     names = [f"http://10.0.0.{number}:8000" for number in range(replicas)]
     router.replace([Replica(name) for name in names])
     for name in names:
@@ -48,7 +48,7 @@ def join(router: Router, replicas: int, model: str, load: Load) -> list[str]:
 
 
 def asked(path: str, body: bytes) -> Request:
-    """A request with a body of JSON that came over no connection: nobody is answered."""
+    """Return a POST request with a JSON body and no connection, so it gets no response."""
     request = Request(cast("Connection", None))
     request.method, request.target, request.path = "POST", path, path
     request.bring([body], len(body))
@@ -58,8 +58,8 @@ def asked(path: str, body: bytes) -> Request:
 
 
 def ignore(*_: object) -> None:
-    """Nobody counts this."""
+    """Ignore the call: the result is not counted."""
 
 
 async def _no_page(*_: object) -> None:
-    """No page is shown."""
+    """Show no page."""

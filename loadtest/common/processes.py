@@ -1,9 +1,9 @@
-"""Child processes: routers, replicas and whatever else is measured, started, awaited until they serve, always stopped.
+"""Child processes of a benchmark, such as routers and replicas: started, awaited until they serve, always stopped.
 
-A child leads a process group of its own, so that a Ctrl-C in the terminal reaches only us, and stopping the child
-stops whatever it started. What a child writes goes to a file where a folder is given for it, which costs us nothing
-while it is measured; without a folder it is read into a short memory, so that no disk fills. Either way an error
-quotes the last lines.
+A child leads its own process group, so that a Ctrl-C in the terminal reaches only the benchmark, and stopping the child
+also stops its own children. With a folder, the child's output goes to a file there, which costs the benchmark nothing
+while it measures. Without a folder, the first and last lines are kept in memory, so that no disk fills. Either way an
+error quotes the last lines.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 MEASURED_STOP_TIMEOUT_S = 2.0
-"""Time from SIGTERM to SIGKILL for a process that writes to a file: it was measured, and has nothing to finish."""
+"""Time from SIGTERM to SIGKILL for a process that writes to a file: it was measured and has nothing to finish."""
 LAST_WORDS_TIMEOUT_S = 1.0
 LOOK_S = 0.02
 FREE_PORTS = range(10_000, 32_768)
-"""Ports below those that Linux gives away (net.ipv4.ip_local_port_range: 32768 to 60999)."""
+"""Ports below those that Linux assigns to clients (net.ipv4.ip_local_port_range: 32768 to 60999)."""
 PORT_TRIES_MAX = 1_000
 FIRST_LINES_MAX = 1_000
 LAST_LINES_MAX = 12
@@ -42,11 +42,11 @@ LISTENING = re.compile(r"listening (http://\S+) admin (http://\S+)")
 
 
 class ProcessError(Exception):
-    """A process did not do what it was started for; the message carries the last lines it wrote."""
+    """A process failed to start or to run as expected; the message has the last lines that it wrote."""
 
 
 class Process:
-    """A child that leads its process group, and what it wrote."""
+    """A child that leads its process group, and its output."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, output: Path | None) -> None:
         self.name = name
@@ -71,21 +71,23 @@ class Process:
 
     @property
     def output(self) -> Path:
-        """The file that it writes to. Raises ValueError where it was started without a folder."""
+        """The file that the process writes to. Raises ValueError if it was started without a folder."""
         if self._output is None:
             raise ValueError(f"{self.name} writes to no file")
         return self._output
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True if the process has not ended."""
         return self._process.returncode is None
 
     async def said(
         self, pattern: re.Pattern[str], count: int = 1, timeout_s: float = START_TIMEOUT_S
     ) -> list[re.Match[str]]:
-        """The first `count` matches of the pattern in what it wrote to stdout, once there are as many. Raises
-        ProcessError if it ends before, or takes longer than `timeout_s`."""
+        """Wait for `count` matches of the pattern in the process's stdout, and return them.
+
+        Raises ProcessError if it ends before, or takes longer than `timeout_s`.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             ended = not self.running
@@ -102,7 +104,7 @@ class Process:
             await asyncio.sleep(LOOK_S)
 
     def error(self, what: str) -> ProcessError:
-        """What happened to it, with the last lines that it wrote."""
+        """Return an error about the process, with the last lines that it wrote."""
         lines: Sequence[str] = self._last
         if self._output:
             with suppress(OSError):
@@ -111,17 +113,19 @@ class Process:
         return ProcessError(f"{self.name} {what}{':' if said else ''}{said}")
 
     def terminate(self) -> None:
-        """SIGTERM to the process alone, as a kubelet sends it."""
+        """Send SIGTERM to the process alone, as a kubelet does."""
         self._process.terminate()
 
     async def kill(self) -> None:
-        """SIGKILL to its group without a warning."""
+        """Send SIGKILL to the process group without a warning."""
         self._signal(signal.SIGKILL)
         await self._process.wait()
 
     async def ended(self, timeout_s: float | None = None) -> int:
-        """Wait until it ends. Returns its exit status, below 0 for the signal that ended it. Raises ProcessError if it
-        still runs after `timeout_s`."""
+        """Wait until the process ends and return its exit status, negative for the signal that ended it.
+
+        Raises ProcessError if it still runs after `timeout_s`.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._process.wait()
@@ -129,7 +133,7 @@ class Process:
             raise self.error(f"did not end within {timeout_s:g} s") from None
 
     async def stop(self) -> None:
-        """SIGTERM to its group, and SIGKILL to whoever is left."""
+        """Send SIGTERM to the process group, and SIGKILL to processes that remain."""
         self._signal(signal.SIGTERM)
         with suppress(TimeoutError):
             async with asyncio.timeout(MEASURED_STOP_TIMEOUT_S if self._output else STOP_TIMEOUT_S):
@@ -146,9 +150,10 @@ class Process:
 
 @asynccontextmanager
 async def started(name: str, command: Sequence[str], folder: Path | None = None) -> AsyncIterator[Process]:
-    """A command in a group of its own, stopped however the block ends; with a folder, its output is a file there.
+    """Run a command in its own process group and stop it at the end of the block. With a folder, its output is a file
+    there.
 
-    Raises ProcessError if there is no such command.
+    Raises ProcessError if the command does not exist.
     """
     output = folder / f"{name}.log" if folder else None
     with output.open("wb") if output else nullcontext(asyncio.subprocess.PIPE) as sink:
@@ -177,10 +182,11 @@ async def engines(
     tick_s: float | None = None,
     tell_ttft: bool = False,
 ) -> AsyncIterator[list[str]]:
-    """Simulated replicas in one process, on free ports; yields their URLs once all of them listen.
+    """Run simulated replicas in one process, on free ports; yields their URLs once all of them listen.
 
-    `tick_s` is the wall time in which an answer sends at most one event, its first and last token aside; None: the
-    engine's default. With `tell_ttft` answers say what their time to first token was at the engine.
+    - `tick_s`: wall-clock time in which an answer sends at most one event, except its first and last token; None for
+      the engine's default.
+    - `tell_ttft`: answers report their time to first token at the engine.
     """
     arguments = ["-m", "loadtest", "engine", "--host", host, "--port", "0", "--replicas", str(replicas)]
     arguments += ["--model", model, "--calibration", calibration, "--kv-tokens", str(kv_tokens)]
@@ -203,8 +209,12 @@ async def router(
     settings: Sequence[str] = (),
     flags: Sequence[str] = (),
 ) -> AsyncIterator[tuple[str, str]]:
-    """A router in front of the replicas; yields its URL and its admin URL once it is ready. Port 0: a free one.
-    `settings` are given to `--set`; `flags` are further words of the command line."""
+    """Run a router in front of the replicas; yields its URL and its admin URL once it is ready.
+
+    - `port`, `admin_port`: 0 for a free one.
+    - `settings`: values of `--set`.
+    - `flags`: further words of the command line.
+    """
     arguments = ["-m", "router", "serve", "--host", host, "--port", str(port), "--admin-port", str(admin_port)]
     arguments += ["--set", "listen.lame_duck_s=0", "--policy", policy]
     arguments += [word for url in replicas for word in ("--replica", url)]
@@ -224,8 +234,7 @@ async def router(
 
 
 async def until_ready(process: Process, missing: Callable[[], Awaitable[str]], every_s: float = LOOK_S) -> None:
-    """Wait until nothing is `missing`, which says what is. Raises ProcessError where that takes longer than
-    START_TIMEOUT_S, or the process ends before."""
+    """Wait until `missing` returns an empty text; otherwise it returns the reason why the process is not ready."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while process.running:
         if not (what := await missing()):
@@ -237,8 +246,11 @@ async def until_ready(process: Process, missing: Callable[[], Awaitable[str]], e
 
 
 def free_ports(count: int) -> list[int]:
-    """TCP ports of 127.0.0.1, one behind the other, that were free a moment ago. The system gives none of them to a
-    connection or to whoever listens on port 0, so that only another call of this function can take one meanwhile."""
+    """Return consecutive TCP ports of 127.0.0.1 that were free a moment ago.
+
+    The system assigns none of them to an outgoing connection or to a process that listens on port 0. So only another
+    call of this function can take one in the meantime.
+    """
     for _ in range(PORT_TRIES_MAX):
         first = random.SystemRandom().randrange(FREE_PORTS.start, FREE_PORTS.stop - count)
         ports = list(range(first, first + count))
@@ -253,13 +265,16 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
     return free_ports(1)[0]
 
 
 async def until_signal(work: Coroutine[Any, Any, int]) -> int:
-    """The exit status of the work. The first SIGINT or SIGTERM cancels it, so that every child is stopped on the way
-    out, and the status is then 128 and the signal's number."""
+    """Run the work and return its exit status.
+
+    The first SIGINT or SIGTERM cancels it, so that every child is stopped on the way out. The status is then 128 plus
+    the signal's number.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
     received: list[signal.Signals] = []
 
@@ -277,7 +292,7 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
 
 
 def until_stopped(serving: Coroutine[Any, Any, None]) -> int:
-    """Run what serves until Ctrl-C; the exit status."""
+    """Run a server until Ctrl-C and return the exit status."""
     try:
         uvloop.run(serving)
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""What an instrument found: rows, the JSON envelope around them, a table and a chart.
+"""Results of a benchmark: rows, the JSON envelope around them, a table and a chart.
 
-Every instrument reports rows of one shape, so that runs compare across instruments, routers and commits.
-Times in a row are simulated seconds whatever the time scale was. Charts are drawn as text for the terminal here, and
-as pictures in svg.py.
+Every benchmark reports rows of one shape, so that runs compare across benchmarks, routers and commits. Times in a row
+are simulated seconds at any time scale. This module draws charts as text for the terminal, svg.py draws them as
+pictures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.telemetry import envelope as common
 
 @dataclass(slots=True)
 class Row:
-    """One measurement; what does not apply to it stays None and is left out of the JSON."""
+    """One measurement; a field that does not apply stays None and is left out of the JSON."""
 
     workload: str | None = None
     policy: str | None = None
@@ -33,98 +33,105 @@ class Row:
     replicas: int | None = None
     load: float | None = None
     load_unit: str | None = None
-    """`sessions` active at a time, `requests/s` offered, `chunks/s` that were relayed, or `streams` open."""
+    """`sessions` active at a time, `requests/s` offered, `chunks/s` relayed, or `streams` open."""
     load_name: str | None = None
-    """`below`, `at` or `above` what the replicas can sustain, or a part of it as a number."""
+    """`below`, `at` or `above` the load that the replicas can sustain, or a fraction of it as a number."""
     seed: int | None = None
     seeds: int | None = None
     """The number of seeds, in place of `seed`: each figure is the median of their runs."""
     bound: bool | None = None
-    """Whether the policy is an upper bound that no router can reach."""
+    """True if the policy is an upper bound that no router can reach."""
     requests: int | None = None
     errors: int | None = None
-    """Requests that failed in any way but a rejection, timeouts included."""
+    """Requests that failed in any way except a rejection, timeouts included."""
     rejected: int | None = None
-    """Requests refused for load (429, 503)."""
+    """Requests refused because of load (429, 503)."""
     patience_s: float | None = None
-    """How long clients wait for a first token before they close a try and ask again."""
+    """The time for which clients wait for a first token before they close the attempt and retry."""
     held: int | None = None
-    """Requests that the router held back for a while."""
+    """Requests that the router deferred."""
     held_while_idle: int | None = None
-    """The part of `held` that was held back while the fleet's mean backlog was below one unit."""
+    """The part of `held` that was deferred while the fleet's mean backlog was below one unit."""
     ttft_p50_s: float | None = None
     ttft_p90_s: float | None = None
     ttft_p99_s: float | None = None
     ttft_p90_least_s: float | None = None
-    """The least p90 of several seeds; `ttft_p90_most_s` is the greatest."""
+    """The smallest p90 of several seeds; `ttft_p90_most_s` is the largest."""
     ttft_p90_most_s: float | None = None
     ttft_limit_s: float | None = None
     e2e_p50_s: float | None = None
     e2e_p90_s: float | None = None
     e2e_p99_s: float | None = None
     tpot_p50_ms: float | None = None
-    """Time per output token: from the first token of an answer to its last, over the tokens after the first, of answers
-    that came to their end and have two tokens or more."""
+    """Time per output token, from the first token of an answer to its last.
+
+    It is divided by the number of tokens after the first. Only complete answers with at least two tokens count.
+    """
     tpot_p90_ms: float | None = None
     output_tokens_per_s: float | None = None
     goodput: float | None = None
-    """Requests a second whose first token came within the run's limit."""
+    """Requests per second whose first token came within the run's limit."""
     goodput_share: float | None = None
-    """The part of all requests that did so, and whose answer came to its end: 0 to 1."""
+    """The share of all requests that met the limit and whose answer was complete: 0 to 1."""
     token_hit_rate: float | None = None
     genuine_hit_rate: float | None = None
     replay_hit_rate: float | None = None
-    """The part of token_hit_rate earned by prompts already sent, byte for byte, in the same run."""
+    """The part of `token_hit_rate` from prompts that were already sent, byte for byte, in the same run."""
     imbalance: float | None = None
-    """Computed prompt tokens, the busiest replica's over the mean."""
+    """Computed prompt tokens of the busiest replica, divided by the mean."""
     preemptions: int | None = None
-    """Requests that lost their KV blocks to others while they ran, and computed them again."""
+    """Requests that lost their KV blocks to other requests while they ran, and recomputed them."""
     cpu_us_per_request: float | None = None
     """User and system time of the router's whole process tree."""
     cpu_us_per_chunk: float | None = None
-    """CPU per event of a stream, while so many streams run."""
+    """CPU time per event of a stream, with `load` streams open."""
     requests_per_s: float | None = None
     requests_per_wall_minute: float | None = None
     """Speed of the simulation itself."""
     added_ttft_p50_ms: float | None = None
-    """Time to the first event through the router, less that of the same load without one."""
+    """Time to the first event through the router, less that of the same load without a router."""
     added_ttft_p99_ms: float | None = None
     rss_mb: float | None = None
     cpu_cores: float | None = None
-    """User and system seconds of the router's whole process tree, a second."""
+    """User and system seconds of the router's whole process tree, per second."""
     index_mb: float | None = None
-    """What the router's prefix index takes of its memory, by its own count."""
+    """Memory of the router's prefix index, by its own count."""
     goal: str | None = None
     expected: float | None = None
     got: float | None = None
     ok: bool | None = None
     timed: bool | None = None
-    """Whether the figure is a time, which depends on what else the machine does."""
+    """True if the figure is a time, which depends on the other load of the machine."""
     note: str | None = None
-    """Anything else to know of the row, such as why it was not measured."""
+    """Any other remark on the row, such as the reason why it was not measured."""
     duration_s: float | None = None
     ttft_engine_p90_s: float | None = None
-    """As `ttft_p90_s`, but what the engine says its own was, and what the router had the request wait: what is left of
-    it for the placement to answer for."""
+    """As `ttft_p90_s`, but from the engine's own time to first token plus the time that the router deferred the
+    request.
+
+    This is the part of the time to first token that depends on the placement.
+    """
     ttft_life_p90_s: float | None = None
-    """Like `ttft_p90_s`, but real time that client, router and HTTP took counts once, not times `time_scale`."""
+    """As `ttft_p90_s`, but the real time of client, router and HTTP counts once, not times `time_scale`."""
     wire_s: float | None = None
-    """Mean seconds that first tokens took beyond what engines say of themselves: real time of client, router and HTTP,
-    which counts times `time_scale`."""
+    """Mean time to first token beyond the time that the engines report.
+
+    It is the real time of client, router and HTTP, times `time_scale`.
+    """
     time_scale: float | None = None
-    """Simulated seconds in a wall second."""
+    """Simulated seconds per wall-clock second."""
     hit_rate_source: str | None = None
-    """`engines` (their counters) or `usage` (what answers reported)."""
+    """`engines` (their counters) or `usage` (the usage in the answers)."""
     errors_by_kind: dict[str, int] = field(default_factory=dict)
     requests_by_replica: dict[str, int] = field(default_factory=dict)
 
     @property
     def failed(self) -> int:
-        """Requests that failed, rejected ones included."""
+        """Failed requests, rejected ones included."""
         return (self.errors or 0) + (self.rejected or 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields that apply."""
+        """Return the fields that apply."""
         return {
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in asdict(self).items()
@@ -133,7 +140,9 @@ class Row:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The nearest-rank percentile: a value that was measured, never one between two. None without values."""
+    """Return the nearest-rank percentile, or None without values. It is always a measured value, never an
+    interpolation.
+    """
     if not values:
         return None
     ordered = sorted(values)
@@ -142,13 +151,19 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def quantiles(name: str, values_s: Sequence[float]) -> dict[str, Any]:
-    """The fields of a row that have the median and the high percentiles of a time: `ttft` or `e2e`."""
+    """Return the row fields for the median and the high percentiles of a time; `name` is `ttft` or `e2e`."""
     return {f"{name}_p{percent}_s": percentile(values_s, percent) for percent in (50, 90, 99)}
 
 
 def merged(rows: Sequence[Row], medians: Iterable[str], sums: Iterable[str], **more: Any) -> Row:  # noqa: ANN401 - fields
-    """Several runs as one: the first, with the medians and the sums of these fields, of rows that have them; and with
-    `more` fields. What was counted by kind or by replica is left out."""
+    """Merge several runs into one row, based on the first.
+
+    - `medians`: fields that become the median of the rows that have them.
+    - `sums`: fields that become the sum of the rows that have them.
+    - `more`: further fields of the merged row.
+
+    Counts by kind or by replica are left out.
+    """
     made = replace(rows[0], **{"requests_by_replica": {}, "errors_by_kind": {}} | more)
     for names, of in ((medians, median), (sums, sum)):
         for name in names:
@@ -161,12 +176,12 @@ def merged(rows: Sequence[Row], medians: Iterable[str], sums: Iterable[str], **m
 
 
 def envelope(command: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """The JSON document of an instrument's run."""
+    """Return the JSON document of a benchmark's run."""
     return common.document(command, [row.as_dict() for row in rows], Path(__file__).resolve().parent)
 
 
 def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[str, str] | None = None) -> None:
-    """Write the run's document; versions of the routers compared are told with the machine."""
+    """Write the run's document. The versions of the compared routers are part of `machine`."""
     document = envelope(command, rows)
     if routers:
         document["machine"]["routers"] = dict(routers)
@@ -177,7 +192,7 @@ def write_json(path: Path, command: str, rows: Sequence[Row], routers: Mapping[s
 
 
 def report_console(width: int) -> Console:
-    """Where a report is printed: as wide as the terminal, or `width` columns where there is none."""
+    """Return the console for a report: as wide as the terminal, or `width` columns without a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=width)
 
@@ -190,7 +205,9 @@ def drawn(
     left: Container[str] = ("workload", "router", "policy"),
     no_wrap: bool = True,
 ) -> Table:
-    """Lines of cells under their heads; columns of `left` are names, all others stand at the right as figures do."""
+    """Return a table of the lines under their heads. Columns in `left` are names and left-aligned, all others are
+    figures.
+    """
     made = Table(title=title, title_justify="left")
     for head in heads:
         side: JustifyMethod = "left" if head in left else "right"
@@ -202,14 +219,14 @@ def drawn(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A field as people read it."""
+    """A field as a table or chart shows it."""
 
     name: str
     title: str
     form: str = "{}"
     scale: float = 1.0
     rank: int = 0
-    """In a narrow terminal, columns of the highest rank are left out first; rank 0 never is."""
+    """In a narrow terminal, columns of the highest rank are left out first; a column of rank 0 always stays."""
 
 
 COLUMNS = (
@@ -236,7 +253,7 @@ COLUMNS = (
 
 
 def shown(row: Row, column: Column) -> str:
-    """A field as text; `-` where it does not apply."""
+    """Return a field as text, or `-` if it does not apply."""
     value = getattr(row, column.name)
     if value is None:
         return "-"
@@ -244,7 +261,7 @@ def shown(row: Row, column: Column) -> str:
 
 
 def table(rows: Sequence[Row], title: str | None = None, width: int = 200) -> Table:
-    """The rows, with the columns that any of them fills and that fit into so many characters."""
+    """Return a table of the rows. It has the columns that any row fills and that fit into `width` characters."""
     columns = [c for c in COLUMNS if any(getattr(row, c.name) is not None for row in rows)]
     while _width(columns, rows) > width and (worst := max(columns, key=lambda c: c.rank)).rank > 0:
         columns.remove(worst)
@@ -265,7 +282,7 @@ CHARTED = (Column("token_hit_rate", "token hit rate", "{:.1f} %", 100), Column("
 
 
 def chart_lines(rows: Sequence[Row]) -> list[str]:
-    """Bars of the charted fields, a group per workload, as text."""
+    """Return the charted fields as text bars, one group per workload."""
     lines: list[str] = []
     for column in CHARTED:
         lines += ["", column.title]
@@ -280,7 +297,7 @@ def chart_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def grouped(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str, list[Row]]]:
-    """Rows by workload, or by case, where rows without this column are left out: cases differ in what applies."""
+    """Group rows by workload or by case. Rows without this column are left out, because cases have different fields."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if column is None or row.workload or getattr(row, column.name) is not None:
@@ -289,14 +306,14 @@ def grouped(rows: Sequence[Row], column: Column | None = None) -> list[tuple[str
 
 
 def largest(rows: Sequence[Row], column: Column) -> float:
-    """What a full bar stands for: all tokens for a share, the largest value of the group otherwise."""
+    """Return the value of a full bar: 1.0 for a rate, otherwise the largest value of the group."""
     if column.name.endswith("_rate"):
         return 1.0
     return max((getattr(row, column.name) or 0.0 for row in rows), default=0.0)
 
 
 def print_report(console: Console, rows: Sequence[Row]) -> None:
-    """The table and, where there is something to compare, the chart."""
+    """Print the table, and the chart if there are at least two rows."""
     console.print(table(rows, width=console.width))
     if len(rows) > 1:
         console.print("\n".join(chart_lines(rows)), highlight=False, markup=False, soft_wrap=True)
@@ -304,7 +321,7 @@ def print_report(console: Console, rows: Sequence[Row]) -> None:
 
 @contextmanager
 def progress_bar(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the console while the block runs, or a line every tenth where it is no terminal."""
+    """Show a progress bar on the console while the block runs, or without a terminal a line for every tenth."""
     if not console.is_terminal:
         step = max(1, total // 10)
 

@@ -1,12 +1,12 @@
-"""Routers that `python -m loadtest overhead` compares: how each is started, and where it is found.
+"""Routers that `python -m loadtest overhead` compares: their start commands and their locations.
 
-Rivals run as their makers ship them, with their own cache-aware policy, which is what ours does, and logs at `warn`;
-nginx places by turns and is the yardstick of a proxy that looks at nothing. Where a choice had to be made, it was made
-in the rival's favour: no access log, no traces, one nginx worker, which is cheapest per byte.
+Rivals run as their makers ship them, with logs at `warn` and with their own cache-aware policy, because ours is
+cache-aware too. nginx places in rotation and is the yardstick: a proxy that looks at nothing. Every choice was made in
+the rival's favour: no access log, no traces, one nginx worker, which is cheapest per byte.
 
-A command line takes {port}, {metrics_port}, {folder} (a temporary one) and {urls}; a word that is `{urls}` alone
-becomes one word for each replica, and where it stands within a word the URLs are parted by blanks. `{replicas}` alone
-becomes `--replica URL` for each.
+A command line takes {port}, {metrics_port}, {folder} (a temporary one) and {urls}. A word that is `{urls}` alone
+becomes one word for each replica; within a longer word the URLs are separated by blanks. `{replicas}` alone becomes
+`--replica URL` for each.
 """
 
 from __future__ import annotations
@@ -91,22 +91,22 @@ http {{
 
 
 class RivalError(Exception):
-    """A router cannot be started or installed; the message says why."""
+    """A router cannot be started or installed; the message names the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A router by name, and the words that start it."""
+    """Name and command line of a router."""
 
     name: str
     command: tuple[str, ...]
     nginx: bool = False
-    """Started from a file that is written for it."""
+    """True if the router starts from a configuration file that is written for it."""
 
     def words(self, port: int, urls: Sequence[str], folder: Path) -> list[str]:
-        """The command line for this port and these replicas; what it needs is put into the folder.
+        """Return the command line for this port and these replicas, and put the files that it needs into the folder.
 
-        Raises RivalError if the command asks for something that is not there.
+        Raises RivalError if the command has an unknown placeholder.
         """
         if self.nginx:
             servers = "\n".join(f"        server {url.removeprefix('http://')};" for url in urls)
@@ -129,7 +129,7 @@ class Rival:
 
 
 def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
-    """warmroute as it is by default: warm policy, metrics and the log line on."""
+    """Return warmroute with its defaults: policy `warm`, with metrics and the log line."""
     extra = (*(("--workers", str(workers)) if workers is not None else ()), *flags)
     serve = ("serve", "--set", "listen.lame_duck_s=0", "--host", "127.0.0.1", "--port", "{port}")
     ports = ("--admin-port", "{metrics_port}", "{replicas}")
@@ -137,8 +137,10 @@ def ours(workers: int | None = None, flags: Sequence[str] = ()) -> Rival:
 
 
 def pure(workers: int | None = None, flags: Sequence[str] = ()) -> dict[str, Rival]:
-    """The same without native code, by name; nothing where `ours` has none, or where none can be left out because it is
-    installed."""
+    """Return the same router without native code, by name.
+
+    Empty if `ours` has no native code, or if the native code is installed and so cannot be left out.
+    """
     if not compiled() or build().native:
         return {}
     native = ours(workers, flags)
@@ -146,17 +148,17 @@ def pure(workers: int | None = None, flags: Sequence[str] = ()) -> dict[str, Riv
 
 
 def ours_version() -> dict[str, str]:
-    """The version of warmroute that `ours` starts, by name."""
+    """Return the version of warmroute that `ours` starts, by name."""
     return {OURS: f"{__version__} (native code)" if native() else f"{__version__} (pure Python)"}
 
 
 def native() -> bool:
-    """Whether the router that `ours` starts runs native code: that of `make compiled`, or what is installed here."""
+    """True if the router that `ours` starts runs native code, from `make compiled` or as installed here."""
     return compiled() or build().native
 
 
 def compiled() -> bool:
-    """Whether `make compiled` has made native code of these sources, which is what the image has."""
+    """True if `make compiled` has built native code from these sources, as the image has it."""
     ours, theirs = ROOT / "router", COMPILED / "router"
     if not any(theirs.rglob("*.so")):
         return False
@@ -165,14 +167,14 @@ def compiled() -> bool:
 
 
 def interpreter() -> tuple[str, ...]:
-    """What runs warmroute: with native code, where there is some."""
+    """Return the command that runs warmroute, with native code if it is built."""
     if not compiled():
         return (sys.executable,)
     return ("env", "PYTHONSAFEPATH=1", f"PYTHONPATH={COMPILED}", sys.executable)
 
 
 def custom(assignment: str) -> Rival:
-    """The router of a flag `NAME=CMD`. Raises RivalError."""
+    """Parse a flag `NAME=CMD` into a router. Raises RivalError."""
     name, equals, command = assignment.partition("=")
     replicas = "{urls}" in command or "{replicas}" in command
     if not equals or not name or "{port}" not in command or not replicas:
@@ -182,7 +184,7 @@ def custom(assignment: str) -> Rival:
 
 
 def installed(environment: Path) -> dict[str, Rival]:
-    """Rivals that are there, the yardstick first."""
+    """Return the installed rivals, the yardstick first."""
     found: dict[str, Rival] = {}
     if nginx := nginx_path():
         found[YARDSTICK] = Rival(YARDSTICK, (nginx, "-p", "{folder}", "-c", "{folder}/nginx.conf"), nginx=True)
@@ -196,12 +198,12 @@ def installed(environment: Path) -> dict[str, Rival]:
 
 
 def nginx_path() -> str | None:
-    """The path of nginx; None if it is not installed."""
+    """Return the path of nginx, or None if it is not installed."""
     return shutil.which(YARDSTICK) or next((place for place in NGINX_PLACES if Path(place).exists()), None)
 
 
 def versions(environment: Path) -> dict[str, str]:
-    """Versions of the rivals that are there, and ours."""
+    """Return the versions of the installed rivals, and of warmroute."""
     found = {OURS: __version__}
     if nginx := nginx_path():
         said = subprocess.run([nginx, "-v"], capture_output=True, text=True, check=False, timeout=10).stderr
@@ -214,7 +216,7 @@ def versions(environment: Path) -> dict[str, str]:
 
 
 def install(environment: Path) -> None:
-    """Install what is missing of the three rivals, each into an environment of its own. Raises RivalError."""
+    """Install the missing ones of the three rivals, each into its own environment. Raises RivalError."""
     there = installed(environment)
     for name in RIVALS:
         if name in there:

@@ -1,4 +1,4 @@
-"""Lists of block ids as runs, which is how traces have them."""
+"""Run-length encoded lists of block ids, as in traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Runs = tuple[tuple[int, int], ...]
 
 
 def merged_runs(pairs: Sequence[tuple[int, int]]) -> Runs:
-    """Runs with neighbours joined, so that equal block lists are equal runs."""
+    """Return the runs with neighbours joined, so that equal block lists are equal runs."""
     merged: list[tuple[int, int]] = []
     for first, count in pairs:
         if merged and sum(merged[-1]) == first:
@@ -20,12 +20,12 @@ def merged_runs(pairs: Sequence[tuple[int, int]]) -> Runs:
 
 
 def block_count(runs: Runs) -> int:
-    """Blocks in all runs."""
+    """Return the number of blocks in all runs."""
     return sum(count for _, count in runs)
 
 
 def shared_blocks(left: Runs, right: Runs) -> int:
-    """The number of blocks that both lists begin with."""
+    """Return the number of blocks that both lists begin with."""
     shared = 0
     for (left_first, left_count), (right_first, right_count) in zip(left, right, strict=False):
         if left_first != right_first:
@@ -37,7 +37,7 @@ def shared_blocks(left: Runs, right: Runs) -> int:
 
 
 def block_at(runs: Runs, tail: int | str, position: int) -> int | str:
-    """The id of the block at this position; `tail` is that of the block behind all runs."""
+    """Return the id of the block at this position; `tail` is the id of the block after all runs."""
     for first, count in runs:
         if position < count:
             return first + position

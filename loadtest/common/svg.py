@@ -1,4 +1,4 @@
-"""Rows as a plain SVG picture: bars of the charted fields side by side. Nothing is fetched to show it."""
+"""Rows as a plain SVG picture: bars of the charted fields side by side. The picture has no external resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER_COLOURS = ("#4c78a8", "#72b7b2", "#eeca3b", "#b279a2", "#54a24b")
 
 
 def svg_chart(rows: Sequence[Row], title: str, notes: Sequence[str], charted: Sequence[Column] = CHARTED) -> str:
-    """The charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
+    """Return the charted fields side by side as one SVG picture, with the run's fixed parameters under it."""
     panels = [(column, grouped(rows, column)) for column in charted]
     notes = [line for note in notes for line in wrap(note, NOTE_CHARACTERS)]
     heights = [sum(GROUP_GAP + BAR_HEIGHT * len(group) for _, group in groups) for _, groups in panels]

@@ -1,17 +1,16 @@
-"""Request traces: what was asked of real servers, read back as requests to send again.
+"""Request traces: requests recorded at real servers, read back for a replay.
 
-Public traces carry no text, only block ids: two prompts share an id where they shared that block of text.
-So a prompt's text is made up from its ids, deterministically, four printable bytes a token (what the
-simulated tokenizer reads back as one token), and prompts share exactly the prefixes they shared when
-recorded.
+Public traces carry no text, only block ids: two prompts share an id if they shared that block of text. So a prompt's
+text is generated from its ids, deterministically, with four printable bytes per token, which the simulated tokenizer
+reads back as one token. Prompts share exactly the prefixes that they shared when recorded.
 
-Two forms are read, told apart by the first line:
+Two formats are supported; the first line decides which one it is:
 
-- open: Mooncake's `{"timestamp" ms, "input_length", "output_length", "hash_ids"}`: 512-token blocks, ids
-  common to the trace; times are arrivals (github.com/kvcache-ai/Mooncake, FAST25-release/traces).
-- sessions: compact Claude Code sessions `{"s", "t" s, "in", "out", "h": [[first, count], ...], "think" s,
-  "api" s, "a"}`: 64-token full blocks, ids local to the session (github.com/callanjfox/kv-cache-tester,
-  traces). Sessions have no common clock, so they are replayed closed loop.
+- open: Mooncake's `{"timestamp" ms, "input_length", "output_length", "hash_ids"}`: 512-token blocks, ids common to the
+  trace; times are arrivals (github.com/kvcache-ai/Mooncake, FAST25-release/traces).
+- sessions: compact Claude Code sessions `{"s", "t" s, "in", "out", "h": [[first, count], ...], "think" s, "api" s,
+  "a"}`: 64-token full blocks, ids local to the session (github.com/callanjfox/kv-cache-tester, traces). Sessions have
+  no common clock, so they are replayed closed loop.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ from loadtest.common.runs import Runs, block_at, block_count, merged_runs, share
 
 BYTES_PER_TOKEN = 4
 LINE_BYTES_MAX = 4_000_000
-"""A line is one request; the longest real one (126k tokens in 512-token blocks) is under 2 KB."""
+"""Limit of a line, which is one request; the longest real one (126k tokens in 512-token blocks) is under 2 KB."""
 REQUESTS_MAX = 1_000_000
 TURNS_BACK_MAX = 64
-"""Each request of a session is compared with this many before it; one is nearly always enough."""
+"""Each request of a session is compared with at most this many before it; one is nearly always enough."""
 
 
 class TraceError(ValueError):
-    """The file is not a trace we can read; the message names the file and the line."""
+    """The file is not a supported trace; the message names the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +55,21 @@ class Request:
     input_tokens: int
     output_tokens: int
     namespace: str
-    """What makes the block ids unique: equal ids of one namespace are equal text."""
+    """Scope of the block ids: equal ids of one namespace are equal text."""
     block_tokens: int
     runs: Runs
     tail: int | str = ""
-    """Id of the block after the full ones, of which the prompt holds the start."""
+    """Id of the block after the full ones, of which the prompt has only the start."""
     cuts: tuple[int, ...] = ()
-    """Token offsets where an earlier request of the session ended that this one extends."""
+    """Token offsets at which an earlier request of the session ended, if this request extends it."""
     agent: str | None = None
-    """The sub-agent of the session that asked, "" for the session itself; None where the trace has no agents."""
+    """The sub-agent of the session that sent the request, "" for the session itself; None if the trace has no agents.
+    """
     answer_s: float = 0.0
-    """How long the answer took when it was recorded, to its last token; 0 where that is not known."""
+    """Recorded duration of the answer, to its last token; 0 if it is unknown."""
 
     def text(self, from_block: int = 0) -> str:
-        """The prompt, `input_tokens` x 4 printable ASCII bytes; or what of it stands behind so many full blocks."""
+        """Return the prompt, `input_tokens` x 4 printable ASCII bytes, or its part after `from_block` full blocks."""
         size = self.block_tokens
         blocks = itertools.chain.from_iterable(range(first, first + count) for first, count in self.runs)
         parts = [block_text(self.namespace, block, size) for block in itertools.islice(blocks, from_block, None)]
@@ -78,24 +78,24 @@ class Request:
         return "".join(parts)[: (self.input_tokens - from_block * size) * BYTES_PER_TOKEN]
 
     def messages(self) -> list[str]:
-        """The prompt, cut where earlier requests of the session ended.
+        """Return the prompt, cut at the ends of earlier requests of the session.
 
-        So the first message stays the same while the conversation grows, and a turn's messages begin with
-        those of the turn it extends, as a chat client would send them. The trace has no roles and no
-        answers, so all of them are the user's: an invented answer would be text that no engine ever cached.
+        So the first message stays the same while the conversation grows. A turn's messages begin with those of the turn
+        that it extends, as a chat client would send them. The trace has no roles and no answers, so all messages are
+        the user's: an invented answer would be text that no engine ever cached.
         """
         text = self.text()
         edges = [0, *(cut * BYTES_PER_TOKEN for cut in self.cuts), len(text)]
         return [text[start:end] for start, end in itertools.pairwise(edges)]
 
     def prompt_key(self) -> tuple[str, int, Runs, int | str]:
-        """Equal for requests with the same prompt, and only for them."""
+        """Return a key that is equal for requests with the same prompt, and only for them."""
         return (self.namespace, self.input_tokens, self.runs, self.tail)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests that follow each other, each sent once the one before it is answered."""
+    """Requests in sequence, each sent after the answer to the one before it."""
 
     name: str
     requests: tuple[Request, ...]
@@ -109,25 +109,25 @@ class Trace:
     kind: Literal["open", "sessions"]
     sessions: tuple[Session, ...] = field(repr=False)
     skipped: int
-    """Requests left out because their prompt was over the limit (in sessions: and those after them)."""
+    """Requests left out because their prompt was over the limit; in sessions also the requests after them."""
 
     @property
     def request_count(self) -> int:
-        """Requests of all sessions."""
+        """Number of requests of all sessions."""
         return sum(len(session.requests) for session in self.sessions)
 
 
 @lru_cache(maxsize=32_768)  # at most 67 MB of 512-token blocks; making one again costs a few microseconds
 def block_text(namespace: str, block: int | str, tokens: int) -> str:
-    """The text of one block: hex digits, the same in every process."""
+    """Return the text of one block: hex digits, the same in every process."""
     return shake_128(f"{namespace}:{block}".encode()).hexdigest(tokens * BYTES_PER_TOKEN // 2)
 
 
 def read_trace(path: Path, *, requests_max: int = REQUESTS_MAX, input_tokens_max: int | None = None) -> Trace:
     """Read a trace from a plain, `.gz` or `.zst` file, stopping after `requests_max` requests.
 
-    A prompt over `input_tokens_max` is left out of an open trace, and ends a session: what follows it in
-    the session builds on it. Raises TraceError for what is not a trace, OSError for what cannot be read.
+    A prompt over `input_tokens_max` is left out of an open trace. In a session it ends the session, because later
+    requests build on it. Raises TraceError if the file is not a trace, OSError if it cannot be read.
     """
     with _opened(path) as file:
         lines = _lines(path, file)
@@ -144,7 +144,7 @@ def read_trace(path: Path, *, requests_max: int = REQUESTS_MAX, input_tokens_max
 
 @lru_cache(maxsize=2)
 def shipped_trace(name: str, requests_max: int = REQUESTS_MAX) -> Trace:
-    """A trace of loadtest/data."""
+    """Return a trace of loadtest/data."""
     with resources.as_file(resources.files("loadtest") / "data" / f"{name}.jsonl.gz") as path:
         return read_trace(path, requests_max=requests_max)
 
@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 
 class OpenLine(msgspec.Struct):
-    """A line of Mooncake's form."""
+    """A line of Mooncake's format."""
 
     timestamp: Annotated[float, msgspec.Meta(ge=0)]
     input_length: Tokens
@@ -167,7 +167,7 @@ class OpenLine(msgspec.Struct):
 
 
 class SessionLine(msgspec.Struct):
-    """A line of the compact session form."""
+    """A line of the compact session format."""
 
     s: str
     t: Seconds
@@ -231,7 +231,7 @@ def _decoded(path: Path, line: Line, form: type[T]) -> T:
         raise TraceError(f"{path}:{line[0]}: {error}") from error
 
 
-# The open form
+# The open format
 
 OPEN_BLOCK_TOKENS = 512
 
@@ -270,7 +270,7 @@ def _open_request(row: OpenLine) -> Request:
     )
 
 
-# The session form
+# The session format
 
 SESSION_BLOCK_TOKENS = 64
 
@@ -302,11 +302,11 @@ def _read_sessions(
 
 
 def _session_requests(name: str, lines: Sequence[SessionLine]) -> list[Request]:
-    """A session's requests, one after the other in the order they were sent.
+    """Return a session's requests in the order in which they were sent.
 
-    Sub-agents' requests stand among their parent's and are sent in the same single file: a session has at
-    most one request in flight. The wait before a request is its think time where it follows one of the same
-    agent, else the time since the one before it was answered.
+    Requests of sub-agents are among those of their parent and are sent in the same single sequence: a session has at
+    most one request in flight. The wait before a request is its think time if it follows a request of the same agent.
+    Otherwise it is the time since the previous request was answered.
     """
     lines = sorted(lines, key=lambda line: line.t)
     runs = [merged_runs(line.h) for line in lines]
@@ -334,10 +334,10 @@ def _session_requests(name: str, lines: Sequence[SessionLine]) -> list[Request]:
 
 
 def _tails(lines: Sequence[SessionLine], runs: Sequence[Runs]) -> list[int | str]:
-    """For each request, the id of the block its last few tokens begin.
+    """Return for each request the id of the block that its last few tokens begin.
 
-    Only full blocks have ids. The block of the next turn at that place was written over those tokens, so
-    its id names them; a request that nothing extends gets a block of its own.
+    Only full blocks have ids. The block of the next turn at that position extends those tokens, so its id names them. A
+    request that no later request extends gets a block of its own.
     """
     tails: list[int | str] = [f"tail{i}" for i in range(len(lines))]
     for i in reversed(range(len(lines))):
@@ -350,7 +350,9 @@ def _tails(lines: Sequence[SessionLine], runs: Sequence[Runs]) -> list[int | str
 
 
 def _with_cuts(request: Request, earlier: Sequence[Request]) -> Request:
-    """The request, cut where the longest earlier request it extends was cut, and where that one ended."""
+    """Return the request with the cuts of the longest earlier request that it extends, and a cut at the end of that
+    one.
+    """
     parents = [other for other in earlier[-TURNS_BACK_MAX:] if _extends(request, other)]
     if not parents:
         return request

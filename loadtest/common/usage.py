@@ -1,9 +1,10 @@
-"""What a process and its descendants spend: CPU between two moments, and memory.
+"""Resource use of a process and its descendants: CPU time between two moments, and memory.
 
-CPU is what the scheduler counted for every thread of a process and its descendants, in nanoseconds
-(`/proc/PID/task/TID/schedstat`, proc(5)): user and system time together, without the 10 ms steps of `/proc/PID/stat`.
-Threads that have ended are missing there but not in `stat`, so where `stat` says clearly more, `stat` is believed.
-What a process spent before it ended between the two moments is lost; `Spent.ended` counts such processes.
+CPU time is the scheduler's count for every thread of the process and its descendants, in nanoseconds
+(`/proc/PID/task/TID/schedstat`, proc(5)). It is user and system time together, without the 10 ms steps of
+`/proc/PID/stat`. Threads that have ended are missing in `schedstat` but not in `stat`, so if `stat` reports clearly
+more, its value is used. The CPU time of a process that ended between the two moments is lost. `Spent.ended` counts such
+processes.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class CpuUsage:
     """CPU of a process and its descendants up to a moment, in seconds."""
 
     scheduled_s: dict[int, float]
-    """By process: what the threads that it has now spent."""
+    """CPU time by process id, of threads that still run."""
     ticked_s: dict[int, float]
-    """By process: what all its threads spent, ended ones too, in steps of 10 ms."""
+    """CPU time by process id, of all threads including ended ones, in steps of 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,11 @@ class Spent:
 
     cpu_s: float
     ended: int
-    """Processes that ended between the moments; what they spent is missing."""
+    """Processes that ended between the moments. Their CPU time is missing."""
 
 
 def tree(pid: int) -> list[int]:
-    """The ids of a process and its descendants, as far as they still run."""
+    """Return the ids of a process and its descendants that still run."""
     found, open_ = list[int](), [pid]
     while open_ and len(found) < PROCESSES_MAX:
         each = open_.pop()
@@ -52,7 +53,7 @@ def tree(pid: int) -> list[int]:
 
 
 def usage(pid: int) -> CpuUsage:
-    """What a process and its descendants spent so far."""
+    """Return the CPU time of a process and its descendants so far."""
     scheduled, ticked = {}, {}
     for each in tree(pid):
         try:
@@ -67,12 +68,12 @@ def usage(pid: int) -> CpuUsage:
 def _scheduled_s(thread: Path) -> float:
     try:
         return int((thread / "schedstat").read_text().split()[0]) / 1e9
-    except (OSError, IndexError):  # the thread ended, or the kernel has no schedstat: `stat` tells
+    except (OSError, IndexError):  # the thread ended, or the kernel has no schedstat: `stat` is used
         return 0.0
 
 
 def spent(before: CpuUsage, after: CpuUsage) -> Spent:
-    """What was spent between two usages of one process."""
+    """Return the CPU time between two usages of one process."""
     cpu_s = 0.0
     for pid, scheduled_s in after.scheduled_s.items():
         fine_s = scheduled_s - before.scheduled_s.get(pid, 0.0)
@@ -82,7 +83,10 @@ def spent(before: CpuUsage, after: CpuUsage) -> Spent:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory of a process and its descendants in MB; a shared page counts once for each of them."""
+    """Return the resident memory of a process and its descendants in MB.
+
+    A shared page counts once for each process.
+    """
     pages = 0
     for each in tree(pid):
         try:

@@ -1,4 +1,4 @@
-"""`python -m loadtest replay`: send a trace to any OpenAI-compatible URL and measure what came back (run.py)."""
+"""`python -m loadtest replay`: send a trace to any OpenAI-compatible URL and measure the answers (run.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadtest.replay.run import ReplaySettings, run_replay
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when every request was answered (or refused for load) and every check held."""
+    """Run the command; 0 if every request was answered (or refused because of load) and every check passed."""
     options = _parser().parse_args(argv)
     console = Console(stderr=True)
     try:

@@ -1,4 +1,4 @@
-"""What instruments that replay workloads in several ways have in common: the end of a run, and exit statuses."""
+"""End of a run and exit statuses, for benchmarks that replay workloads in several ways."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from loadtest.common.traces import TraceError
 def concluded(
     console: Console, rows: Sequence[Row], judged: Sequence[Row], options: argparse.Namespace, command: str
 ) -> int:
-    """Print the rows and what is judged of them, and write both to `options.json` where that is a file. Returns the
-    exit status: 1 where a request failed, and with `options.check` where a goal was missed."""
+    """Print the rows and the judged goals, and write both to `options.json` if that is a file.
+
+    Returns the exit status: 1 if a request failed, and with `options.check` also if a goal was missed.
+    """
     print_report(console, rows)
     for row in judged:
         got = "nothing" if row.got is None else f"{row.got:.3f}"
@@ -34,7 +36,7 @@ def concluded(
 
 
 def measured(name: str, work: Coroutine[Any, Any, int]) -> int:
-    """Run an instrument; its exit status, 2 where nothing could be measured, and 130 where it was interrupted."""
+    """Run a benchmark and return its exit status: 2 if it could not measure, 130 if it was interrupted."""
     try:
         return uvloop.run(until_signal(work))
     except (ProcessError, ReplayError, TraceError, OSError) as error:

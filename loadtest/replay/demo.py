@@ -1,10 +1,9 @@
 """`warmroute demo`: the router against round robin, on real traces, on this machine.
 
-Each run starts four simulated replicas and a router fresh, replays one workload through it, and stops both,
-so that no run inherits a warm cache. The simulated replicas run many times faster than life; what is
-reported is their time. The CPU that router and client really burn is multiplied too, and weighs most on short
-times: a cached prompt's first token looks slower here than it is. Hence the time scales below are no higher
-than needed.
+Each run starts four simulated replicas and a router fresh, replays one workload through it, and stops both, so that no
+run inherits a warm cache. The simulated replicas run many times faster than real ones, and results are in their time.
+The real CPU time of router and client is multiplied too, and weighs most on short times: a cached prompt's first token
+looks slower here than it is. So the time scales below are no higher than needed.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ REPLICAS = 4
 SESSIONS_PER_REPLICA = 4
 CALIBRATION = "qwen3-32b-2xh100"
 KV_TOKENS = 307_328
-"""What vLLM reports for Qwen3-32B on 2 x H100 (llm-d's guide_optimized-baseline_1)."""
+"""The number of KV tokens that vLLM reports for Qwen3-32B on 2 x H100 (llm-d's guide_optimized-baseline_1)."""
 POLICIES = ("round_robin", "warm")
 MODEL = "sim"
 PLAYED_SCALE = 5.0
-"""Simulated seconds a second after the table: some requests a second, at little CPU."""
+"""Simulated seconds per second after the table: a few requests per second, at little CPU."""
 PLAYED_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DemoWorkload:
-    """One workload of the demo: a trace that is shipped, how it is replayed but for its URLs, and the KV cache of each
-    replica."""
+    """One workload of the demo: a shipped trace, its replay settings except the URLs, and each replica's KV cache size.
+    """
 
     trace: str
     replay: ReplaySettings
     kv_tokens: int = KV_TOKENS
 
     def replayed(self, **changes: Any) -> DemoWorkload:  # noqa: ANN401 - fields of ReplaySettings
-        """The same trace, replayed otherwise."""
+        """Return the same trace with changed replay settings."""
         return replace(self, replay=replace(self.replay, **changes))
 
     def describe(self) -> str:
-        """Everything that is fixed about it, in one line."""
+        """Return all fixed parameters of the workload, in one line."""
         replay = self.replay
         later = f", each up to {replay.spread_s:g} s later" if replay.spread_s else ""
         pace = (
@@ -95,8 +94,11 @@ FIXED = (
 
 
 async def run_all(workloads: Sequence[DemoWorkload], console: Console, page_port: int | None) -> list[Row]:
-    """Every workload under every policy, one after the other; warm routers say where their page is unless `page_port`
-    (0: any) is None."""
+    """Run every workload under every policy, one after the other.
+
+    `page_port` is the port of the dashboard of warm routers, 0 for a free one. Without it (None) its URL is not
+    printed.
+    """
     ports = {"warm": page_port}
     return [
         await run_one(workload, policy, console, ports.get(policy)) for workload in workloads for policy in POLICIES
@@ -104,7 +106,7 @@ async def run_all(workloads: Sequence[DemoWorkload], console: Console, page_port
 
 
 async def run_one(workload: DemoWorkload, policy: str, console: Console, page_port: int | None = None) -> Row:
-    """One workload under one policy, on replicas and a router of its own."""
+    """Run one workload under one policy, on its own replicas and router."""
     trace, settings = shipped_trace(workload.trace), replace(workload.replay, policy=policy, router="warmroute")
     total = min(settings.requests_max, trace.request_count)
     served = serving(policy, workload.kv_tokens, settings.time_scale, admin_port=page_port or 0)
@@ -119,7 +121,7 @@ async def run_one(workload: DemoWorkload, policy: str, console: Console, page_po
 async def serving(
     policy: str, kv_tokens: int, time_scale: float, port: int = 0, admin_port: int = 0, flags: Sequence[str] = ()
 ) -> AsyncIterator[tuple[list[str], str, str]]:
-    """Fresh replicas and a router; yields the replicas' URLs, the router's and its admin URL."""
+    """Run fresh replicas and a router; yields the replicas' URLs, the router's URL and its admin URL."""
     async with (
         engines(REPLICAS, MODEL, CALIBRATION, kv_tokens, time_scale) as urls,
         router(urls, policy=policy, port=port, admin_port=admin_port, flags=flags) as (url, admin_url),
@@ -128,7 +130,7 @@ async def serving(
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """A sentence per workload: what warm changed against round robin."""
+    """Return a sentence per workload that compares warm with round robin."""
     by_name = {(row.workload, row.policy): row for row in rows}
     lines = []
     for workload in dict.fromkeys(row.workload for row in rows):
@@ -145,7 +147,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 
 
 async def demo(options: argparse.Namespace, command: str) -> int:
-    """The runs, their table and chart, and then, unless told otherwise, a router to play with."""
+    """Run the demo, print its table and chart, and then keep a router running for the user, unless `exit` is set."""
     console, errors = Console(), Console(stderr=True)
     workloads = [w.replayed(requests_max=options.requests or w.replay.requests_max) for w in WORKLOADS]
     notes = [FIXED, *(workload.describe() for workload in workloads)]
@@ -165,7 +167,7 @@ async def demo(options: argparse.Namespace, command: str) -> int:
 
 
 async def stay(options: argparse.Namespace, console: Console) -> None:
-    """A warm router whose page moves, since load plays on, until cancelled."""
+    """Run a warm router under continuous load, so that its page changes, until cancelled."""
     port = free_or_any(options.port, console)
     admin_port = free_or_any(options.admin_port, console)
     async with serving("warm", KV_TOKENS, PLAYED_SCALE, port, admin_port) as (replicas, url, admin_url):
@@ -185,7 +187,7 @@ async def stay(options: argparse.Namespace, console: Console) -> None:
 
 
 async def play(url: str, replicas: Sequence[str]) -> None:
-    """Replay the sessions of agents again and again, at a pace that a page can be read at, until cancelled."""
+    """Replay the agent sessions again and again, slowly enough to read the page, until cancelled."""
     trace = shipped_trace(AGENT.trace)
     settings = replace(AGENT.replay, url=url, replicas=tuple(replicas), time_scale=PLAYED_SCALE)
     for seed in count(1):
@@ -194,7 +196,7 @@ async def play(url: str, replicas: Sequence[str]) -> None:
 
 
 def free_or_any(port: int, console: Console) -> int:
-    """The port if nothing listens there, else 0 (any free one) after saying so."""
+    """Return the port if it is free, otherwise 0 (any free one) after a message."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -206,7 +208,7 @@ def free_or_any(port: int, console: Console) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when all requests of all runs were answered."""
+    """Run the command; 0 if all requests of all runs were answered."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     try:

@@ -1,11 +1,11 @@
-"""The demo's workloads by either face: straight to the edge, and through a real Envoy that asks the picker.
+"""The demo's workloads by either frontend: directly to the data plane, and through a real Envoy with the picker.
 
-Each run has fresh replicas, a router with both faces, and an Envoy before them, and uses one of the ways. The gateway
-shows the picker no bytes of answers, as is recommended, but for the sample by which it learns speeds. Judged is the
-median of the runs: the token hit rate by the engines' own counters, and the ninetieth percentile of times to first
-token, in which the real time of client, router and gateway counts once (`Row.ttft_life_p90_s`), not times the scale;
-and the same without that time, for which the placement alone answers. The first requests of a run count for nothing:
-the picker asks to be shown their answers, whose chunks come `time_scale` times as fast here as in life.
+Each run has fresh replicas, a router with both frontends, and an Envoy in front of them, and uses one of the two ways.
+The gateway sends the picker no bytes of answers, as recommended, except for the sample by which it learns speeds. Two
+figures are judged as medians of the runs: the token hit rate by the engines' own counters, and the p90 time to first
+token. In `Row.ttft_life_p90_s` the real time of client, router and gateway counts once, not times the scale. The p90
+without that time is judged too: it depends on the placement alone. The first requests of a run do not count, because
+the picker requests the bytes of their answers, and chunks arrive `time_scale` times as fast here as in production.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from loadtest.replay.demo import CALIBRATION, MODEL, REPLICAS, WORKLOADS, DemoWo
 from loadtest.replay.run import run_replay
 
 FACES = ("edge", "gateway")
-# What is asked of the picker: its hit rate is at most this share below the edge's, and its p90 TTFT at most so many
-# times the edge's.
+# Goals of the picker: its hit rate is at most LOSS_MAX below the edge's, and its p90 TTFT at most RATIO_MAX times the
+# edge's.
 LOSS_MAX, RATIO_MAX = 0.03, 1.03
-SHOWN_MIN = 64  # answers that the picker asks for at first (`router.gateway.following`)
+SHOWN_MIN = 64  # answers that the picker requests in full at first (`router.gateway.following`)
 READY_EVERY_S = 0.05
 RUNS_MAX = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Where requests may go: the edge, and Envoy; and the replicas behind both."""
+    """URLs for requests, the edge's and Envoy's, and the replicas of both."""
 
     edge: str
     gateway: str
@@ -49,7 +49,9 @@ class Ways:
 
 @asynccontextmanager
 async def both_faces(program: Path, folder: Path, workload: DemoWorkload) -> AsyncIterator[Ways]:
-    """Fresh replicas, a router with both faces that knows them, and the Envoy `program` before its picker."""
+    """Run fresh replicas, a router in front of them with both frontends, and the Envoy `program` in front of its
+    picker.
+    """
     edge, picker = free_ports(2)
     scale = workload.replay.time_scale
     async with engines(REPLICAS, MODEL, CALIBRATION, workload.kv_tokens, scale, tell_ttft=True) as urls:
@@ -72,7 +74,7 @@ async def both_faces(program: Path, folder: Path, workload: DemoWorkload) -> Asy
 
 
 async def run_face(program: Path, workload: DemoWorkload, face: str, console: Console) -> Row:
-    """One workload by one face. Raises ReplayError, ProcessError, TraceError."""
+    """Run one workload by one frontend. Raises ReplayError, ProcessError, TraceError."""
     trace, settings = shipped_trace(workload.trace), workload.replay
     total = min(settings.requests_max, trace.request_count)
     with tempfile.TemporaryDirectory(prefix="warmroute-faces-") as folder:
@@ -83,7 +85,7 @@ async def run_face(program: Path, workload: DemoWorkload, face: str, console: Co
 
 
 def goals(rows: Sequence[Row], slack: float = 0.0) -> list[Row]:
-    """What the gateway's medians are beside the edge's, as rows that are judged."""
+    """Return judged rows that compare the gateway's medians with the edge's."""
     by_name, found = {(row.workload, row.policy): row for row in rows}, list[Row]()
     for workload in dict.fromkeys(row.workload for row in rows):
         edge, gateway = (by_name[workload, face] for face in FACES)
@@ -123,8 +125,7 @@ async def _faces(options: argparse.Namespace, command: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when a request failed, with --check also when a goal was missed; 2 when nothing could be
-    measured."""
+    """Run the command; 1 if a request failed, with --check also if a goal was missed; 2 if it could not measure."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     return measured("faces", _faces(options, " ".join(["faces", *arguments])))

@@ -1,17 +1,17 @@
-"""The demo's workloads through one router, and through several that share a store, or know nothing of each other.
+"""The demo's workloads through one router, through several that share a store, and through several independent ones.
 
-Each run has fresh replicas, fresh router processes, and a fresh store; clients give each request to the next router.
-Judged is the median of the runs of those that share, beside one router's: hit rate by the engines' own counters,
-ninetieth percentiles of first tokens and whole answers, output tokens a second. In one more run of each the store fails
-again and again: it is killed, frozen, emptied, and filled; no request may fail by that, and routers must be whole again
-within a second of its return.
+Each run has fresh replicas, fresh router processes, and a fresh store; clients send each request to the next router in
+rotation. Goals compare the medians of the sharing routers with those of one router: the hit rate by the engines' own
+counters, the p90 of times to first token and of whole answers, and output tokens per second. In one more run of each
+workload the store fails repeatedly: it is killed, frozen, emptied, and filled. No request may fail because of that, and
+all routers must have complete state again within a second of the store's return.
 
-The conversations run twice. Their trace has its times in whole multiples of 3 s, so that all requests of such a time
-come at one moment, through routers that cannot have heard of each other's yet; `conversation-spread` has them come at
-any moment of these 3 s.
+The conversations run twice. Their trace has its times in whole multiples of 3 s, so that all requests of one such time
+arrive at one moment, before the routers can have received each other's updates. `conversation-spread` spreads them over
+these 3 s.
 
-The engines' clock runs `--time-scale` times as fast as life, and the store's does not: 5 ms on the way to the store are
-25 ms of the engines' time at the scale that is the default.
+The engines' clock runs `--time-scale` times as fast as real time, and the store's does not: 5 ms on the way to the
+store are 25 ms of the engines' time at the default scale.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ from loadtest.replay.run import run_replay
 
 ONE, SHARING, FAILING, ALONE = "one", "sharing", "failing", "alone"
 WAYS = (ONE, SHARING, FAILING, ALONE)
-LOSS_MAX = 0.05  # share of one router's figure that several may do worse
-WHOLE_MAX_S = 1.0  # longest time from the store's return until all routers are whole
+LOSS_MAX = 0.05  # share of one router's figure by which several may be worse
+WHOLE_MAX_S = 1.0  # longest time from the store's return until all routers have complete state
 DOWN_S = 1.5  # time for which the store fails; routers notice within a second
 BETWEEN_S = 2.0  # time between two failures
 LOOK_S = 0.02
 WHOLE_TIMEOUT_S = 30.0
 TIMEOUT_S = 10.0
 TIME_SCALE = 5.0
-TRACE_CLOCK_S = 3.0  # what times of Mooncake's traces are whole multiples of
+TRACE_CLOCK_S = 3.0  # times of Mooncake's traces are whole multiples of this
 REQUESTS = 150  # requests of a run; with more, all runs together would take hours
 RUNS_MAX = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a run is sent to: URLs of routers, of their admin listeners, and of replicas; and what the routers share."""
+    """Target of a run: URLs of routers, of their admin listeners, and of replicas, and the store that the routers
+    share.
+    """
 
     urls: tuple[str, ...]
     admin_urls: tuple[str, ...]
@@ -65,7 +67,7 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet(workload: DemoWorkload, way: str, count: int, folder: Path) -> AsyncIterator[Fleet]:
-    """Fresh replicas, and routers before them that hear each other if the way says so. Raises ProcessError."""
+    """Run fresh replicas and routers in front of them, with a shared store if `way` has one. Raises ProcessError."""
     async with AsyncExitStack() as stack:
         scale = workload.replay.time_scale
         at = await stack.enter_async_context(engines(REPLICAS, MODEL, CALIBRATION, workload.kv_tokens, scale))
@@ -86,7 +88,7 @@ def _settings(shared: RunningStore | None, number: int) -> tuple[str, ...]:
 
 
 async def until_whole(fleet: Fleet) -> None:
-    """Wait until each router hears all. Raises ProcessError after WHOLE_TIMEOUT_S."""
+    """Wait until each router has received the state of all others. Raises ProcessError after WHOLE_TIMEOUT_S."""
     async with aiohttp.ClientSession() as session:
 
         async def whole(url: str) -> bool:
@@ -107,7 +109,7 @@ async def until_whole(fleet: Fleet) -> None:
 
 
 async def failing(fleet: Fleet, shared: RunningStore, rows: list[Row], workload: str) -> None:
-    """Let the store fail in one way after the other, until cancelled; a row says how long routers took to be whole."""
+    """Inject one store fault after the other, until cancelled. Each adds a row with the routers' recovery time."""
     number = 0
     while True:
         await asyncio.sleep(BETWEEN_S)
@@ -127,7 +129,7 @@ async def failing(fleet: Fleet, shared: RunningStore, rows: list[Row], workload:
 
 @asynccontextmanager
 async def meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Something that goes on until the block ends; where it fails, the block's end raises what it raised."""
+    """Run the work until the block ends. If it fails, the end of the block raises its exception."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -142,8 +144,10 @@ async def meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 async def run_way(workload: DemoWorkload, way: str, count: int, console: Console) -> tuple[Row, list[Row]]:
-    """One workload in one way; the row, and what was seen of the store's failures. Raises ReplayError, ProcessError,
-    TraceError."""
+    """Run one workload in one way. Returns its row, and the rows of the store's failures.
+
+    Raises ReplayError, ProcessError, TraceError.
+    """
     trace, settings = shipped_trace(workload.trace), workload.replay
     total = min(settings.requests_max, trace.request_count)
     seen: list[Row] = []
@@ -167,7 +171,10 @@ FIGURES = (
 
 
 def goals(rows: Sequence[Row], slack: float = 0.0) -> list[Row]:
-    """What the medians of routers that share are beside one router's, as rows that are judged; and that none failed."""
+    """Return judged rows that compare the medians of sharing routers with those of one router.
+
+    A further row per workload requires that no request failed while the store failed.
+    """
     by_name, found = {(row.workload, row.policy): row for row in rows}, list[Row]()
     for workload in dict.fromkeys(row.workload for row in rows):
         one, sharing = by_name[workload, ONE], by_name[workload, SHARING]
@@ -185,7 +192,7 @@ def goals(rows: Sequence[Row], slack: float = 0.0) -> list[Row]:
 
 
 def slowest(rows: Sequence[Row]) -> list[Row]:
-    """Of the store's failures the slowest return of each kind."""
+    """Return the slowest recovery for each kind of store failure."""
     found: dict[tuple[str | None, str | None], Row] = {}
     for row in rows:
         key = row.workload, row.goal
@@ -195,7 +202,7 @@ def slowest(rows: Sequence[Row]) -> list[Row]:
 
 
 def workloads_replayed() -> list[DemoWorkload]:
-    """The demo's workloads, and its conversations with arrivals that are spread."""
+    """Return the demo's workloads, and its conversations with spread arrivals."""
     agent, conversation = WORKLOADS[:2]
     name = f"{conversation.replay.workload}-spread"
     return [agent, conversation, conversation.replayed(workload=name, spread_s=TRACE_CLOCK_S)]
@@ -224,8 +231,7 @@ async def _routers(options: argparse.Namespace, command: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 1 when a request failed, with --check also when a goal was missed; 2 when nothing could be
-    measured."""
+    """Run the command; 1 if a request failed, with --check also if a goal was missed; 2 if it could not measure."""
     arguments = list(sys.argv[2:] if argv is None else argv)
     options = _parser().parse_args(arguments)
     return measured("routers", _routers(options, " ".join(["routers", *arguments])))

@@ -1,13 +1,12 @@
-"""A trace sent to an OpenAI-compatible URL, and the row of what came back.
+"""Replay of a trace to an OpenAI-compatible URL, and the row of its results.
 
-Open loop sends each request when the trace says, whether or not earlier ones are answered, and measures from
-that moment, so that a slow server cannot hide by slowing its client down. Closed loop keeps a fixed number
-of sessions active: each waits for its answer, thinks, and sends its next request; a session that ends is
-replaced by the next.
+Open loop sends each request at its recorded time, independent of earlier answers, and measures from that moment. So a
+slow server cannot hide by slowing its client down. Closed loop keeps a fixed number of sessions active: each waits for
+its answer, thinks, and sends its next request. A session that ends is replaced by the next.
 
-Against engines that run S times faster than life (`--time-scale S`), waits are divided and measured times
-multiplied by S: every time reported is in simulated seconds. Hit rates are the engines' own counters over the
-run, wherever the replicas are given; a router's opinion of itself is not asked.
+Against engines that run S times faster than real time (`--time-scale S`), waits are divided and measured times
+multiplied by S: every time reported is in simulated seconds. Hit rates come from the engines' own counters over the run
+if the replicas are known. A router's own figures are not used.
 """
 
 from __future__ import annotations
@@ -28,24 +27,27 @@ from loadtest.common.traces import REQUESTS_MAX, Request, Session, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """A run. Seconds are simulated seconds."""
+    """Settings of a run. Seconds are simulated seconds."""
 
     url: str
     more_urls: tuple[str, ...] = ()
-    """Further routers: each request goes to the next of all."""
+    """Further routers: requests go to all of them in rotation."""
     model: str | None = None
-    """Name of the model. None: the first that `/v1/models` names."""
+    """Name of the model. None: the first that `/v1/models` lists."""
     endpoint: Endpoint = "chat"
     mode: Literal["auto", "open", "closed"] = "auto"
     speed: float = 1.0
-    """Open loop: how much faster than recorded requests arrive."""
+    """Open loop: requests arrive faster than recorded by this factor."""
     spread_s: float = 0.0
-    """Open loop: each request comes later by a random part of this recorded time. A trace whose clock tells whole
-    multiples of some seconds (Mooncake's: 3 s) has all requests of such a time come at one moment."""
+    """Open loop: each request is delayed by a random part of this recorded time.
+
+    If a trace's clock has whole multiples of a few seconds (Mooncake's: 3 s), all requests of one such time would
+    arrive at one moment.
+    """
     time_scale: float = 1.0
     requests_max: int = REQUESTS_MAX
     warm_up: int = 0
-    """The first so many requests are sent and count for nothing but what they leave in the caches."""
+    """The first `warm_up` requests are sent but do not count, except for their effect on the caches."""
     sessions_active: int = 16
     think_max_s: float = 60.0
     ramp_s: float = 0.0
@@ -54,11 +56,11 @@ class ReplaySettings:
     answer_limits: AnswerLimits = COMMON
     """Values of `max_tokens` that clients send, in equal parts."""
     foreknowledge: bool = False
-    """Whether `max_tokens` is the length of the answer, which no client knows: a bound."""
+    """True if `max_tokens` is the length of the answer, which no client knows: an upper bound."""
     timeout_s: float = 300.0
     ttft_limit_s: float | None = None
     ignore_eos: bool = False
-    """Whether a real engine is to go on to the recorded length, which then is `max_tokens`."""
+    """True if a real engine must generate up to the recorded length, which then is `max_tokens`."""
     replicas: tuple[str, ...] = ()
     headers: dict[str, str] = field(default_factory=dict)
     session_header: str | None = None
@@ -69,15 +71,15 @@ class ReplaySettings:
     router: str | None = None
 
     def answer_tokens(self, request: Request) -> int:
-        """Length of the request's answer: as recorded, but cut at `output_tokens_max`."""
+        """Return the length of the request's answer: as recorded, but cut at `output_tokens_max`."""
         return max(1, min(request.output_tokens, self.output_tokens_max))
 
     def longest_answer_tokens(self, trace: Trace) -> int:
-        """Length of the trace's longest answer."""
+        """Return the length of the trace's longest answer."""
         return max(self.answer_tokens(request) for session in trace.sessions for request in session.requests)
 
     def limit_of(self, session: str, request: Request, longest_tokens: int) -> int | None:
-        """The `max_tokens` of a request in a trace whose longest answer has `longest_tokens`; None: it has none."""
+        """Return a request's `max_tokens`, or None for no limit. `longest_tokens` is the trace's longest answer."""
         if self.foreknowledge or self.ignore_eos:
             return self.answer_tokens(request)
         return answer_limit(self.answer_limits, session, longest_tokens)
@@ -88,13 +90,13 @@ Progress = Callable[[int], None]
 
 
 async def run_replay(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> Row:
-    """Replay the trace and return its row. Raises ReplayError when it cannot start or read the counters."""
+    """Replay the trace and return its row. Raises ReplayError if it cannot start or read the counters."""
     row, _ = await replayed(trace, settings, progress)
     return row
 
 
 async def replayed(trace: Trace, settings: ReplaySettings, progress: Progress | None = None) -> tuple[Row, list[Sent]]:
-    """Replay the trace; returns its row, and every request with its answer in the order in which answers ended."""
+    """Replay the trace. Returns its row, and all requests with their answers in the order in which answers ended."""
     mode = settings.mode if settings.mode != "auto" else ("open" if trace.kind == "open" else "closed")
     if mode == "open" and trace.kind != "open":
         raise ReplayError("sessions have no common clock: replay them in closed loop")
@@ -129,7 +131,7 @@ class Sent:
     request: Request
     answer: Answer
     replay: bool
-    """The same prompt, byte for byte, was sent earlier in the run."""
+    """True if the same prompt, byte for byte, was sent earlier in the run."""
     counts: bool = True
     """False for a request of the warm-up."""
 
@@ -140,7 +142,7 @@ class _Run:
     def __init__(
         self, client: Client, settings: ReplaySettings, longest_tokens: int, progress: Progress | None
     ) -> None:
-        """`longest_tokens` is the length of the trace's longest answer."""
+        """Create a run; `longest_tokens` is the length of the trace's longest answer."""
         self.sent: list[Sent] = []
         self.duration_wall_s = 0.0
         self.last_at_s = 0.0
@@ -178,11 +180,11 @@ class _Run:
         self._ended(start)
 
     def _ended(self, start: float) -> None:
-        """The run lasted from its first request that counts, where there is a warm-up, and else from its start."""
+        """Store the run's duration, from its first request that counts with a warm-up, otherwise from its start."""
         self.duration_wall_s = time.perf_counter() - (self._counted_from or start)
 
     async def _user(self, sessions: Iterator[Session], budget: Iterator[int], wait_s: float) -> None:
-        """Sessions one after the other, until there are no more or the run's requests are used up."""
+        """Send sessions one after the other, until they or the run's requests are used up."""
         settings = self._settings
         await asyncio.sleep(wait_s)
         for session in sessions:
@@ -217,7 +219,7 @@ class _Run:
 
 
 def arrivals(sessions: Sequence[Session], settings: ReplaySettings) -> list[tuple[float, Session]]:
-    """Sessions of one request each, in the order in which they come, and when by the trace's clock."""
+    """Return (arrival by the trace's clock, session) in order of arrival. Each session has one request."""
     rng = random.Random(f"spread:{settings.seed}")
     spread = [(each.requests[0].at_s + rng.uniform(0.0, settings.spread_s), each) for each in sessions]
     return sorted(spread, key=lambda pair: pair[0])
@@ -233,9 +235,11 @@ def row_of(
     duration_wall_s: float,
     counted: Sequence[tuple[float, float]],
 ) -> Row:
-    """The row of a run; `counted` are each engine's tokens looked up and found. Percentiles are over all requests that
-    count: one that failed counts as having taken the whole timeout. Engines count the warm-up too, so that where there
-    is one, hits are those of the answers' usage."""
+    """Return the row of a run; `counted` are each engine's tokens looked up and found.
+
+    Percentiles are over all requests that count; a failed one counts with the whole timeout. The engines' counters
+    include the warm-up. So with a warm-up, hits come from the answers' usage.
+    """
     if not all(sent.counts for sent in requests):
         requests, counted = [sent for sent in requests if sent.counts], []
     answers = [sent.answer for sent in requests]
@@ -270,8 +274,7 @@ def row_of(
 
 
 def _at_engines(row: Row, answers: Sequence[Answer], settings: ReplaySettings) -> None:
-    """90 % of the times to first token without real time, and as they would be at life's own speed; of engines that
-    say theirs."""
+    """Set the p90 times to first token without real time, and at a time scale of 1, if engines report their own."""
     if not any(answer.engine_ttft_s is not None for answer in answers):
         return
     scale, meant_s, life_s = settings.time_scale, [], []
@@ -286,7 +289,7 @@ def _at_engines(row: Row, answers: Sequence[Answer], settings: ReplaySettings) -
 
 
 def _hit_rates(row: Row, sent: Sequence[Sent], counted: Sequence[tuple[float, float]]) -> None:
-    """Hits from the engines' counters if there are any, split by what each answer reported of itself."""
+    """Set the hit rates from the engines' counters if available, split by the cached tokens of each answer."""
     reported = [s for s in sent if s.answer.cached_tokens is not None]
     cached = sum(s.answer.cached_tokens or 0 for s in reported)
     if counted:
